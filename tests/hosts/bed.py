@@ -4,10 +4,10 @@ with Bed() as bed:
     broker = bed.host("broker-a")
     client = bed.host("client")
     done = client.run(["python", "-c", "..."])      # on that host, in its pid namespace
-    broker.impair(delay_ms=1000)                    # its cable; broker.heal()
-    broker.kill()                                   # the host is gone with all it runs
+    broker.impair(delay_ms=1000)                    # breaks its cable until broker.heal()
+    broker.kill()                                   # ends the host and all its processes
 
-The world itself is at the bridge, too (`GATEWAY`), for what looks on.
+The world itself is at the bridge, too (`GATEWAY`), for observers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.hosts.forwarder import Impairment
 NETWORK = "10.99.0."
 GATEWAY = f"{NETWORK}1"
 DISK = Path("/run/disk")
-"""A host's own disk, as its processes see it; the world sees `Host.disk`."""
+"""The path of a host's own disk for its processes; the world sees `Host.disk`."""
 
 _BRIDGE = "bed0"
 _DISKS = Path("/run/bed")
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = (0x17, 0x19, 0x1F, 0x24, 0x2C)
-"""ETHTOOL_STXCSUM, SSG, STSO, SGSO, SGRO."""
+"""Commands of ethtool: ETHTOOL_STXCSUM, SSG, STSO, SGSO, SGRO."""
 _BOOT = """set -e
 hostname "$NAME"
 mount --bind "$FILES/hosts" /etc/hosts
@@ -55,13 +55,13 @@ exec sleep infinity
 
 
 class Bed:
-    """The bridge and its hosts; a context manager. One at a time in a world."""
+    """The bridge and its hosts, as a context manager. A world has one bed at a time."""
 
     def __init__(self) -> None:
         assert world.inside(), "a bed is made inside a world: see world.enter"
         self.hosts: list[Host] = []
         self.names: dict[str, str] = {}
-        """Names and addresses in every host's /etc/hosts; see `rename`."""
+        """Names and addresses for every host's /etc/hosts; see `rename`."""
         _ip("link", "add", _BRIDGE, "type", "bridge")
         _ip("addr", "add", f"{GATEWAY}/24", "dev", _BRIDGE)
         _ip("link", "set", _BRIDGE, "up")
@@ -83,7 +83,7 @@ class Bed:
         shutil.rmtree(_DISKS, ignore_errors=True)
 
     def host(self, name: str) -> Host:
-        """A new host, running, at the next address."""
+        """Return a new running host at the next address."""
         host = Host(name, len(self.hosts) + 2)
         self.hosts.append(host)
         self.names[name] = host.address
@@ -92,19 +92,19 @@ class Bed:
         return host
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Change what names mean, for all hosts and the world, as a DNS server's change would."""
+        """Change the addresses of names for all hosts and the world, as a DNS server would."""
         self.names.update(names)
         self._write_names()
 
     def _write_names(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{at} {name}" for name, at in self.names.items())]
         for file in (Path("/etc/hosts"), *(host.names_file for host in self.hosts)):
-            # In place: the file is bound over /etc/hosts.
+            # The file is bound over /etc/hosts, so it must be changed in place.
             file.write_text("\n".join(lines) + "\n")
 
 
 class Host:
-    """A machine at the bridge. Made by `Bed.host`."""
+    """A machine at the bridge, made by `Bed.host`."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
@@ -126,7 +126,7 @@ class Host:
 
     @property
     def disk(self) -> Path:
-        """Its disk, as the world sees it."""
+        """The path of the host's disk in the world."""
         return self._files / "disk"
 
     @property
@@ -136,7 +136,7 @@ class Host:
     # --- power ------------------------------------------------------------------------------
 
     def boot(self) -> None:
-        """Start it; the disk is as it was, nothing runs."""
+        """Start the host with its old disk and without processes."""
         environ = {**os.environ, "NAME": self.name, "FILES": str(self._files), "DISK": str(DISK)}
         flags = ("--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
         self._kernel = subprocess.Popen(
@@ -148,9 +148,9 @@ class Host:
         (init,) = psutil.Process(self._kernel.pid).children()
         self._init = init.pid
         _ip("link", "add", self._veth, "type", "veth", "peer", "name", f"peer{self._number}")
-        # The same after a reboot: others remember it.
+        # The address stays the same after a reboot, because other hosts remember it.
         _ip("link", "set", f"peer{self._number}", "address", f"02:99:00:00:00:{self._number:02x}")
-        # Raw frames are forwarded: checksums and sizes must be those of a cable.
+        # The forwarder passes raw frames, so checksums and sizes must be those of a cable.
         _without_offloads(self._veth)
         _without_offloads(f"peer{self._number}")
         _ip("link", "set", f"peer{self._number}", "netns", str(self._init), "name", "eth0")
@@ -161,7 +161,7 @@ class Host:
             self._put_forwarder()
 
     def kill(self) -> None:
-        """Pull the plug: all its processes are gone at once, and its address."""
+        """Pull the plug: the host's processes and address disappear at once."""
         kernel, self._kernel = self._kernel, None
         if kernel is None:
             return
@@ -178,36 +178,36 @@ class Host:
         return self._kernel is not None
 
     def processes(self) -> list[psutil.Process]:
-        """All that run in its pid namespace, init left out; pids are the world's."""
+        """Return the processes of the host's pid namespace without init, with the world's pids."""
         space = os.readlink(f"/proc/{self._init}/ns/pid")
-        found = []
+        inside = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.readlink(f"/proc/{process.pid}/ns/pid") == space:
-                    found.append(process)
-        return [process for process in found if process.pid != self._init]
+                    inside.append(process)
+        return [process for process in inside if process.pid != self._init]
 
     # --- processes --------------------------------------------------------------------------
 
     def prefix(self, *, own_pids: bool = True) -> list[str]:
-        """What to put before a command line to run it on this host.
+        """Return the words before a command line that run it on this host.
 
-        `own_pids=False`: the process is the world's own child, whose pid can be killed and frozen;
-        it dies with the world, not with the host, and sees the world's disk.
+        With `own_pids=False` the process is the world's own child, whose pid can be killed and
+        frozen. It dies with the world, not with the host, and sees the world's disk.
         """
         assert self._kernel is not None, f"{self} is not running"
-        # /proc belongs to the pid namespace: who is not in that one needs the world's mounts.
+        # /proc belongs to the host's pid namespace: other processes need the world's mounts.
         own = ["--pid", "--mount", f"--wdns={os.getcwd()}"] if own_pids else []
         return ["nsenter", "-t", str(self._init), "--net", "--uts", *own, "--"]
 
     def start(self, command: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
-        """Start a command in the host's namespaces; ends with the host at the latest."""
+        """Start a command in the host's namespaces. It ends with the host at the latest."""
         return subprocess.Popen([*self.prefix(), *command], **popen)
 
     def run(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 60
     ) -> str:
-        """Its output; AssertionError when it fails."""
+        """Run a command and return its output; raise AssertionError if the command fails."""
         done = subprocess.run(
             [*self.prefix(), *command], capture_output=True, text=True, check=False,
             env={**os.environ, **(env or {})}, timeout=timeout_s,
@@ -221,7 +221,7 @@ class Host:
     # --- its network ------------------------------------------------------------------------
 
     def impair(self, **what: Any) -> None:
-        """Break its cable; fields as of `Impairment`. Returns when it is broken."""
+        """Break the host's cable by the fields of `Impairment`. Return when the cable is broken."""
         self._broken = replace(Impairment(), **what)
         if self._cable is None:
             self._put_forwarder()
@@ -232,9 +232,9 @@ class Host:
         self.impair()
 
     def move(self) -> None:
-        """Give it another address; who has connections to the old one gets no answer any more."""
+        """Give the host another address; connections to the old address get no answer any more."""
         old, self.address = self.address, f"{NETWORK}{int(self.address.rpartition('.')[2]) + 100}"
-        # In this order: with the first address of a network go its others.
+        # The order matters: the kernel removes a network's other addresses with its first one.
         self._call("ip", "addr", "del", f"{old}/24", "dev", "eth0")
         self._call("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
 
@@ -247,7 +247,7 @@ class Host:
         assert self._cable.stdout is not None
         assert self._cable.stdout.readline() == "ready\n", f"no forwarder for {self}"
         self._tell_forwarder()
-        # The bridge forgets where the host was when its port goes.
+        # The bridge forgets the place of the host when the port is removed.
         _ip("link", "set", self._veth, "nomaster")
         _ip("link", "set", tap, "master", _BRIDGE, "up")
 
@@ -265,7 +265,7 @@ class Host:
 
 
 def await_port(address: str, port: int, timeout_s: float = 60) -> None:
-    """Wait until something listens there."""
+    """Wait until a process listens at the port."""
     until_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -281,7 +281,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _without_offloads(interface: str) -> None:
-    """As `ethtool -K INTERFACE tx off sg off tso off gso off gro off`."""
+    """Do the same as `ethtool -K INTERFACE tx off sg off tso off gso off gro off`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for kind in _OFFLOADS:
             value = array.array("B", struct.pack("II", kind, 0))

@@ -1,7 +1,7 @@
 """A host's bad cable: a process that passes frames between its veth and a TAP device.
 
-Started by `bed.Host.impair`; reads one JSON line for each change of the `Impairment` on standard
-input and ends with it. Answers each line with "done".
+`bed.Host.impair` starts the process. It reads a JSON line for each change of the `Impairment` on
+standard input, answers "done" to each, and ends when standard input ends.
 
 Directions are the host's: `in` is towards it, `out` is from it. Frames never overtake each other.
 """
@@ -27,23 +27,23 @@ _SOL_PACKET, _PACKET_IGNORE_OUTGOING, _ETH_P_ALL = 263, 23, 3
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _LONGEST = 65_600
 _QUEUE_S = 2.0
-"""Of a slow line: what would wait longer in its queue is dropped."""
+"""The queue of a slow line: a frame that would wait longer is dropped."""
 
 
 @dataclass(frozen=True)
 class Impairment:
-    """What is wrong with a cable.
+    """The faults of a cable.
 
     Attributes:
         delay_ms, jitter_ms: each way; a round trip takes twice as long.
-        loss_in, loss_out: share of frames that are dropped; 1: all.
-        rate_bps: bits per second each way; 0: no limit.
-        longest_frame: bytes with the Ethernet header; longer ones vanish, as in a path whose MTU
-            nobody tells; 0: no limit.
-        reject: each TCP segment to this port of the host is answered with a reset, as by a firewall
-            that rejects; 0: none.
-        reset_every_s: after each such time every open connection is reset, at its next segment
-            with data; 0: never.
+        loss_in, loss_out: share of frames that are dropped; 1 drops all.
+        rate_bps: bits per second each way; 0 sets no limit.
+        longest_frame: bytes with the Ethernet header; longer frames vanish, as in a path that
+            hides its MTU. 0 sets no limit.
+        reject: port of the host whose TCP segments are answered with a reset, as a rejecting
+            firewall does; 0 rejects none.
+        reset_every_s: period after which every open connection is reset, at its next segment with
+            data; 0 resets none.
     """
 
     delay_ms: float = 0.0
@@ -60,9 +60,9 @@ class Impairment:
 
 
 class Line:
-    """Decides what becomes of frames; pure but for its random generator.
+    """A line that delays, drops and resets frames. It is pure except for its random generator.
 
-    Frames come back from `due` as (direction, frame), in the order in which they came in.
+    `due` returns frames as (direction, frame), in the order of their arrival.
     """
 
     def __init__(self, seed: int) -> None:
@@ -80,19 +80,19 @@ class Line:
         self._spared.clear()
 
     def take(self, direction: str, frame: bytes, now: float) -> None:
-        """A frame has come from the host (OUT) or for it (IN)."""
-        what = self._what
-        if what.longest_frame and len(frame) > what.longest_frame:
+        """Take a frame from the host (OUT) or for it (IN)."""
+        impairment = self._what
+        if impairment.longest_frame and len(frame) > impairment.longest_frame:
             return
-        loss = what.loss_in if direction == IN else what.loss_out
+        loss = impairment.loss_in if direction == IN else impairment.loss_out
         if loss and self._random.random() < loss:
             return
         segment = Segment.of(frame)
-        if segment is not None and direction == IN and segment.ports[1] == what.reject:
+        if segment is not None and direction == IN and segment.ports[1] == impairment.reject:
             if not segment.flags & _RST:
                 self._put(OUT, segment.refusal(), now)
             return
-        if segment is not None and what.reset_every_s and self._resets(segment, now):
+        if segment is not None and impairment.reset_every_s and self._resets(segment, now):
             self._put(OUT if direction == IN else IN, segment.refusal(), now)
             self._put(direction, segment.as_reset(), now)
             return
@@ -104,34 +104,34 @@ class Line:
             self._spared[segment.flow] = period
         if not segment.payload or segment.flags & _RST:
             return False
-        # A connection from before the first period is reset in it.
+        # A connection that is older than the first period is reset in that period.
         if self._spared.get(segment.flow, -1) >= period:
             return False
         self._spared[segment.flow] = period
         return True
 
     def _put(self, direction: str, frame: bytes, now: float) -> None:
-        what, at = self._what, now
-        if what.rate_bps:
+        impairment, at = self._what, now
+        if impairment.rate_bps:
             begins = max(now, self._free_at[direction])
             if begins - now > _QUEUE_S:
                 return
-            at = self._free_at[direction] = begins + len(frame) * 8 / what.rate_bps
-        at += (what.delay_ms + what.jitter_ms * self._random.random()) / 1000
+            at = self._free_at[direction] = begins + len(frame) * 8 / impairment.rate_bps
+        at += (impairment.delay_ms + impairment.jitter_ms * self._random.random()) / 1000
         at = self._latest[direction] = max(at, self._latest[direction])
         self._number += 1
         heapq.heappush(self._waiting, (at, self._number, direction, frame))
 
     def due(self, now: float) -> list[tuple[str, bytes]]:
-        """Frames whose time has come."""
-        found = []
+        """Return the frames whose time has come."""
+        frames = []
         while self._waiting and self._waiting[0][0] <= now:
             _, _, direction, frame = heapq.heappop(self._waiting)
-            found.append((direction, frame))
-        return found
+            frames.append((direction, frame))
+        return frames
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until the next frame is due; None: none waits."""
+        """Return the seconds until the next frame is due, or None if no frame waits."""
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
 
@@ -150,7 +150,7 @@ class Segment:
 
     @classmethod
     def of(cls, frame: bytes) -> Segment | None:
-        """None when it is something else."""
+        """Parse a frame; return None if it holds no TCP segment."""
         if frame[12:14] != b"\x08\x00" or len(frame) < 54 or frame[23] != socket.IPPROTO_TCP:
             return None
         start = 14 + (frame[14] & 15) * 4
@@ -163,13 +163,13 @@ class Segment:
 
     @property
     def flow(self) -> bytes:
-        """The same for both directions of a connection."""
+        """A key of the connection, equal for both directions."""
         ends = [self.addresses[:4] + struct.pack(">H", self.ports[0]),
                 self.addresses[4:] + struct.pack(">H", self.ports[1])]  # fmt: skip
         return b"".join(sorted(ends))
 
     def refusal(self) -> bytes:
-        """The frame by which its receiver would have reset the connection."""
+        """Return the frame by which the receiver would have reset the connection."""
         frame, there = self.frame, self.addresses
         length = self.payload + bool(self.flags & _SYN) + bool(self.flags & _FIN)
         fields = (
@@ -180,7 +180,7 @@ class Segment:
         return _tcp(frame[6:12], frame[:6], there[4:] + there[:4], self.ports[::-1], *fields)
 
     def as_reset(self) -> bytes:
-        """The frame by which its sender would have reset the connection, in its place."""
+        """Return the reset that the sender could have sent in place of this segment."""
         frame = self.frame
         fields = (self.sequence, self.acknowledged, _RST | _ACK)
         return _tcp(frame[:6], frame[6:12], self.addresses, self.ports, *fields)
@@ -202,7 +202,7 @@ def _tcp(
 
 
 def _checksum(data: bytes) -> int:
-    """RFC 1071, of an even number of bytes."""
+    """Return the checksum of RFC 1071 over an even number of bytes."""
     total = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -210,7 +210,7 @@ def _checksum(data: bytes) -> int:
 
 
 def open_tap(name: str) -> int:
-    """A new TAP device that lives as long as the descriptor."""
+    """Open a new TAP device that lives as long as the descriptor."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(
         descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI)
@@ -219,7 +219,7 @@ def open_tap(name: str) -> int:
 
 
 def open_cable(name: str) -> socket.socket:
-    """All frames that come out of an interface."""
+    """Open a socket for all frames that come out of an interface."""
     cable = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
     cable.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     cable.bind((name, 0))
@@ -228,11 +228,11 @@ def open_cable(name: str) -> socket.socket:
 
 
 def _frames_of(read: object) -> list[bytes]:
-    found = []
+    frames = []
     with contextlib.suppress(BlockingIOError):
-        while len(found) < 256:
-            found.append(read())  # type: ignore[operator]
-    return found
+        while len(frames) < 256:
+            frames.append(read())  # type: ignore[operator]
+    return frames
 
 
 def main(veth: str, tap: str, seed: int) -> None:
@@ -259,7 +259,7 @@ def main(veth: str, tap: str, seed: int) -> None:
             for frame in _frames_of(lambda: os.read(device, _LONGEST)):
                 line.take(IN, frame, now)
         for direction, frame in line.due(time.monotonic()):
-            # A full queue of the device, or one that is going away: the frame is lost.
+            # The frame is lost if the device's queue is full or the device is going away.
             with contextlib.suppress(OSError):
                 if direction == OUT:
                     os.write(device, frame)

@@ -1,8 +1,9 @@
 """Streams of Spark lanes on a host, one case after the other in one session.
 
-Reads a JSON line per command and answers with one: `begin` {nameServer, topic, folder, lanes,
-options} starts a stream per lane, whose rows come in at a steady rate; `end` waits until all rows
-are sent and gives for each lane what the ledger says. Row N of lane L has the key L.N.
+The process reads a JSON line per command and answers with a line. `begin` {nameServer, topic,
+folder, lanes, options} starts a stream per lane, whose rows come in at a steady rate. `end` waits
+until all rows are sent, and returns the ledger's records of each lane. Row N of lane L has the key
+L.N.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tests.jvms import SMALL_PLANS
 
 LANES = ("foreach", "source")
 _RATE = (40, 0.5)
-"""Rows of a file, and seconds between two files."""
+"""The rows of a file, and the seconds between two files."""
 _STRICT_RATE = (120, 1.5)
-"""In strict order an epoch is one file: tasks of the same epoch do not wait for each other."""
+"""Rate in strict order: an epoch is one file, so its tasks do not wait for each other."""
 _CONF = {
     **SMALL_PLANS,
     "spark.sql.codegen.wholeStage": "false",
@@ -36,7 +37,7 @@ _CONF = {
 
 
 class Stream:
-    """One lane of one case."""
+    """The stream of a lane in a case."""
 
     def __init__(self, spark: Any, lane: str, plan: dict[str, Any]) -> None:
         folder = Path(plan["folder"], lane)
@@ -87,7 +88,7 @@ class Stream:
 
     @property
     def sends(self) -> bool:
-        """Whether an epoch has ended."""
+        """Return whether an epoch has ended."""
         return self._query.lastProgress is not None or self._query.exception() is not None
 
     def stop(self) -> None:
@@ -106,10 +107,10 @@ class Stream:
         rows = [row.asDict() for row in ledger.epochs(self._spark).collect()]
         degraded = sum(row["degraded"] for row in rows)
         if degraded:
-            said = ledger.report(self._spark)
-            told = (said.totals.degraded, any(broker.degraded for broker in said.brokers))
-            if told != (degraded, True):
-                self.errors.append(f"{degraded} rows are degraded, the report says {told}")
+            report = ledger.report(self._spark)
+            reported = (report.totals.degraded, any(broker.degraded for broker in report.brokers))
+            if reported != (degraded, True):
+                self.errors.append(f"{degraded} rows are degraded, the report says {reported}")
         letters = ledger.dead_letters(self._spark, pending=False)
         outcomes = [
             (row["keys"][0], row["outcome"], row["last_error_code"])

@@ -1,9 +1,10 @@
-"""Sends by `Producer` in each mode at steady rates, on a host, until it is told to stop.
+"""A process on a host that sends by `Producer` in each mode at steady rates until it is stopped.
 
-Arguments: a plan (JSON): nameServer, topic, modes, options, report (a file). Prints "sending" when
-each mode has had an answer; a line on standard input stops it. Message N of mode M has the key M.N.
-The report has for each mode a list of [N, kind, announced, ms since 1970]; `kind` is acked,
-degraded, not_sent, rejected or unknown, `announced` whether it may be stored twice.
+The argument is a plan (JSON): nameServer, topic, modes, options, report (a file). The process
+prints "sending" once each mode has an answer, and stops at a line on standard input. Message N of
+mode M has the key M.N. The report has for each mode a list of [N, kind, announced, ms since 1970].
+`kind` is acked, degraded, not_sent, rejected or unknown; `announced` says whether the message may
+be stored twice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _KINDS = {
 
 
 class Mode:
-    """One mode and what it was told."""
+    """A mode of sending and the answers to its messages."""
 
     def __init__(self, name: str, topic: str, options: dict[str, Any]) -> None:
         self.name, self.topic = name, topic
@@ -119,7 +120,7 @@ class Mode:
         return answered
 
     def _ticks(self) -> Any:
-        """At the mode's rate; what was missed is not made up for."""
+        """Yield at the mode's rate; missed ticks are not made up for."""
         period_s = 1 / _PER_S[self.name] if self.name in _PER_S else 0.0
         at_s = time.monotonic()
         while not self._stop.wait(max(0.0, at_s - time.monotonic())):

@@ -1,4 +1,4 @@
-"""Bad networks: what `Producer` and the Spark lanes make of each, as the Java client sees it.
+"""Bad networks: how `Producer` and the Spark lanes do in each, as the Java client sees it.
 
     .venv/bin/python -m tests.hosts.networks                 # all cases, some ten minutes
     .venv/bin/python -m tests.hosts.networks --only drop --only hole
@@ -25,7 +25,7 @@ from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Run, run_command
 RESULTS = Path("conf/networks.json")
 PAGE = Path("docs/networks.md")
 SHORT = ("drop_out", "hole", "names")
-"""In CI: answers that do not come back, frames that vanish by their size, names that move."""
+"""The cases of CI: lost answers, frames that vanish by their size, names that move."""
 
 
 class Networks:
@@ -52,7 +52,7 @@ class Networks:
 
     @property
     def witness_at(self) -> str:
-        """A name server that lives."""
+        """Return the address of a name server that lives."""
         return next(server.address for server in self.name_servers if server.alive)
 
     def make_topic(self, topic: str) -> None:
@@ -78,7 +78,7 @@ class Networks:
         self.b.heal()
 
     def change_names(self) -> None:
-        """The name servers' name leads to the other one, broker-b has another address."""
+        """Point the name servers' name to the other one, and give broker-b another address."""
         self.name_servers[0].kill()
         self.b.move()
         self.bed.rename({"names": self.names[1].address, "broker-b": self.b.address})
@@ -89,7 +89,7 @@ class Networks:
         self.bed.rename({"names": self.names[0].address})
 
     def move_broker(self) -> None:
-        """No name server lives while broker-b goes to another host, with its disk."""
+        """Move broker-b with its disk to another host while no name server lives."""
         for server in self.name_servers:
             server.kill()
         self.brokers[1].kill()
@@ -167,7 +167,7 @@ TCP's windows then let through less than comes in. A short pause is at most {pro
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """docs/networks.md."""
+    """Return the text of docs/networks.md."""
     limits = {
         "covered": "nothing fails, short pause", "open": "nothing fails",
         "may_fail": "`Producer` may fail",
@@ -181,7 +181,7 @@ def page(results: Mapping[str, Any]) -> str:
 def play(
     cases: Sequence[Case], say: Callable[[str], None], *, spark: bool, scale: float
 ) -> Iterator[dict[str, Any]]:
-    """Results of each case."""
+    """Play cases and yield their results."""
     with Bed() as bed:
         run = Run(Networks(bed, say), say, spark=spark, scale=scale)
         for case in cases:

@@ -20,7 +20,7 @@ _SMALL = {
     "mappedFileSizeCommitLog": str(16 << 20),
     "timerWheelEnable": "false",
     "maxIndexNum": "200000",
-    # A witness reads thousands of messages.
+    # The witness reads thousands of messages.
     "maxTransferCountOnMessageInMemory": "1024",
     "maxTransferBytesOnMessageInMemory": str(1 << 20),
 }
@@ -29,12 +29,12 @@ _SMALL = {
 def name_server(
     host: Host, *, port: int = NAME_SERVER_PORT, version: str = DEFAULT_VERSION, **settings: str
 ) -> NameServer:
-    """A name server of this host, started; `settings` are further lines of its configuration."""
+    """Start a name server on this host. `settings` are further lines of its configuration."""
     lines = {"listenPort": str(port), "bindAddress": "0.0.0.0", **settings}
     spec = _spec("name-server", "name-server", host, host.address, port, version, lines, 128)
-    made = NameServer(spec, dict)
-    made.spawn()
-    return made
+    server = NameServer(spec, dict)
+    server.spawn()
+    return server
 
 
 def broker(
@@ -51,14 +51,14 @@ def broker(
     secrets: settings_of.Secrets | None = None,
     **settings: str,
 ) -> Broker:
-    """A broker of this host, started unless told otherwise; not awaited.
+    """Return a broker of this host, started if `start` is true, without waiting for it.
 
     Args:
-        name_servers: "host:port"; the first one is the one that `wait_ready` asks.
-        known_as: name by which clients are told to reach it; its address by default.
-        folder: of its files on the host's disk; by default its name.
-        secrets: what it asks of clients; by default nothing.
-        settings: further lines of its configuration.
+        name_servers: as "host:port"; `wait_ready` asks the first one.
+        known_as: name under which clients reach the broker; its address by default.
+        folder: folder of the broker's files on the host's disk; its name by default.
+        secrets: credentials that the broker asks of clients; none by default.
+        settings: further lines of the broker's configuration.
     """
     address = known_as or host.address
     folder = folder or name
@@ -71,10 +71,10 @@ def broker(
         **settings,
     }
     spec = _spec("broker", folder, host, address, port, version, lines, heap_mb, name)
-    made = Broker(spec, dict, name_servers[0], Probe.of(secrets, None))
+    new_broker = Broker(spec, dict, name_servers[0], Probe.of(secrets, None))
     if start:
-        made.spawn()
-    return made
+        new_broker.spawn()
+    return new_broker
 
 
 def _spec(
@@ -91,7 +91,7 @@ def _spec(
     jars = os.pathsep.join(map(str, resolve_jars(version, java=java)))
     return NodeSpec(
         name or folder_name, port, folder,
-        # The world's own child: it is killed and frozen by its pid.
+        # The process is the world's own child, so that tests can kill and freeze it by its pid.
         (*host.prefix(own_pids=False), *calm(command)),
         jars, lines, address,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Plays faults: senders on a client host, the fault, its end, and what came of it."""
+"""The player of faults: senders on a client host, the fault, its end, and the result."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ TAIL_S = 6.0
 SHORT_SCALE = 0.4
 PATIENT = {"sendMsgTimeout": 12_000}
 PAUSE_LIMIT_MS = {"lanes": 13_000, "producer": 2000}
-"""Where another broker will do. At a silent broker a lane's first attempt takes a third of
-`deliveryTimeoutMs`, 10 s, a send's a third of `sendMsgTimeout`, 1 s. Epochs take some seconds."""
+"""The longest pauses if another broker can take over.
+
+A lane's first attempt at a silent broker takes a third of `deliveryTimeoutMs`, 10 s; a send's takes
+a third of `sendMsgTimeout`, 1 s. Epochs take some seconds."""
 BACK_LIMIT_MS = 2000
-"""From the moment in which the route has a new master to the first message that is stored."""
+"""The longest time from a new master in the route to the first stored message."""
 
 
 class Field(Protocol):
@@ -33,7 +35,7 @@ class Field(Protocol):
 
     Attributes:
         client: host of the senders.
-        name_server: the option nameServer for them.
+        name_server: the senders' option nameServer.
         witness_at: a name server that lives.
     """
 
@@ -54,14 +56,14 @@ class Case:
     """A fault.
 
     Attributes:
-        begin: makes it; `end` mends it. What `end` returns is the time (ms since 1970) from which
-            on every mode must go on within `BACK_LIMIT_MS`; None: there is none.
-        covered: another broker will do, so no pause may be long.
-        may_fail: messages of `Producer` may fail; dead letters of the lanes may not.
+        begin: makes the fault; `end` mends it. `end` returns the time (ms since 1970) after which
+            every mode must go on within `BACK_LIMIT_MS`, or None.
+        covered: another broker can take over, so no pause may be long.
+        may_fail: messages of `Producer` may fail; lanes may never have dead letters.
         degraded: messages are stored less durably than asked for, and all senders are told so.
         may_skip: queues get offsets without a message.
         strict: the lanes keep the order of their keys, as the mode `ordered` does.
-        options: of all senders, besides the defaults.
+        options: further options of all senders.
     """
 
     name: str
@@ -79,7 +81,7 @@ class Case:
 
 
 class Run:
-    """Cases one after the other, in one field."""
+    """A run of cases, one after the other, in one field."""
 
     def __init__(self, field: Field, say: Callable[[str], None], *, spark: bool, scale: float):
         self._field, self._say, self._scale = field, say, scale
@@ -147,8 +149,12 @@ class Run:
         sender.wait()
         by_lane = self._ask(do="end") if self._lanes is not None else {}
         by_mode = json.loads(report.read_text())
-        told = {mode: witness.told_by_producer(one) for mode, one in by_mode.items()}
-        told |= {lane: witness.told_by_lane(one) for lane, one in by_lane.items()}
+        reported = {
+            mode: witness.told_by_producer(mode_report) for mode, mode_report in by_mode.items()
+        }
+        reported |= {
+            lane: witness.told_by_lane(lane_report) for lane, lane_report in by_lane.items()
+        }
         field.await_routes(topic)
         stored = witness.read(field.witness_at, topic, may_skip=case.may_skip)
         rows = {
@@ -157,18 +163,18 @@ class Run:
                 mode,
                 witness.finding(
                     mode,
-                    one,
+                    mode_told,
                     stored,
                     since_ms,
                     back_at_ms=back_at_ms,
                     ordered=mode == "ordered" or (case.strict and mode in lanes.LANES),
                 ),
             )
-            for mode, one in told.items()
+            for mode, mode_told in reported.items()
         }
-        for mode, one in {**by_mode, **by_lane}.items():
-            rows[mode]["causes"] = sorted(one["causes"], key=one["causes"].get)[-3:]
-            rows[mode]["errors"] = one.get("errors", [])
+        for mode, mode_report in {**by_mode, **by_lane}.items():
+            rows[mode]["causes"] = sorted(mode_report["causes"], key=mode_report["causes"].get)[-3:]
+            rows[mode]["errors"] = mode_report.get("errors", [])
         for mode, row in rows.items():
             self._say(f"  {mode:8} {tables.figures(row)} {'; '.join(row['broken']) or 'held'}")
             for text in (*row["causes"], *row["errors"]):
@@ -179,25 +185,25 @@ class Run:
             "rows": rows,
         }  # fmt: skip
 
-    def _row(self, case: Case, mode: str, found: witness.Finding) -> dict[str, Any]:
-        broken = broken_promises(found, case, lane=mode in lanes.LANES)
-        return {**asdict(found), "broken": broken}
+    def _row(self, case: Case, mode: str, figures: witness.Finding) -> dict[str, Any]:
+        broken = broken_promises(figures, case, lane=mode in lanes.LANES)
+        return {**asdict(figures), "broken": broken}
 
 
-def broken_promises(found: witness.Finding, case: Case, *, lane: bool) -> list[str]:
-    """What was promised and is not so."""
+def broken_promises(figures: witness.Finding, case: Case, *, lane: bool) -> list[str]:
+    """Return a text for each broken promise."""
     limit_ms = PAUSE_LIMIT_MS["lanes" if lane else "producer"]
-    back_ms = found.back_ms or 0
+    back_ms = figures.back_ms or 0
     checks = {
-        f"{found.lost} acknowledged messages are lost": found.lost,
-        f"{found.unannounced} messages are doubled in silence": found.unannounced,
-        f"{found.denied} messages are stored that were said not to be": found.denied,
-        f"{found.disordered} messages are out of order": found.disordered,
-        "the stream failed, or its accounts do not add up": not found.accounted,
-        f"{found.failed} messages failed": found.failed and (lane or not case.may_fail),
-        "nothing was told to be degraded": case.degraded and not found.degraded,
-        f"a pause of {found.pause_ms / 1000:.1f} s, longer than {limit_ms / 1000:g} s": (
-            case.covered and found.pause_ms > limit_ms
+        f"{figures.lost} acknowledged messages are lost": figures.lost,
+        f"{figures.unannounced} messages are doubled in silence": figures.unannounced,
+        f"{figures.denied} messages are stored that were said not to be": figures.denied,
+        f"{figures.disordered} messages are out of order": figures.disordered,
+        "the stream failed, or its accounts do not add up": not figures.accounted,
+        f"{figures.failed} messages failed": figures.failed and (lane or not case.may_fail),
+        "nothing was told to be degraded": case.degraded and not figures.degraded,
+        f"a pause of {figures.pause_ms / 1000:.1f} s, longer than {limit_ms / 1000:g} s": (
+            case.covered and figures.pause_ms > limit_ms
         ),
         f"on again {back_ms / 1000:.1f} s after the new route": back_ms > BACK_LIMIT_MS,
     }
@@ -205,7 +211,7 @@ def broken_promises(found: witness.Finding, case: Case, *, lane: bool) -> list[s
 
 
 def judged(results: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """A stored run, by today's promises."""
+    """Judge a stored run by today's promises."""
     run: dict[str, Any] = json.loads(results.read_text())
     by_name = {case.name: case for case in cases}
     order = list(by_name)
@@ -215,24 +221,24 @@ def judged(results: Path, cases: Sequence[Case]) -> dict[str, Any]:
         case = by_name[played["name"]]
         played |= {"covered": case.covered, "may_fail": case.may_fail, "title": case.title}
         for mode, row in played["rows"].items():
-            found = witness.Finding(**{name: row[name] for name in names})
-            row["broken"] = broken_promises(found, case, lane=mode in lanes.LANES)
+            figures = witness.Finding(**{name: row[name] for name in names})
+            row["broken"] = broken_promises(figures, case, lane=mode in lanes.LANES)
     return run
 
 
 Play = Callable[..., Iterator[dict[str, Any]]]
-"""Of cases, `say`, `spark` and `scale`; results of each case."""
+"""A function of cases, `say`, `spark` and `scale` that yields the result of each case."""
 
 
 def run_command(
     module: str, about: str, cases: Sequence[Case], short: Sequence[str], play: Play,
     results: Path, page_file: Path, page: Callable[[Mapping[str, Any]], str],
 ) -> int:  # fmt: skip
-    """The command of a table's module; its exit code: 1 when a promise was broken.
+    """Run the command of a table's module. Return its exit code, 1 if a promise was broken.
 
     Args:
-        short: names of the cases of the form for CI.
-        play: plays cases.
+        short: names of the cases for CI.
+        play: function that plays cases.
         results: the stored run, from which `page` makes the text of `page_file`.
     """
     parser = argparse.ArgumentParser(module, description=about.partition("\n")[0])
@@ -241,8 +247,8 @@ def run_command(
     parser.add_argument("--no-spark", action="store_true", help="only the modes of Producer")
     parser.add_argument("--out", type=Path, default=results, help="file of the results (JSON)")
     parser.add_argument("--page", action="store_true", help="only write the page from the results")
-    given = parser.parse_args()
-    if given.page:
+    options = parser.parse_args()
+    if options.page:
         page_file.write_text(page(judged(results, cases)))
         return 0
     if not world.inside():
@@ -253,19 +259,19 @@ def run_command(
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    wanted = given.only or (short if given.short else [case.name for case in cases])
+    wanted = options.only or (short if options.short else [case.name for case in cases])
     chosen = [case for case in cases if case.name in wanted]
-    if given.short:
-        # A busy machine is no fault of the network.
+    if options.short:
+        # A busy machine must not count as a fault of the network.
         chosen = [replace(case, options={**PATIENT, **case.options}) for case in chosen]
     found: dict[str, Any] = {"version": DEFAULT_VERSION, "cases": []}
-    scale = SHORT_SCALE if given.short else 1.0
-    for case in play(chosen, say, spark=not given.no_spark, scale=scale):
+    scale = SHORT_SCALE if options.short else 1.0
+    for case in play(chosen, say, spark=not options.no_spark, scale=scale):
         found["cases"].append(case)
-        if not given.short:
-            tables.store(given.out, found, whole=not given.only)
-    if given.short:
+        if not options.short:
+            tables.store(options.out, found, whole=not options.only)
+    if options.short:
         print(json.dumps(found))
-    elif given.out == results:
+    elif options.out == results:
         page_file.write_text(page(judged(results, cases)))
     return int(any(row["broken"] for case in found["cases"] for row in case["rows"].values()))

@@ -1,10 +1,10 @@
-"""Replicated brokers: what `Producer` and the Spark lanes make of fail-overs and dead replicas.
+"""Replicated brokers: how `Producer` and the Spark lanes do at fail-overs and dead replicas.
 
     .venv/bin/python -m tests.hosts.replication                 # all cases, some ten minutes
     .venv/bin/python -m tests.hosts.replication --only failover
     .venv/bin/python -m tests.hosts.replication --page          # docs/clusters.md
 
-Each replica is on a host of its own. Results are stored in conf/clusters.json.
+Each replica has a host of its own. Results are stored in conf/clusters.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.soak import page as soak
 RESULTS = Path("conf/clusters.json")
 PAGE = Path("docs/clusters.md")
 SHORT = ("frozen", "failover")
-"""In CI: replicas that do not answer, and a master that dies."""
+"""The cases of CI: replicas that do not answer, and a master that dies."""
 
 _CONTROLLER_PORT = 9878
 _DLEDGER_PORT = 40911
@@ -41,7 +41,7 @@ class Replicas:
     """A name server, a client, and replicas of brokers; see the classes below.
 
     Attributes:
-        replicas: by name of their hosts, which is how clients reach them.
+        replicas: by names of their hosts, under which clients reach them.
     """
 
     version = DEFAULT_VERSION
@@ -65,12 +65,12 @@ class Replicas:
         raise NotImplementedError
 
     def _replica(self, host: str, name: str, **settings: str) -> Broker:
-        made = nodes.broker(
+        replica = nodes.broker(
             self._bed.host(host), name, [self.name_server],
             known_as=host, folder=host, version=self.version, **settings,
         )  # fmt: skip
-        self.replicas[host] = made
-        return made
+        self.replicas[host] = replica
+        return replica
 
     @property
     def witness_at(self) -> str:
@@ -86,30 +86,32 @@ class Replicas:
         self.await_routes(topic)
 
     def await_routes(self, topic: str) -> None:
-        """All masters are in the route."""
+        """Wait until all masters are in the route."""
         _until(lambda: set(self.masters(topic)) == set(self.masters()), f"no route of {topic}")
 
     def masters(self, topic: str = "") -> dict[str, str]:
-        """Addresses of the masters by name of the broker; of a topic's route, or of all."""
+        """Return the addresses of the masters by broker name, of a topic's route or of all."""
         try:
             with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
                 if topic:
-                    found = {one.name: one.addresses for one in tool.topic_route(topic).brokers}
+                    masters = {
+                        broker.name: broker.addresses for broker in tool.topic_route(topic).brokers
+                    }
                 else:
-                    found = tool.cluster()
+                    masters = tool.cluster()
         except RocketSinkError:
             return {}
-        return {name: addresses[0] for name, addresses in found.items() if 0 in addresses}
+        return {name: addresses[0] for name, addresses in masters.items() if 0 in addresses}
 
     def await_masters(self, *names: str) -> None:
-        """Each broker has a master that stores messages."""
+        """Wait until each broker has a master that stores messages."""
         probe = Probe()
 
         def stores() -> bool:
-            found = self.masters()
+            masters = self.masters()
             try:
                 for name in names:
-                    probe.check_broker(self.name_server, name, found.get(name, "none:1"))
+                    probe.check_broker(self.name_server, name, masters.get(name, "none:1"))
             except ProbeFailed:
                 return False
             return True
@@ -120,12 +122,14 @@ class Replicas:
 
     def kill_master(self, name: str = "broker-a") -> None:
         address = self.masters()[name]
-        self._dead = next(one for one in self.replicas.values() if one.address == address)
+        self._dead = next(
+            replica for replica in self.replicas.values() if replica.address == address
+        )
         self._watch = _Watch(lambda: self.masters(name).get(name, address) != address)
         self._dead.kill()
 
     def await_failover(self) -> int:
-        """When the route had a new master; the old one starts again, as its slave."""
+        """Return the time of the new master in the route, and start the old one as its slave."""
         assert self._watch is not None
         at_ms = self._watch.at_ms()
         self._dead.spawn()
@@ -133,7 +137,7 @@ class Replicas:
 
 
 class _Watch:
-    """Notes when a condition becomes true."""
+    """A watch that notes the time at which a condition becomes true."""
 
     def __init__(self, check: Callable[[], bool]) -> None:
         self._check = check
@@ -210,18 +214,18 @@ class Controlled(Replicas):
         self.await_sync()
 
     def await_sync(self) -> None:
-        """Both replicas are in the sync state set, as the admin tool says."""
+        """Wait until both replicas are in the sync state set, by the admin tool."""
 
         def both() -> bool:
             try:
-                said = admin(
+                states = admin(
                     self.name_server, "getSyncStateSet", "-a", self._controller, "-b", "broker-a",
                     version=self.version,
                 )  # fmt: skip
             except ClusterError:
-                # On a busy machine the tool's own wait for the controller's answer may be over.
+                # The tool's own wait for the controller's answer may end on a busy machine.
                 return False
-            return said.partition("#NotInSyncReplica")[0].count("InSyncReplica:") == 2
+            return states.partition("#NotInSyncReplica")[0].count("InSyncReplica:") == 2
 
         _until(both, "the replicas do not come into sync")
 
@@ -231,7 +235,7 @@ class Controlled(Replicas):
 
     def _slave(self) -> Broker:
         master = self.masters()["broker-a"]
-        return next(one for one in self.replicas.values() if one.address != master)
+        return next(replica for replica in self.replicas.values() if replica.address != master)
 
     def freeze(self) -> None:
         self._slave().freeze()
@@ -302,12 +306,12 @@ class Mapped(Replicas):
         admin(self.name_server, "remappingStaticTopic", "-t", self._topic, "-b", "broker-b")
 
     def nothing(self) -> None:
-        """The queues stay where they are now."""
+        """Leave the queues where they are now."""
 
 
 _ALL_MODES = (*load.MODES, "ordered")
 _LONG = {"sendMsgTimeout": 60_000, "retryTimesWhenSendFailed": 30}
-"""A dead master refuses connections at once: two further attempts are over in two seconds."""
+"""Options for a dead master: it refuses at once, and the default attempts end in two seconds."""
 
 
 def _case(name: str, title: str, begin: Any, end: Any, **more: Any) -> Case:
@@ -336,7 +340,7 @@ LAYOUTS: Mapping[type[Replicas], Sequence[Case]] = {
     Mapped: (
         _case("remapped", "static topic: its queues move to the other broker",
               Mapped.remap, Mapped.nothing, seconds=5.0, options=_LONG, strict=True,
-              # A queue that moves goes on at the next ten thousand.
+              # The offsets of a moved queue go on at the next ten thousand.
               may_skip=True),
     ),
     Raft: (
@@ -371,7 +375,7 @@ short pause is at most {producer:g} s of `Producer`, {lanes:g} s of a stream.
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """docs/clusters.md."""
+    """Return the text of docs/clusters.md."""
     limits = {"covered": "nothing fails, short pause", "open": "nothing fails"}
     seconds = {name: limit / 1000 for name, limit in PAUSE_LIMIT_MS.items()}
     head = _HEAD.format(version=results["version"], back=BACK_LIMIT_MS / 1000, **seconds)
@@ -385,14 +389,14 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def write_page() -> None:
-    """From the stored results, without a run."""
+    """Write the page from the stored results, without a run."""
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
 def play(
     cases: Sequence[Case], say: Callable[[str], None], *, spark: bool, scale: float
 ) -> Iterator[dict[str, Any]]:
-    """Results of each case."""
+    """Play cases and yield their results."""
     for layout, all_cases in LAYOUTS.items():
         names = [case.name for case in all_cases]
         chosen = [case for case in cases if case.name in names]

@@ -1,4 +1,4 @@
-"""Results of runs: stored as JSON, shown as Markdown."""
+"""Results of runs, stored as JSON and shown as Markdown."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _NONE: Mapping[str, str] = {}
 
 
 def store(path: Path, results: Mapping[str, Any], *, whole: bool) -> None:
-    """Write results; of a part of the cases: in the place of the older ones of the same name."""
+    """Write results. Unless `whole`, replace only the stored cases of the same names."""
     cases = list(results["cases"])
     if not whole and path.exists():
         older = json.loads(path.read_text())["cases"]
-        mine = {case["name"]: case for case in cases}
-        cases = [mine.pop(case["name"], case) for case in older] + list(mine.values())
+        new = {case["name"]: case for case in cases}
+        cases = [new.pop(case["name"], case) for case in older] + list(new.values())
     path.write_text(json.dumps({**results, "cases": cases}, indent=1) + "\n")
 
 
 def figures(row: Mapping[str, Any]) -> str:
-    """One line for people who watch."""
+    """Return a line of figures for people who watch."""
     return " ".join(f"{name}={row[name]}" for name in (*_COLUMNS, "denied", "degraded", "back_ms"))
 
 
 def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     parts = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(part) + " |\n" for part in parts)
 
@@ -40,22 +40,22 @@ def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def verdicts(
     cases: Iterable[Mapping[str, Any]], limits: Mapping[str, str], more: Mapping[str, str] = _NONE
 ) -> str:
-    """A line per case: range or sum of its modes' figures, and whether all promises held.
+    """Return a table with a line per case: ranges or sums of figures, and broken promises.
 
     Args:
-        limits: what is promised where a case is `covered`, `may_fail`, or else `open`.
+        limits: the promises for a case that is `covered`, `may_fail`, or else `open`.
         more: further figures and their headings.
     """
     columns = {**_COLUMNS, **more}
     del columns["sent"]
     rows = []
     for case in cases:
-        found = case["rows"]
-        broken = [f"{mode}: {text}" for mode, row in found.items() for text in row["broken"]]
+        rows_by_mode = case["rows"]
+        broken = [f"{mode}: {text}" for mode, row in rows_by_mode.items() for text in row["broken"]]
         rows.append([
             case["title"], limits[_promise(case)],
             "; ".join(broken) or "held",
-            *(_all(name, found.values()) for name in columns),
+            *(_all(name, rows_by_mode.values()) for name in columns),
         ])  # fmt: skip
     head = ["case", "promise", "held", *columns.values()]
     return lines(head, rows)
@@ -66,7 +66,7 @@ def _promise(case: Mapping[str, Any]) -> str:
 
 
 def modes(cases: Iterable[Mapping[str, Any]], more: Mapping[str, str] = _NONE) -> str:
-    """A table per case, with a line per mode."""
+    """Return a table per case, with a line per mode."""
     columns = {**_COLUMNS, **more}
     texts = []
     for case in cases:
@@ -87,8 +87,8 @@ def _figure(name: str, value: Any) -> str:
 
 
 def _all(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    found = [row[name] for row in rows if row[name] is not None]
+    values = [row[name] for row in rows if row[name] is not None]
     if not name.endswith("_ms"):
-        return str(sum(found))
-    ends = sorted({_figure(name, value) for value in (min(found), max(found))}) if found else []
+        return str(sum(values))
+    ends = sorted({_figure(name, value) for value in (min(values), max(values))}) if values else []
     return " to ".join(ends)

@@ -1,4 +1,4 @@
-"""Hosts and bad cables do what they say, and leave nothing behind."""
+"""Hosts and bad cables work as described, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ def _trial(name: str) -> dict[str, Any]:
 
 @needs_hosts
 def test_hosts_have_names_pids_and_disks_of_their_own() -> None:
-    found = _trial("hosts")
-    assert found["name"] == "one"
-    assert found["pids"] == 2, "init and ps"
-    assert found["mine"] == "mine\n"
-    assert found["theirs"] == ""
-    assert found["answered"] == 5
-    assert found["dead"][0] in ("TimeoutError", "OSError")
-    assert isinstance(found["rebooted"][0], float)
-    assert found["moved_from"][0] in ("TimeoutError", "OSError")
-    assert isinstance(found["moved_to"][0], float)
+    result = _trial("hosts")
+    assert result["name"] == "one"
+    assert result["pids"] == 2, "init and ps"
+    assert result["mine"] == "mine\n"
+    assert result["theirs"] == ""
+    assert result["answered"] == 5
+    assert result["dead"][0] in ("TimeoutError", "OSError")
+    assert isinstance(result["rebooted"][0], float)
+    assert result["moved_from"][0] in ("TimeoutError", "OSError")
+    assert isinstance(result["moved_to"][0], float)
 
 
 @needs_hosts
 def test_a_cable_is_bad_in_each_way_and_good_again() -> None:
-    found = _trial("cables")
-    good = [name for name in found if name.endswith("_healed") or name == "plain"]
-    assert all(isinstance(one, float) for name in good for one in found[name]), found
-    assert min(found["delay"]) >= 0.3, "twice the delay each way"
-    assert found["nothing_in"] == found["nothing_out"] == ["TimeoutError"]
-    assert all(isinstance(one, float) for one in found["small_through_hole"])
-    assert found["large_through_hole"] == ["TimeoutError"]
-    assert found["reject"] == ["ConnectionRefusedError"]
-    assert "ConnectionResetError" in found["resets"]
-    assert all(isinstance(one, float) for one in found["between_resets"])
+    times = _trial("cables")
+    good = [name for name in times if name.endswith("_healed") or name == "plain"]
+    assert all(isinstance(time_s, float) for name in good for time_s in times[name]), times
+    assert min(times["delay"]) >= 0.3, "twice the delay each way"
+    assert times["nothing_in"] == times["nothing_out"] == ["TimeoutError"]
+    assert all(isinstance(time_s, float) for time_s in times["small_through_hole"])
+    assert times["large_through_hole"] == ["TimeoutError"]
+    assert times["reject"] == ["ConnectionRefusedError"]
+    assert "ConnectionResetError" in times["resets"]
+    assert all(isinstance(time_s, float) for time_s in times["between_resets"])
 
 
 @needs_hosts
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_leaves_nothing_behind(number: signal.Signals) -> None:
     mark = f"bed_{uuid.uuid4().hex}"
-    # The owner is a process between: as a command that a person stops.
+    # The owner is a process in between, like a command that a person stops.
     code = (
         "import sys; from tests.hosts import world; sys.argv = ['trial', 'alive']; "
         "world.enter('tests.hosts.trial')"
@@ -85,14 +85,14 @@ def test_a_killed_run_leaves_nothing_behind(number: signal.Signals) -> None:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    found = []
+    matches = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("MARK") == mark:
-                found.append(process)
+                matches.append(process)
         except psutil.Error:
             continue
-    return found
+    return matches
 
 
 def _until(check: Callable[[], bool]) -> None:
@@ -103,7 +103,7 @@ def _until(check: Callable[[], bool]) -> None:
 
 
 def _segment(number: int, *, payload: int = 10, back: bool = False) -> bytes:
-    """A frame whose payload is not checked by anybody."""
+    """Return a frame with a payload that no test checks."""
     ends, ports = [bytes((10, 99, 0, 2)), bytes((10, 99, 0, 3))], [1000, 9]
     order = -1 if back else 1
     addresses = b"".join(ends[::order])
@@ -143,7 +143,7 @@ def test_a_slow_line_has_a_rate_and_a_queue_that_ends() -> None:
     line = _line(rate_bps=64_000)
     for number in range(1000):
         line.take(IN, _segment(number, payload=946), 0.0)
-    # 1000 bytes take an eighth of a second each, and two seconds' worth of them wait.
+    # A frame of 1000 bytes takes an eighth of a second, and two seconds' worth of frames wait.
     assert len(line.due(1.01)) == 8
     assert len(line.due(100)) == 9
 
@@ -166,6 +166,6 @@ def test_made_segments_are_right() -> None:
     assert answer is not None
     assert (answer.ports, answer.sequence, answer.flags) == ((9, 1000), 77, 4)
     assert answer.flow == sender.flow
-    for made in (sender.refusal(), sender.as_reset()):
-        assert _checksum(made[14:34]) == 0
-        assert _checksum(made[26:34] + b"\0\6\0\24" + made[34:54]) == 0
+    for packet in (sender.refusal(), sender.as_reset()):
+        assert _checksum(packet[14:34]) == 0
+        assert _checksum(packet[26:34] + b"\0\6\0\24" + packet[34:54]) == 0

@@ -1,4 +1,4 @@
-"""The cases of bad networks, of replicated brokers and of Spark on hosts that matter most.
+"""The most important cases of bad networks, of replicated brokers and of Spark on hosts.
 
 The long forms are commands: `tests.hosts.networks`, `tests.hosts.replication` and
 `tests.hosts.standalone`.
@@ -25,45 +25,45 @@ _NEVER = ("lost", "unannounced", "denied", "disordered", "failed")
 
 
 def _played(module: str, *more: str) -> dict[str, dict[str, Any]]:
-    """Rows by mode, by case."""
+    """Play the short form of a module and return rows by mode, by case."""
     done = subprocess.run(
         [sys.executable, "-m", module, "--short", *more],
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
-    # 1 is also how Python ends with a traceback.
+    # Exit code 1 is a broken promise or a traceback, which prints nothing to standard output.
     assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
     return {case["name"]: case["rows"] for case in json.loads(done.stdout)["cases"]}
 
 
 def _assert_kept(rows: dict[str, Any]) -> None:
-    """The promises, but for those about time: a build machine is busy."""
+    """Check the promises except those about time, because a build machine is busy."""
     for mode, row in rows.items():
         assert {name: row[name] for name in _NEVER} == dict.fromkeys(_NEVER, 0), f"{mode}: {row}"
         assert row["sent"] > 0
 
 
 def test_bad_networks() -> None:
-    found = _played("tests.hosts.networks", "--no-spark")
-    assert tuple(found) == networks.SHORT
-    for rows in found.values():
+    cases = _played("tests.hosts.networks", "--no-spark")
+    assert tuple(cases) == networks.SHORT
+    for rows in cases.values():
         _assert_kept(rows)
-    assert sum(row["doubled"] for row in found["drop_out"].values()) > 0, "the fault was there"
-    assert sum(row["announced"] for row in found["hole"].values()) > 0, "the fault was there"
+    assert sum(row["doubled"] for row in cases["drop_out"].values()) > 0, "the fault was there"
+    assert sum(row["announced"] for row in cases["hole"].values()) > 0, "the fault was there"
 
 
 def test_replicated_brokers() -> None:
-    found = _played("tests.hosts.replication", "--no-spark")
-    assert tuple(found) == replication.SHORT
-    for rows in found.values():
+    cases = _played("tests.hosts.replication", "--no-spark")
+    assert tuple(cases) == replication.SHORT
+    for rows in cases.values():
         _assert_kept(rows)
-    assert all(row["degraded"] > 0 for row in found["frozen"].values())
-    assert all(row["degraded"] == 0 for row in found["failover"].values())
+    assert all(row["degraded"] > 0 for row in cases["frozen"].values())
+    assert all(row["degraded"] == 0 for row in cases["failover"].values())
 
 
 def test_a_worker_host_dies() -> None:
-    found = _played("tests.hosts.standalone")
-    assert tuple(found) == standalone.SHORT
-    for rows in found.values():
+    cases = _played("tests.hosts.standalone")
+    assert tuple(cases) == standalone.SHORT
+    for rows in cases.values():
         assert tuple(rows) == standalone.SHORT_LANES
         assert {lane: row["broken"] for lane, row in rows.items()} == {lane: [] for lane in rows}
-    assert sum(row["repeated"] for row in found["worker_host_once"].values()) > 0, "it had tasks"
+    assert sum(row["repeated"] for row in cases["worker_host_once"].values()) > 0, "it had tasks"

@@ -1,4 +1,4 @@
-"""The witness finds what is lost, doubled in silence, denied and disordered."""
+"""The witness finds messages that are lost, doubled in silence, denied or disordered."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ def test_figures_of_a_producer() -> None:
         "ended_ms": 1500,
     }  # fmt: skip
     stored = _stored(0, 1, 1, 4, 0) + _stored(7, mode="async")
-    found = finding("sync", told_by_producer(report), stored, since_ms=1000)
-    assert (found.sent, found.failed, found.degraded) == (6, 3, 1)
-    assert found.lost == 1, "5 was acknowledged"
-    assert found.denied == 1, "4 was said not to be stored"
-    assert (found.announced, found.doubled, found.unannounced) == (2, 2, 1), "0 was not announced"
-    assert found.pause_ms == 100
+    figures = finding("sync", told_by_producer(report), stored, since_ms=1000)
+    assert (figures.sent, figures.failed, figures.degraded) == (6, 3, 1)
+    assert figures.lost == 1, "5 was acknowledged"
+    assert figures.denied == 1, "4 was said not to be stored"
+    assert (figures.announced, figures.doubled, figures.unannounced) == (2, 2, 1), (
+        "0 was not announced"
+    )
+    assert figures.pause_ms == 100
 
 
 def test_a_lane_announces_by_number_and_its_letters_are_failures() -> None:
@@ -40,8 +42,8 @@ def test_a_lane_announces_by_number_and_its_letters_are_failures() -> None:
         "written": 4, "letters": [["sync.3", "not_sent"]], "possible": 1, "degraded": 0,
         "errors": [], "accounted": True, "ended_ms": 2000,
     }  # fmt: skip
-    found = finding("sync", told_by_lane(report), _stored(0, 1, 1, 2, 2), since_ms=1000)
-    assert (found.failed, found.lost, found.doubled, found.unannounced) == (1, 0, 2, 1)
+    figures = finding("sync", told_by_lane(report), _stored(0, 1, 1, 2, 2), since_ms=1000)
+    assert (figures.failed, figures.lost, figures.doubled, figures.unannounced) == (1, 0, 2, 1)
     assert finding("sync", told_by_lane(report), _stored(0), since_ms=0).lost == 2
     died = finding("sync", told_by_lane({**report, "errors": ["died"]}), _stored(0), since_ms=0)
     assert (died.lost, died.accounted) == (0, False), "nobody knows what it has acknowledged"
@@ -55,8 +57,8 @@ def test_a_lane_announces_by_number_and_its_letters_are_failures() -> None:
 def test_a_pause_includes_both_ends(
     numbers: tuple[int, ...], since_ms: int, until_ms: int, pause_ms: int
 ) -> None:
-    told = Told(acked=numbers, ended_ms=until_ms)
-    assert finding("sync", told, _stored(*numbers), since_ms).pause_ms == pause_ms
+    reported = Told(acked=numbers, ended_ms=until_ms)
+    assert finding("sync", reported, _stored(*numbers), since_ms).pause_ms == pause_ms
 
 
 @pytest.mark.parametrize(
@@ -77,8 +79,8 @@ def test_broken_promises() -> None:
         case = Case("", "", lambda at: None, lambda at: None, covered=covered, may_fail=may_fail,
                     degraded=degraded)  # fmt: skip
         facts = Told(**{"ended_ms": 1000, **told})  # type: ignore[arg-type]
-        found = finding("sync", facts, _stored(1, 1, 2), 1000, back_at_ms=1000)
-        return broken_promises(found, case, lane=lane)
+        figures = finding("sync", facts, _stored(1, 1, 2), 1000, back_at_ms=1000)
+        return broken_promises(figures, case, lane=lane)
 
     good = {"acked": [1, 2], "announced": [1]}
     assert broken(**good) == []
@@ -95,17 +97,17 @@ def test_broken_promises() -> None:
 
 
 def test_going_on_is_measured_from_the_moment_that_the_case_names() -> None:
-    told = Told(acked=[0, 1], ended_ms=9000)
-    assert finding("sync", told, _stored(0, 1), 0, back_at_ms=1050).back_ms == 50
-    assert finding("sync", told, _stored(0, 1), 0, back_at_ms=2000).back_ms == 7000
+    reported = Told(acked=[0, 1], ended_ms=9000)
+    assert finding("sync", reported, _stored(0, 1), 0, back_at_ms=1050).back_ms == 50
+    assert finding("sync", reported, _stored(0, 1), 0, back_at_ms=2000).back_ms == 7000
 
 
 def test_part_of_a_run_replaces_its_cases_only(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     tables.store(file, {"cases": [{"name": "a", "n": 1}, {"name": "b", "n": 1}]}, whole=True)
     tables.store(file, {"cases": [{"name": "b", "n": 2}, {"name": "c", "n": 2}]}, whole=False)
-    found = json.loads(file.read_text())["cases"]
-    assert [(case["name"], case["n"]) for case in found] == [("a", 1), ("b", 2), ("c", 2)]
+    cases = json.loads(file.read_text())["cases"]
+    assert [(case["name"], case["n"]) for case in cases] == [("a", 1), ("b", 2), ("c", 2)]
 
 
 @pytest.mark.parametrize("table", [networks, replication])

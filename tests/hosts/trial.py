@@ -1,4 +1,4 @@
-"""Run in a world by `test_hosts.py`: what hosts and their cables do. Prints a JSON object."""
+"""The trials of hosts and cables that `test_hosts.py` runs in a world. Prints a JSON object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ while True:
 """
 _CLIENT = """
 import json, socket, sys, time
-found = []
+results = []
 connection = None
 for _ in range(int(sys.argv[3])):
     began = time.monotonic()
@@ -35,17 +35,17 @@ for _ in range(int(sys.argv[3])):
         if connection is None:
             connection = socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[4]))
         connection.sendall(b"x" * int(sys.argv[2]))
-        left = int(sys.argv[2])
-        while left:
-            data = connection.recv(left)
+        remaining = int(sys.argv[2])
+        while remaining:
+            data = connection.recv(remaining)
             if not data:
                 raise ConnectionError("closed")
-            left -= len(data)
-        found.append(time.monotonic() - began)
+            remaining -= len(data)
+        results.append(time.monotonic() - began)
     except OSError as error:
-        found.append(type(error).__name__)
+        results.append(type(error).__name__)
         connection = None
-print(json.dumps(found))
+print(json.dumps(results))
 """
 
 
@@ -57,47 +57,47 @@ def _echo(host: Host) -> None:
 def _ask(
     client: Host, server: str, size: int = 100, times: int = 5, timeout_s: float = 30
 ) -> list[Any]:
-    """Seconds of each round trip, or the name of its error."""
+    """Return the seconds of each round trip, or the name of its error."""
     words = [server, str(size), str(times), str(timeout_s)]
     return list(json.loads(client.run([sys.executable, "-c", _CLIENT, *words])))
 
 
 def _vain(client: Host, server: Host, size: int = 100) -> list[Any]:
-    """A round trip that is not expected to end."""
+    """Try a round trip that is not expected to end."""
     return _ask(client, server.address, size, times=1, timeout_s=1)
 
 
 def hosts(bed: Bed) -> dict[str, Any]:
-    """Names, pids, disks, power."""
-    one, two = bed.host("one"), bed.host("two")
-    one.run(["sh", "-c", f"echo mine > {DISK}/file"])
-    _echo(two)
-    asked = _ask(one, "two")
-    found = {
-        "name": one.run(["hostname"]).strip(),
-        "pids": len(one.run(["ps", "-e", "-o", "pid="]).split()),
-        "mine": (one.disk / "file").read_text(),
-        "theirs": two.run(["ls", str(DISK)]),
-        "answered": sum(isinstance(time_s, float) for time_s in asked),
+    """Try names, pids, disks and power."""
+    first, second = bed.host("one"), bed.host("two")
+    first.run(["sh", "-c", f"echo mine > {DISK}/file"])
+    _echo(second)
+    answers = _ask(first, "two")
+    results = {
+        "name": first.run(["hostname"]).strip(),
+        "pids": len(first.run(["ps", "-e", "-o", "pid="]).split()),
+        "mine": (first.disk / "file").read_text(),
+        "theirs": second.run(["ls", str(DISK)]),
+        "answered": sum(isinstance(time_s, float) for time_s in answers),
     }
-    two.kill()
-    found["dead"] = _vain(one, two)
-    two.boot()
-    _echo(two)
-    bed.rename({"service": two.address})
-    found["rebooted"] = _ask(one, "service", times=1)
-    two.move()
-    found["moved_from"] = _ask(one, "service", times=1, timeout_s=1)
-    bed.rename({"service": two.address})
-    found["moved_to"] = _ask(one, "service", times=1)
-    return found
+    second.kill()
+    results["dead"] = _vain(first, second)
+    second.boot()
+    _echo(second)
+    bed.rename({"service": second.address})
+    results["rebooted"] = _ask(first, "service", times=1)
+    second.move()
+    results["moved_from"] = _ask(first, "service", times=1, timeout_s=1)
+    bed.rename({"service": second.address})
+    results["moved_to"] = _ask(first, "service", times=1)
+    return results
 
 
 def cables(bed: Bed) -> dict[str, Any]:
-    """Each impairment, and none again after it."""
+    """Try each impairment, and a healed cable after it."""
     client, server = bed.host("client"), bed.host("server")
     _echo(server)
-    found: dict[str, Any] = {"plain": _ask(client, server.address, size=20_000)}
+    results: dict[str, Any] = {"plain": _ask(client, server.address, size=20_000)}
     cases: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
         "delay": ({"delay_ms": 150}, lambda: _ask(client, server.address)),
         "nothing_in": ({"loss_in": 1}, lambda: _vain(client, server)),
@@ -107,27 +107,27 @@ def cables(bed: Bed) -> dict[str, Any]:
             {"longest_frame": 1000}, lambda: _vain(client, server, size=5000),
         ),
         "reject": ({"reject": PORT}, lambda: _ask(client, server.address, times=1)),
-        # Frames take longer than the first of these, and the trial is over before the second.
+        # Frames take longer than the first period, and the trial ends before the second period.
         "resets": ({"reset_every_s": 0.0001}, lambda: _ask(client, server.address, times=20)),
         "between_resets": ({"reset_every_s": 3600}, lambda: _ask(client, server.address)),
     }  # fmt: skip
     for name, (what, look) in cases.items():
         server.impair(**what)
-        found[name] = look()
+        results[name] = look()
         server.heal()
-        found[f"{name}_healed"] = _ask(client, server.address, times=1)
-    return found
+        results[f"{name}_healed"] = _ask(client, server.address, times=1)
+    return results
 
 
 def alive(bed: Bed) -> dict[str, Any]:
-    """Stays until it is killed."""
-    one = bed.host("one")
-    _echo(one)
-    one.impair(delay_ms=1)
+    """Keep a host with a process until this process is killed."""
+    host = bed.host("one")
+    _echo(host)
+    host.impair(delay_ms=1)
     mark = os.environ["MARK"]
     Path("/tmp", mark).write_text("")
     Path("/run", mark).write_text("")
-    one.start(["env", f"{mark}=1", "sleep", "600"])
+    host.start(["env", f"{mark}=1", "sleep", "600"])
     print("standing", flush=True)
     time.sleep(600)
     return {}

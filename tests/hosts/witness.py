@@ -1,4 +1,4 @@
-"""What was stored, as the official Java client reads it, held against what senders were told."""
+"""The witness compares messages that the official Java client reads with the senders' answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.java_client import read_with_java
 
 @dataclass(frozen=True)
 class Stored:
-    """A message of the topic; `mode` and `number` are from its key."""
+    """A message of the topic. `mode` and `number` are from its key."""
 
     mode: str
     number: int
@@ -24,15 +24,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class Told:
-    """What a mode was told of its messages.
+    """The answers that a mode got for its messages, by number.
 
     Attributes:
-        acked: the sender may forget them.
-        not_stored: failed, and said not to be stored.
-        unknown: failed, and said to be stored perhaps.
-        announced: said to be stored twice perhaps. Of a Spark lane its ledger tells only the
-            number, `possible`.
-        ended_ms: when the last one was handed in.
+        acked: acknowledged messages.
+        not_stored: failed messages that were reported as not stored.
+        unknown: failed messages that were reported as possibly stored.
+        announced: messages that were reported as possibly stored twice. A Spark lane's ledger has
+            only their number, `possible`.
+        ended_ms: time at which the last message was submitted.
     """
 
     acked: Collection[int] = ()
@@ -47,16 +47,16 @@ class Told:
 
 @dataclass(frozen=True)
 class Finding:
-    """One mode in one case.
+    """The figures of a mode in a case. Counts are numbers of messages.
 
     Attributes:
         pause_ms: longest time between two stores, from the fault's beginning to the end of sending.
-        failed: an error, or a dead letter.
-        lost: acknowledged and not stored.
-        denied: said not to be stored, and stored.
-        doubled, unannounced: stored more than once, and those of them that nothing said.
-        disordered: messages behind a later one of their key.
-        back_ms: from a moment that the case names to the first store after it.
+        failed: messages with an error, or dead letters.
+        lost: acknowledged but not stored.
+        denied: reported as not stored, but stored.
+        doubled, unannounced: stored more than once, and those of them that no answer announced.
+        disordered: stored behind a later message of their key.
+        back_ms: time from a moment that the case names to the first store after it.
     """
 
     sent: int
@@ -74,13 +74,13 @@ class Finding:
 
 
 def read(name_server: str, topic: str, *, may_skip: bool = False) -> list[Stored]:
-    """All messages of a topic; `may_skip`: its queues have offsets without a message."""
-    found = []
-    for one in read_with_java(name_server, topic, longest_body=0, may_skip=may_skip):
-        mode, _, number = (one.keys or "").partition(".")
-        queue = (one.broker_name, one.queue_id)
-        found.append(Stored(mode, int(number), one.store_ms, queue, one.queue_offset))
-    return found
+    """Read all messages of a topic. `may_skip` allows offsets without a message."""
+    messages = []
+    for message in read_with_java(name_server, topic, longest_body=0, may_skip=may_skip):
+        mode, _, number = (message.keys or "").partition(".")
+        queue = (message.broker_name, message.queue_id)
+        messages.append(Stored(mode, int(number), message.store_ms, queue, message.queue_offset))
+    return messages
 
 
 def finding(
@@ -93,12 +93,12 @@ def finding(
     ordered: bool = False,
     keys: int = 8,
 ) -> Finding:
-    """Hold the two against each other; the fault began at `since_ms`.
+    """Compare a mode's answers with the stored messages. The fault began at `since_ms`.
 
-    `ordered`: message N has the sharding key N modulo `keys`, and keys keep their order.
+    If `ordered`, message N has the sharding key N modulo `keys`, and keys keep their order.
     """
-    mine = [one for one in stored if one.mode == mode]
-    times = Counter(one.number for one in mine)
+    own = [message for message in stored if message.mode == mode]
+    times = Counter(message.number for message in own)
     doubled = {number for number, count in times.items() if count > 1}
     if told.possible is None:
         unannounced = len(doubled - set(told.announced))
@@ -107,7 +107,7 @@ def finding(
     failed = len(told.not_stored) + len(told.unknown)
     return Finding(
         sent=len(told.acked) + failed,
-        pause_ms=_pause_ms([one.store_ms for one in mine], since_ms, told.ended_ms),
+        pause_ms=_pause_ms([message.store_ms for message in own], since_ms, told.ended_ms),
         failed=failed,
         lost=sum(number not in times for number in told.acked),
         denied=sum(number in times for number in told.not_stored),
@@ -115,14 +115,14 @@ def finding(
         doubled=len(doubled),
         unannounced=unannounced,
         degraded=told.degraded,
-        disordered=_disordered(mine, keys) if ordered else 0,
+        disordered=_disordered(own, keys) if ordered else 0,
         accounted=told.accounted,
-        back_ms=None if back_at_ms is None else _first_ms(mine, back_at_ms, told.ended_ms),
+        back_ms=None if back_at_ms is None else _first_ms(own, back_at_ms, told.ended_ms),
     )
 
 
 def _first_ms(stored: Sequence[Stored], from_ms: int, until_ms: int) -> int:
-    later = (one.store_ms for one in stored if one.store_ms >= from_ms)
+    later = (message.store_ms for message in stored if message.store_ms >= from_ms)
     return min(later, default=until_ms) - from_ms
 
 
@@ -133,23 +133,25 @@ def _pause_ms(times: Sequence[int], since_ms: int, until_ms: int) -> int:
 
 
 def _disordered(stored: Sequence[Stored], keys: int) -> int:
-    """First copies behind a later one of their key, or in another queue than its first one."""
+    """Count first copies behind a later message of their key, or in another queue than the key."""
     last: dict[int, int] = {}
     homes: dict[int, tuple[str, int]] = {}
-    seen: set[int] = set()
+    counted: set[int] = set()
     wrong = 0
-    for one in sorted(stored, key=lambda one: (one.queue, one.offset)):
-        if one.number in seen:
+    for message in sorted(stored, key=lambda message: (message.queue, message.offset)):
+        if message.number in counted:
             continue
-        seen.add(one.number)
-        key = one.number % keys
-        wrong += homes.setdefault(key, one.queue) != one.queue or one.number < last.get(key, -1)
-        last[key] = max(one.number, last.get(key, -1))
+        counted.add(message.number)
+        key = message.number % keys
+        wrong += homes.setdefault(key, message.queue) != message.queue or message.number < last.get(
+            key, -1
+        )
+        last[key] = max(message.number, last.get(key, -1))
     return wrong
 
 
 def told_by_producer(report: Mapping[str, Any]) -> Told:
-    """Of a mode of `load`'s report."""
+    """Read the answers of a mode from `load`'s report."""
     kinds: dict[str, list[int]] = {}
     for number, kind, _, _ in report["told"]:
         kinds.setdefault(kind, []).append(number)
@@ -164,9 +166,10 @@ def told_by_producer(report: Mapping[str, Any]) -> Told:
 
 
 def told_by_lane(report: Mapping[str, Any]) -> Told:
-    """Of a lane of `lanes`' report: every row that is no dead letter counts as acknowledged.
+    """Read the answers of a lane from `lanes`' report.
 
-    A stream that failed has acknowledged nothing that can be told from here: `accounted` is False.
+    Every row that is no dead letter counts as acknowledged. The acknowledged rows of a failed
+    stream cannot be known from here, so `accounted` is False.
     """
     letters = {int(key.partition(".")[2]): outcome for key, outcome in report["letters"]}
     written = 0 if report["errors"] else report["written"]

@@ -1,8 +1,8 @@
 """A command in namespaces of its own, which end with it.
 
-`enter` is called first thing by a module's `__main__`: it runs the same module again inside a new
-world and exits with its code. Of files outside /tmp and /run the world sees, and changes, the real
-ones. It has no network but its own loopback and what `bed` makes: fetch packages before.
+A module's `__main__` calls `enter` first: it runs the same module again inside a new world and
+exits with its code. Files outside /tmp and /run are the real ones, also for writing. A world has no
+network but its own loopback and the bridge of `bed`, so fetch packages before.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ exec "$@"
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """The command line that runs `arguments` in a new world.
+    """Return the command line that runs `arguments` in a new world.
 
-    The process that starts it must outlive it: the kernel kills the world when the thread that
-    started it ends (PR_SET_PDEATHSIG), by whatever signal.
+    The process that starts the world must outlive it: the kernel kills the world when the thread
+    that started it ends (PR_SET_PDEATHSIG).
     """
     users = [] if os.geteuid() == 0 else ["--map-root-user"]
     return [
@@ -40,12 +40,12 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def inside() -> bool:
-    """True in a world's processes."""
+    """Return whether this process runs in a world."""
     return os.environ.get(_INSIDE) == "1"
 
 
 def enter(module: str) -> None:
-    """Run `module` again in a new world and exit with its code; no effect inside one."""
+    """Run `module` again in a new world and exit with its code. Do nothing inside a world."""
     if inside():
         return
     if lacks := missing():
@@ -54,7 +54,7 @@ def enter(module: str) -> None:
 
 
 def missing() -> str:
-    """What this machine lacks for a world with hosts; empty when nothing does."""
+    """Return what this machine lacks for a world with hosts; empty if nothing is missing."""
     for tool in ("setpriv", "unshare", "nsenter", "ip"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed (Debian: util-linux, iproute2)"

@@ -8,5 +8,5 @@ from tests.clusters import repair
 
 @pytest.fixture
 def cluster(local_cluster: LocalCluster) -> LocalCluster:
-    """The worker's two real brokers, both of them at work."""
+    """Return the worker's two real brokers, both of them at work."""
     return repair(local_cluster)

@@ -1,4 +1,4 @@
-"""The lanes as one interface, so that one set of cases is run by each."""
+"""The lanes behind a common interface, so that each runs the same cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rocket_sink import RocketSink, register
 
 @dataclass(frozen=True)
 class Lane:
-    """`run(spark, source folder, checkpoint folder, options)` sends all rows of the source."""
+    """A lane. `run(spark, source folder, checkpoint folder, options)` sends all source rows."""
 
     name: str
     run: Callable[[Any, Path, Path, dict[str, Any]], None]

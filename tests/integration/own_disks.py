@@ -1,15 +1,15 @@
-"""Run by `test_own_disks.py` in a process of its own: executors whose disk is not the driver's.
+"""Executors whose disk is not the driver's; `test_own_disks.py` runs them in a process of its own.
 
 Arguments: name server, folder, disk:lane ... Each executor's Java runs in a mount namespace, in
-which `<folder>/<disk>` is for the disk
+which `<folder>/<disk>` is, by the name of the disk,
 
     shared     the driver's
     own        empty
     readonly   the driver's, read-only
     spool      the driver's, and only the first executor shares the ledger's spool
 
-Each disk has a ledger. The topic is disk-lane. Prints a JSON line for each:
-{"disk", "lane", "error", "log"}; `error` is empty when it succeeded.
+Each disk has a ledger. The topic is disk-lane. The process prints a JSON line for each lane:
+{"disk", "lane", "error", "log"}; `error` is empty if the lane succeeded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.ledger.values import accounts, context, letter
 ROWS = 400
 PARTS = 4
 HALF_BAD = [None if number % 2 else f"{number:06d}" for number in range(ROWS)]
-"""Every other body is one that no broker takes."""
+"""Bodies of rows; brokers refuse every other one."""
 
 DISKS = ("shared", "own", "readonly", "spool")
 _MOUNT = """set -e
@@ -51,7 +51,7 @@ if ! mkdir "$BASE/first" 2>/dev/null; then mount -t tmpfs none "$BASE/spool/ledg
 
 
 def java_home(folder: Path) -> Path:
-    """A Java whose processes have disks of their own."""
+    """Make a Java whose processes have disks of their own, and return its home."""
     java = find_java()
     real = Path(str(getattr(java, "home", java)), "bin", "java")
     script = folder / "java" / "bin" / "java"
@@ -117,7 +117,7 @@ def main(name_server: str, folder: Path, *cases: str) -> None:
 
 
 def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    """Of a table that all share: the ledger's own letters are on the disk that they do not."""
+    """Backfill a table on a shared disk; the ledger's own letters would be on the own disks."""
     parsed = SinkOptions.parse(options)
     table = Table(read(spark, source), "source", parsed)
     work = Backfill(spark, parsed, source=table)
@@ -125,7 +125,7 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
 
 
 def _fold(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    """Of what the driver itself has spooled; its rows are written by a task."""
+    """Fold rows that the driver itself has spooled; a task writes them."""
     spool = SpoolWriter(options["ledger"], context())
     spool.append(letter(context()), accounts(context(), dead=1))
     spool.seal()
@@ -133,7 +133,7 @@ def _fold(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -
 
 
 class _Heard(logging.Handler):
-    """What the driver logs."""
+    """A log handler that keeps the driver's lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

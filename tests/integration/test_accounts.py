@@ -1,4 +1,4 @@
-"""What the ledger's readers say of rows that went in: delta-rs and DuckDB, Spark, the report."""
+"""The ledger's readers agree on the rows: delta-rs with DuckDB, Spark, and the report."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def epochs_of(folder: Path) -> list[dict[str, Any]]:
-    """As delta-rs and DuckDB read them."""
+    """Return the epochs that delta-rs and DuckDB read."""
     quick = open_quick(folder)
     assert quick is not None
     return quick.query("SELECT * FROM epochs ORDER BY query_id, epoch").to_pylist()
 
 
 OLD = (("h:1", 1), ("h:1", 2), ("h:1", 3), ("h:2", 1), ("h:2", 2))
-"""Worker and epoch of table producers as rocket-sink wrote them once: all under one id."""
+"""Worker and epoch of table producers that share an id."""
 
 
 class Told(NamedTuple):
-    """What the readers say of one ledger with all kinds of epochs."""
+    """The results of the readers for a ledger with all kinds of epochs."""
 
     ledger: Ledger
     epochs: list[dict[str, Any]]
@@ -80,10 +80,10 @@ def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
         )
         for worker, epoch in OLD
     ]  # fmt: skip
-    whole, short, nothing = context(), context(epoch=1, task_attempt_id=11), context(epoch=2)
+    complete, short, nothing = context(), context(epoch=1, task_attempt_id=11), context(epoch=2)
     ledger.append(
         spark, *(rows for ctx in old for rows in (accounts(ctx, acked=9, dead=1), letter(ctx))),
-        accounts(whole, acked=7), confirmed(whole, 9, rows_in=7),
+        accounts(complete, acked=7), confirmed(complete, 9, rows_in=7),
         accounts(short, acked=4, dead=1), confirmed(short, 5, rows_in=7),
         confirmed(nothing, 3, rows_in=3),
     )  # fmt: skip
@@ -93,38 +93,38 @@ def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
             subprocess.Popen([sys.executable, "-c", SENDS, cluster.name_server, folder, str(sends)])
             for sends in (3, 2)
         ]
-        assert [one.wait(600) for one in producers] == [0, 0]
+        assert [producer.wait(600) for producer in producers] == [0, 0]
         stored = len(cluster.messages("t"))
     ledger.sync(spark)
     quick = open_quick(folder)
     assert quick is not None
-    found = ledger.report(spark)
-    assert figures(quick.query, quick.path, Scope()) == found
-    return Told(ledger, epochs_of(folder), found.totals, found.as_dict(), stored)
+    report = ledger.report(spark)
+    assert figures(quick.query, quick.path, Scope()) == report
+    return Told(ledger, epochs_of(folder), report.totals, report.as_dict(), stored)
 
 
 def test_each_send_of_each_table_producer_is_an_epoch(spark: Any, told: Told) -> None:
-    found = [e for e in told.epochs if e["rows_in"] == 100]
-    counts = [(e["acked"], e["dead"], e["num_input_rows"]) for e in found]
+    epochs = [e for e in told.epochs if e["rows_in"] == 100]
+    counts = [(e["acked"], e["dead"], e["num_input_rows"]) for e in epochs]
     assert counts == [(75, 25, 100)] * 5
-    assert all(e["adds_up"] and e["confirmed"] and e["lane"] == "table" for e in found)
-    assert sorted(e["epoch"] for e in found) == [1, 1, 2, 2, 3]
-    assert len({e["query_id"] for e in found}) == 2
+    assert all(e["adds_up"] and e["confirmed"] and e["lane"] == "table" for e in epochs)
+    assert sorted(e["epoch"] for e in epochs) == [1, 1, 2, 2, 3]
+    assert len({e["query_id"] for e in epochs}) == 2
     attempts = told.ledger.attempts(spark).where("rows_in = 100").collect()
     assert [row.counts and row.send_attempts >= 1 for row in attempts] == [True] * 5
     assert told.stored == 375
 
 
 def test_table_producers_that_had_one_id_are_told_apart(told: Told) -> None:
-    found = [e for e in told.epochs if e["query_id"].startswith("local")]
-    assert [(e["query_id"], e["epoch"]) for e in found] == [(f"local/{w}", n) for w, n in OLD]
-    assert all(e["adds_up"] and e["rows_in"] == 10 and not e["confirmed"] for e in found)
+    epochs = [e for e in told.epochs if e["query_id"].startswith("local")]
+    assert [(e["query_id"], e["epoch"]) for e in epochs] == [(f"local/{w}", n) for w, n in OLD]
+    assert all(e["adds_up"] and e["rows_in"] == 10 and not e["confirmed"] for e in epochs)
 
 
 def test_rows_that_spark_handed_over_and_no_account_has(told: Told) -> None:
     query = context().query_id
-    found = [e for e in told.epochs if e["query_id"] == query]
-    sums = [(e["rows_in"], e["missing_rows"], e["adds_up"]) for e in found]
+    epochs = [e for e in told.epochs if e["query_id"] == query]
+    sums = [(e["rows_in"], e["missing_rows"], e["adds_up"]) for e in epochs]
     assert sums == [(7, 0, True), (5, 2, False), (0, 3, False)]
     assert sorted(e["missing_rows"] for e in told.report["epochs"]) == [0] * 11 + [2, 3]
 
@@ -140,39 +140,39 @@ def test_the_sums_of_all(spark: Any, told: Told) -> None:
 def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(
     spark: Any, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """A filter makes the sink's rows fewer than those read: that is no loss."""
+    """Count no loss if a filter leaves the sink fewer rows than Spark has read."""
     (tmp_path / "source").mkdir()
     bodies = [None if n % 5 == 0 else str(n) for n in range(100)]
     table = pa.table({"body": bodies, "n": range(100)})
     pq.write_table(table, tmp_path / "source" / "rows.parquet")
-    given = {"nameServer": cluster.name_server, "topic": "t", "foldIntervalMs": 0, **PATIENT}
+    options = {"nameServer": cluster.name_server, "topic": "t", "foldIntervalMs": 0, **PATIENT}
     rows = read_stream(spark, tmp_path / "source").where("n < 60")
     runs = {}
     for app_id in ("", "orders"):
-        sink = RocketSink(**given, ledger=str(tmp_path / "ledger"), appId=app_id)
+        sink = RocketSink(**options, ledger=str(tmp_path / "ledger"), appId=app_id)
         writer = rows.writeStream.foreach(sink)
         writer = writer.option("checkpointLocation", str(tmp_path / f"checkpoint-{app_id}"))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         runs[app_id or query.id] = query.runId
-    found = _confirmed(spark, Ledger(tmp_path / "ledger"))
-    assert {epoch["query_id"]: epoch["run_id"] for epoch in found} == runs
-    for epoch in found:
+    confirmed = _confirmed(spark, Ledger(tmp_path / "ledger"))
+    assert {epoch["query_id"]: epoch["run_id"] for epoch in confirmed} == runs
+    for epoch in confirmed:
         assert (epoch["rows_in"], epoch["num_input_rows"], epoch["missing_rows"]) == (60, 100, 0)
         assert epoch["confirmed"] and epoch["adds_up"]
     table = open_table(tmp_path / "ledger")
-    said = table.filter(pc.is_null(table["complete"]))
-    assert said["rows_in"].to_pylist() == [60, 60]  # what Spark handed over, by itself
+    spark_rows = table.filter(pc.is_null(table["complete"]))
+    assert spark_rows["rows_in"].to_pylist() == [60, 60]  # Spark handed over these rows.
 
 
 def _confirmed(spark: Any, ledger: Ledger) -> list[dict[str, Any]]:
-    """All epochs, after the listener's events, which are late."""
+    """Return all epochs, after the listener's events, which come late."""
     until_s = time.monotonic() + 120
     while True:
         ledger.sync(spark)
-        found = epochs_of(Path(ledger.path))
-        if all(epoch["confirmed"] for epoch in found) or time.monotonic() > until_s:
-            return found
+        epochs = epochs_of(Path(ledger.path))
+        if all(epoch["confirmed"] for epoch in epochs) or time.monotonic() > until_s:
+            return epochs
         time.sleep(0.2)
 
 

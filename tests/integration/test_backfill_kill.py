@@ -1,7 +1,7 @@
-"""Backfills of one ledger at once, and one that is killed: processes, a scripted cluster.
+"""Several backfills of a ledger at once, and a killed one: processes and a scripted cluster.
 
-A long form: `tests/crash` kills a backfill in the middle of its letters, and
-`tests/spark/backfill/test_backfill.py` has two at once.
+This is a long form. In the short form `tests/crash` kills a backfill in the middle of its letters,
+and `tests/spark/backfill/test_backfill.py` runs two at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = 120
 RATE = 20
 TOPIC = "old"
 Family = list[psutil.Process]
-"""Of a backfill: the driver, its JVM, the workers of Python."""
+"""The processes of a backfill: the driver, its JVM, the workers of Python."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def command(cluster: FakeCluster, folder: Path, *more: str) -> list[str]:
 
 @contextlib.contextmanager
 def stopped_in_the_middle(cluster: FakeCluster, folder: Path) -> Iterator[Family]:
-    """A backfill that stands still in its third chunk: at its rate a chunk is a second's rows."""
+    """Yield a backfill that is suspended in its third chunk. A chunk holds a second's rows."""
     with subprocess.Popen(
         [sys.executable, "-m", "rocket_sink.cli",
          *command(cluster, folder, "--rate", str(RATE))],
@@ -64,30 +64,30 @@ def stopped_in_the_middle(cluster: FakeCluster, folder: Path) -> Iterator[Family
                 time.sleep(0.02)
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             family += family[0].children(recursive=True)
-            for one in family[::-1]:
-                one.suspend()
+            for member in family[::-1]:
+                member.suspend()
             yield family
         finally:
             kill(family)
 
 
 def kill(family: Family) -> None:
-    for one in family[::-1]:
+    for member in family[::-1]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+            member.kill()
 
 
 def test_one_at_a_time_and_what_was_acknowledged_is_not_sent_twice(
     spark: Any, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """One is at work: a second will not wait, a third waits; the first is killed."""
+    """A backfill works, a second is refused, and a third waits until the first is killed."""
     (tmp_path / "in").mkdir()
     rows = [{"text": f"row {n}", "k": f"k{n % 5}", "n": n} for n in range(ROWS)]
     (tmp_path / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
-    said = io.StringIO()
+    output = io.StringIO()
 
     def kill_once_waited_for(first: Family) -> None:
-        while "waits for another backfill" not in said.getvalue() and not ended.wait(0.05):
+        while "waits for another backfill" not in output.getvalue() and not has_ended.wait(0.05):
             pass
         kill(first)
 
@@ -95,13 +95,13 @@ def test_one_at_a_time_and_what_was_acknowledged_is_not_sent_twice(
         refused = run_command(*command(cluster, tmp_path, "--no-wait"), spark=spark)
         assert refused.code == 1
         assert "at work" in refused.err and f"process {first[0].pid}" in refused.err
-        ended = threading.Event()
+        has_ended = threading.Event()
         killer = threading.Thread(target=kill_once_waited_for, args=[first])
         killer.start()
         try:
-            done = run_command(*command(cluster, tmp_path), spark=spark, err=said)
+            done = run_command(*command(cluster, tmp_path), spark=spark, err=output)
         finally:
-            ended.set()
+            has_ended.set()
             killer.join()
     assert done.code == 0, done.err
     assert done.err.count("waits for another backfill") == 1

@@ -1,4 +1,4 @@
-"""A backfill while a broker is away: real brokers, and RocketMQ's own tool says what is where."""
+"""A backfill while a real broker is away; RocketMQ's own tool counts the messages of queues."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ROW = re.compile(r"^(broker-\w+)\s+(\d+)\s+\d+\s+(\d+)\s", re.MULTILINE)
 
 
 def stored(cluster: LocalCluster) -> Counter[tuple[str, int]]:
-    """Messages per queue, as `mqadmin topicStatus` has them."""
-    found = _ROW.findall(cluster.admin("topicStatus", "-t", TOPIC))
-    return Counter({(broker, int(queue)): int(count) for broker, queue, count in found})
+    """Return the messages per queue by `mqadmin topicStatus`."""
+    queue_rows = _ROW.findall(cluster.admin("topicStatus", "-t", TOPIC))
+    return Counter({(broker, int(queue)): int(count) for broker, queue, count in queue_rows})
 
 
 def backfill(spark: Any, cluster: LocalCluster, ledger: Path, *more: str) -> Done:

@@ -1,4 +1,4 @@
-"""The commands with a real cluster, a real Spark, a real ledger; most in the test's own process."""
+"""The commands with a real cluster, Spark and ledger; most run in the test's own process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from tests.run_command import Done, run_command
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s", "-O", "mqClientApiTimeout=20s")
-"""A busy machine must not make a healthy broker look slow."""
+"""Options by which a busy machine does not make a healthy broker look slow."""
 
 ONE_QUEUE = ("-O", "ordering=strict", "-O", "pollNameServerInterval=10min")
-"""A first message that is slow isolates its broker, and best effort goes round it;
-the route of a topic made on the fly is another one as soon as its broker has registered it."""
+"""Options that keep all messages in one queue.
+
+A slow first message isolates its broker, and best effort would avoid it. The route of a topic that
+is made on the fly changes once its broker has registered it."""
 
 
 def rocket_sink(*arguments: str, code: int = 0, spark: Any = None, stdin: str = "") -> Done:
@@ -97,8 +99,8 @@ def test_a_message_that_cannot_be_sent_is_exit_code_1(name_server: str) -> None:
 
 
 def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:
-    found = as_json("check", "-n", f"{name_server};127.0.0.1:1", *PATIENT, code=1)
-    states = {finding["what"]: finding["state"] for finding in found["findings"]}
+    checked = as_json("check", "-n", f"{name_server};127.0.0.1:1", *PATIENT, code=1)
+    states = {finding["what"]: finding["state"] for finding in checked["findings"]}
     assert states["name server 127.0.0.1:1"] == "fail"
     assert states[f"name server {name_server}"] == "ok"
 
@@ -114,7 +116,7 @@ def permit(name_server: str, perm: int) -> None:
 
 @pytest.fixture(scope="class")
 def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[str, str]:
-    """Rows of which some have no body, and some are for a topic that takes none yet."""
+    """Make rows: some have no body, and some are for a topic that takes no messages yet."""
     folder = tmp_path_factory.mktemp("stream")
     (folder / "in").mkdir()
     rows = [
@@ -128,12 +130,13 @@ def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[st
 
 
 class TestStreamAndBackfill:
-    """One story: rows stream in, some cannot be sent; the way of most dead letters is that a
-    broker refuses for a while, and a backfill sends them later.
+    """A story: rows stream in, some become dead letters, and a backfill sends them later.
+
+    Most dead letters arise in this way, because a broker refuses messages for a while.
     """
 
     def stream(self, spark: Any, world: dict[str, str]) -> Any:
-        # Rows in strict order have orderWaitMs; the closed topic's route is waited for less long.
+        # Rows in strict order wait for orderWaitMs; the closed topic's route is awaited for less.
         return as_json(
             "stream", "--format", "json", "--path", f"{world['folder']}/in",
             "--checkpoint", f"{world['folder']}/checkpoint", "--trigger", "available-now",
@@ -186,10 +189,10 @@ class TestStreamAndBackfill:
         assert done["codes"] == {"EMPTY_BODY": EMPTY}
 
     def test_5_the_report_tells_the_same(self, world: dict[str, str]) -> None:
-        found = as_json("report", "-l", world["ledger"])
-        assert found["totals"]["rows_in"] == GOOD + EMPTY + LATE
-        assert found["totals"]["dead"] == EMPTY + LATE
-        assert sum(row["pending"] for row in found["dead_letters"]) == EMPTY
+        report = as_json("report", "-l", world["ledger"])
+        assert report["totals"]["rows_in"] == GOOD + EMPTY + LATE
+        assert report["totals"]["dead"] == EMPTY + LATE
+        assert sum(row["pending"] for row in report["dead_letters"]) == EMPTY
 
 
 def test_sigterm_ends_a_stream_in_good_order(tmp_path: Path, name_server: str) -> None:
@@ -214,5 +217,5 @@ def test_sigterm_ends_a_stream_in_good_order(tmp_path: Path, name_server: str) -
     report = json.loads(out)
     assert report["error"] is None
     counts = report["counts"]
-    # On a busy machine the next micro-batch begins at once: rows of it are in, and it runs again.
+    # On a busy machine the next micro-batch begins at once: it counts some rows, and repeats.
     assert counts["rows_in"] == counts["acked"] >= report["rows_read"] > 0

@@ -1,6 +1,6 @@
 """Spark Connect: the data source and foreach lanes from a client without a JVM.
 
-A long form with a requirement of its own: pip install "pyspark[connect]", then
+This is a long form with a requirement of its own: pip install "pyspark[connect]", then
 pytest -m slow tests/integration/test_connect.py
 """
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 DEADLINE_S = 180.0
 SLEEP_MS = 3_600_000
-"""A call of Spark's that nobody waits for."""
+"""The duration of a call of Spark's, which no test waits for."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextmanager
 def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process group of its own, as a shell starts one on a terminal."""
+    """Start a command in a process group of its own, like a shell on a terminal."""
     process = subprocess.Popen(
         [sys.executable, "-m", "rocket_sink.cli", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -44,21 +44,21 @@ def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
     try:
         yield process
     finally:
-        for one in of_session(process.pid):
-            one.kill()
+        for member in of_session(process.pid):
+            member.kill()
         process.communicate()
 
 
 def of_session(leader: int) -> list[psutil.Process]:
-    """Processes of the leader's session that run; those whose parent is gone are in it, too."""
-    found = []
-    for one in psutil.process_iter():
+    """Return the running processes of the leader's session, also those whose parent is gone."""
+    running = []
+    for process in psutil.process_iter():
         try:
-            if os.getsid(one.pid) == leader and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
         except (OSError, psutil.Error):
             continue
-    return found
+    return running
 
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
@@ -70,14 +70,14 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) ->
 
 
 def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """To the whole group, as a terminal does; the exit code and what was said.
+    """Interrupt the whole group like a terminal, and return the exit code and standard error.
 
-    That begins on a new line: a terminal has shown ^C.
+    The command's line begins with a new line, because a terminal has shown ^C.
     """
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=DEADLINE_S)
+    _, error_text = process.communicate(timeout=DEADLINE_S)
     assert of_session(process.pid) == []
-    return process.returncode, said.removeprefix("\n")
+    return process.returncode, error_text.removeprefix("\n")
 
 
 def is_java(one: psutil.Process) -> bool:
@@ -91,12 +91,12 @@ def test_while_the_jvm_starts(ledger: str, tmp_path: Path) -> None:
     with started(tmp_path, "report", "--ledger", ledger, "--fold") as process:
         wait_for(process, lambda: any(map(is_java, of_session(process.pid))))
         assert press_ctrl_c(process) == (130, "rocket-sink: stopped\n")
-    assert [one.name for one in tmp_path.glob("rocket-sink-spark-*")] == []
+    assert [path.name for path in tmp_path.glob("rocket-sink-spark-*")] == []
 
 
 @pytest.mark.slow
 def test_while_spark_is_at_work(ledger: str, tmp_path: Path) -> None:
-    """In a call that takes an hour: what ends it is the end of its JVM."""
+    """Interrupt a call that takes an hour: only the end of its JVM ends it."""
     began = f"java_method('java.io.File', 'createTempFile', 'began', '{tempfile.gettempprefix()}')"
     sleep = f"java_method('java.lang.Thread', 'sleep', {SLEEP_MS}L)"
     with started(

@@ -1,4 +1,4 @@
-"""`rocket-sink demo`, smaller: it must pass under a freeze and under a kill."""
+"""`rocket-sink demo` with fewer rows passes under a freeze and under a kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.run_command import Done, run_command
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 ROWS = 20_000
-"""Four micro-batches, of which two come after the fault."""
+"""The rows of four micro-batches; two come after the fault."""
 
 
 def demo(spark: Any, *arguments: str) -> Done:
@@ -24,9 +24,9 @@ def test_a_strict_run_passes_with_a_broken_broker(spark: Any, fault: str, tmp_pa
     out = tmp_path / "demo"
     done = demo(spark, "--fault", fault, "--out", str(out))
     assert done.code == 0, f"{done.out}\n{done.err}"
-    found = done.json()
-    assert found["passed"] and found["failures"] == []
-    totals, stored = found["ledger"]["totals"], found["stored"]
+    result = done.json()
+    assert result["passed"] and result["failures"] == []
+    totals, stored = result["ledger"]["totals"], result["stored"]
     assert (
         totals["rows_in"]
         == ROWS

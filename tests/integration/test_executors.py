@@ -1,4 +1,4 @@
-"""What one Python worker learns of a broker, all workers of its executor know."""
+"""Python workers of an executor share what each learns of a broker."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ ROWS = 4000
 
 @pytest.fixture(scope="module")
 def writes(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Counter[str]]]:
-    """Requests per worker and broker: of one worker, of all, of new ones after these were killed.
+    """Return requests per worker and broker for three writes.
 
-    The executor is the one of a local session; its workers are processes.
+    The first write uses one worker, the second all, the third new workers after all were killed.
+    The workers are processes of a local session's executor.
     """
     ledger = tmp_path_factory.mktemp("executors") / "ledger"
     read: set[str] = set()
-    found: list[dict[int, Counter[str]]] = []
+    writes_sent: list[dict[int, Counter[str]]] = []
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t")
         cluster.broker(SLOW).on_send(Delay(4000), times=None)
         sink = RocketSink(
             nameServer=cluster.name_server, topic="t", ledger=str(ledger), requestMaxMessages=50,
             sendMsgTimeout=60_000, connectTimeoutMs=20_000, suspectAfterMs=30_000,
-            # Slow is slow for the whole test.
+            # A slow broker stays slow for the whole test.
             latencyMax="50,3000", notAvailableDuration="0,600000", startDetectorEnable=False,
         )  # fmt: skip
 
         def write(tasks: int) -> None:
             rows = spark.range(0, ROWS, 1, tasks).selectExpr("cast(id AS string) AS body")
             sink.write(rows)
-            # The files, not the view: a query with Delta would take longer than all the sending.
+            # Reading files is quick; a query of the view would take longer than all the sending.
             files = dataset(f"{ledger}/kind=send", format="parquet").files
             sends = dataset([file for file in files if file not in read], format="parquet")
             read.update(files)
@@ -50,14 +51,14 @@ def writes(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[in
             for row in sends.to_table(columns=["worker", "broker_name"]).to_pylist():
                 worker = int(row["worker"].rpartition(":")[2])
                 sent.setdefault(worker, Counter())[row["broker_name"]] += 1
-            found.append(sent)
+            writes_sent.append(sent)
 
         write(1)
         write(TASKS)
-        for worker in {*found[0], *found[1]}:
+        for worker in {*writes_sent[0], *writes_sent[1]}:
             os.kill(worker, signal.SIGKILL)
         write(TASKS)
-    return found
+    return writes_sent
 
 
 def test_a_slow_broker_is_avoided_by_all_workers_of_the_executor(

@@ -1,6 +1,6 @@
 """`format("rocketmq")` without `register`: Spark finds the package `pyspark_rocketmq` by itself.
 
-Each in a process of its own, started as a user's: the session here may have registered it.
+Each test starts a process of its own like a user: the session here may have registered the source.
 The long forms need pip install "pyspark[connect,pipelines]".
 """
 
@@ -69,8 +69,8 @@ def flow():
 
 
 def user_environment() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
-    return {**found, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    return {**environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
 
 
 def run(command: list[str], **more: object) -> None:

@@ -1,4 +1,4 @@
-"""One suite of cases, run by every lane, against a scripted cluster and a real Delta ledger."""
+"""A suite of cases that every lane runs, against a scripted cluster and a real Delta ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .lanes import LANES, Lane, read, read_stream
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 PATIENT = {"sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000, "mqClientApiTimeout": 20_000}
-"""A busy machine must not make a scripted broker look slow."""
+"""Options by which a busy machine does not make a scripted broker look slow."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def lane(request: pytest.FixtureRequest) -> Lane:
 
 
 class World:
-    """One run: a topic, a ledger, a source folder of its own."""
+    """A run with a topic, a ledger and a source folder of its own."""
 
     def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: Lane) -> None:
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
@@ -83,10 +83,10 @@ def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: Lane) -> World
 
 
 def lanes_of(*chosen: str) -> pytest.MarkDecorator:
-    """These lanes, and the others among the long forms."""
+    """Run a test with these lanes; the other lanes belong to the long forms."""
     params = [
-        pytest.param(one, id=one.name, marks=[] if one.name in chosen else [pytest.mark.slow])
-        for one in LANES
+        pytest.param(lane, id=lane.name, marks=[] if lane.name in chosen else [pytest.mark.slow])
+        for lane in LANES
     ]
     return pytest.mark.parametrize("lane", params)
 
@@ -112,15 +112,15 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None
     world.run(ordering="strict")
     stored = world.stored()
     assert sorted(m.body for m in stored) == [f"{i:06d}".encode() for i in range(3000)]
-    one = next(m for m in stored if m.body == b"000041")
-    assert {k: one.properties[k] for k in ("KEYS", "TAGS", "__SHARDINGKEY", "n")} == {
+    sample = next(m for m in stored if m.body == b"000041")
+    assert {k: sample.properties[k] for k in ("KEYS", "TAGS", "__SHARDINGKEY", "n")} == {
         "KEYS": "m41", "TAGS": "UA", "__SHARDINGKEY": "N1", "n": "41",
     }  # fmt: skip
-    assert one.properties["__event_time_ms"] == "1700000000000"
+    assert sample.properties["__event_time_ms"] == "1700000000000"
     per_key: dict[str, list[bytes]] = {}
     for message in stored:
         per_key.setdefault(message.properties["__SHARDINGKEY"], []).append(message.body)
-    assert all(found == sorted(found) for found in per_key.values())
+    assert all(bodies == sorted(bodies) for bodies in per_key.values())
     epochs = world.epochs()
     assert sum(e.rows_in for e in epochs) == sum(e.acked for e in epochs) == 3000
     assert all(e.adds_up for e in epochs)
@@ -130,7 +130,7 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None
     assert view_rows(world.ledger.path, sent)[0].count == 3000
 
 
-# Python's rows, Arrow's, and the accounts of a commit.
+# The three lanes use Python's rows, Arrow's batches, and the accounts of a commit.
 @lanes_of("foreach", "source_batch", "foreach_batch")
 def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> None:
     good = flights(20)
@@ -143,7 +143,7 @@ def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> Non
         [None, None, None, {"KEYS": "x"}, {"a": "1\x02TAGS\x012"}, {"a": "y" * 33_000}, None],
         pa.map_(pa.string(), pa.string())))  # fmt: skip
     table = pa.concat_tables([good, bad.select(good.column_names)])
-    # Three more are bad by their topics.
+    # Three more rows are bad by their topics.
     topics = [None, "not a topic", "x" * 128, *[world.topic] * (table.num_rows - 3)]
     world.put(table.append_column("topic", pa.array(topics)))
     world.run(maxMessageSize=1024, topic="")
@@ -159,13 +159,13 @@ def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> Non
     assert epoch.adds_up
 
 
-# Accounts by way of the spool, and by a commit.
+# The two lanes bring accounts by the spool and by a commit.
 @lanes_of("foreach", "write")
 def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world: World) -> None:
-    """Both attempts send some rows and die of their upstream; the run after that sends all.
+    """Send all rows by the run after two attempts that sent some rows and failed upstream.
 
-    Spark's own raise_error breaks it: on Spark 4.2.0 a Python UDF in the stage of a foreach
-    writer hangs or crashes its worker, with any writer.
+    Spark's own raise_error makes the error: on Spark 4.2.0 a Python UDF in the stage of any foreach
+    writer hangs or crashes its worker.
     """
     from pyspark.sql import functions
 
@@ -203,7 +203,7 @@ def test_a_missing_column_is_an_error_that_names_it(world: World) -> None:
 
 @pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids=lambda lane: lane.name)
 def test_an_app_id_goes_with_its_checkpoint(world: World) -> None:
-    """Of foreachBatch, the crash harness shows it."""
+    """Refuse an appId without its checkpoint. The crash harness shows it for foreachBatch."""
     world.put(flights(20))
     world.run(appId="a")
     shutil.rmtree(world.folder / "checkpoint")

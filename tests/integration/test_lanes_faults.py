@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 ROWS = 8_000
 KEYS = 200
 STREAM_ROWS = 40_000
-# Of foreachBatch, the crash harness shows it.
+# The crash harness plays these faults with foreachBatch.
 STREAMS = LANES[:2]
 CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 
@@ -47,7 +47,7 @@ def table(rows: int = ROWS) -> pa.Table:
 
 
 class Sending:
-    """A task that sends the table batch by batch; `during` is called at a third of it."""
+    """A task that sends the table batch by batch. It calls `during` after a third of the rows."""
 
     def __init__(self, cluster: LocalCluster, ledger: Path, **options: Any) -> None:
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
@@ -60,10 +60,10 @@ class Sending:
         self._repairs: list[Future[None]] = []
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Repair a broker during the sends; `run` returns when it is repaired.
+        """Repair a broker during the sends; `run` returns after the repair.
 
-        Sends need not wait for a broker that is away, but the reading afterwards and the next
-        test's topic do: a started broker takes seconds, and half a minute on a busy machine.
+        Sends need not wait for a broker that is away, but the later reading and the next test's
+        topic do. A broker takes seconds to start, and half a minute on a busy machine.
         """
 
         def repair() -> None:
@@ -90,23 +90,23 @@ class Sending:
             raise
         finally:
             pool.close()
-            for one in self._repairs:
-                one.result()
+            for repair in self._repairs:
+                repair.result()
 
     def stored(self) -> list[Any]:
-        """All of the topic, of brokers that were away as well."""
+        """Return all messages of the topic, also those of brokers that were away."""
         self.cluster.await_route(self.topic)
         return list(read_topic(self.cluster.name_server, self.topic))
 
 
 def in_order(stored: list[Any]) -> bool:
-    """First appearances per key, in each queue's order."""
+    """Return whether the first copies of each key's messages are in order."""
     per_key: dict[str, dict[bytes, None]] = {}
     for message in stored:
         if damaged(message):
             continue
         per_key.setdefault(message.properties["__SHARDINGKEY"], {})[message.body] = None
-    return all(list(found) == sorted(found) for found in per_key.values())
+    return all(list(bodies) == sorted(bodies) for bodies in per_key.values())
 
 
 def test_strict_keys_wait_for_a_frozen_broker_and_stay_in_order(
@@ -177,12 +177,14 @@ def test_strict_gives_up_a_dead_brokers_keys_after_one_wait_and_loses_none(
         rows = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
         letters |= {int(row["body"]) for row in rows if row["kind"] == "dead_letter"}
     assert stored | letters == set(range(ROWS))
-    # One wait for all queues of the broker, not one per request; the rest is a busy machine's.
+    # The task waits once for all queues of the broker, not once per request. A busy machine may
+    # add some time.
     assert took_s < 60
 
 
 @pytest.mark.spark
-# In tests/crash a broker is killed under foreachBatch, and frozen under foreach.
+# tests/crash has the short forms: it kills a broker under foreachBatch, and freezes one under
+# foreach.
 @pytest.mark.slow
 @pytest.mark.parametrize("lane", STREAMS, ids=lambda lane: lane.name)
 def test_a_stream_outlives_a_killed_broker(

@@ -33,19 +33,19 @@ def sending(request: Any, cluster: LocalCluster, tmp_path: Path) -> Sending:
 
 
 def check(sending: Sending, summary: Any, *, in_part: int) -> None:
-    """Every row is stored whole, and none twice; at most so many are there in part, too."""
+    """Check that every row is stored complete and once, with at most `in_part` torn copies."""
     stored = sending.stored()
-    whole = [message for message in stored if not damaged(message)]
-    counts = Counter(int(message.body) for message in whole)
+    complete = [message for message in stored if not damaged(message)]
+    counts = Counter(int(message.body) for message in complete)
     doubled = sum(count > 1 for count in counts.values())
     assert (ROWS - len(counts), doubled) == (0, 0), summary
     assert summary.acked == ROWS and summary.duplicates_possible <= in_part, summary
-    assert len(stored) - len(whole) <= in_part, summary
+    assert len(stored) - len(complete) <= in_part, summary
     assert sending.options.ordering == "none" or in_order(stored)
 
 
 def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
-    """Its requests run out of time, and it stores them when it wakes up."""
+    """Requests to a frozen broker run out of time, and it stores them when it wakes up."""
     broker = sending.cluster.brokers[0]
 
     def freeze() -> None:
@@ -59,7 +59,7 @@ def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
     "sending", [pytest.param("none", marks=pytest.mark.slow), "strict"], indirect=True
 )
 def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
-    """But for the one message that it was writing: `test_torn_log.py`."""
+    """Allow one torn copy: the message that the broker was writing (`test_torn_log.py`)."""
     broker = sending.cluster.brokers[1]
 
     def kill() -> None:
@@ -80,12 +80,12 @@ def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_p
             "delay_ms": [None] * 20 + [3_600_000] * 20,
         }
     )
-    pool, found = ProducerPool(), []
+    pool, skipped = ProducerPool(), []
     for ctx in (CTX, AGAIN):
         run = TaskRunner(sending.options, ctx, pool=pool)
         run.feed(rows, resolve_columns(rows.schema, sending.options))
         summary = run.finish()
         assert summary.acked == 40
-        found.append(summary.found_stored)
+        skipped.append(summary.found_stored)
     pool.close()
-    assert found == [0, 40]
+    assert skipped == [0, 40]

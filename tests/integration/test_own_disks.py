@@ -1,4 +1,4 @@
-"""Executors with disks of their own: they prove that the ledger is shared, or send nothing."""
+"""Executors with disks of their own prove that the ledger is shared, or send nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES = {
 }
 """The disks of `own_disks.py`, and the lanes that use their ledgers.
 
-`spool` is first: with no other job at work, as a fold of another ledger, each executor has tasks.
+`spool` is first, because each executor gets tasks only while no other job (such as a fold) runs.
 """
 ALL_CASES = {
     "spool": ("foreach", "source_batch"),
@@ -53,7 +53,7 @@ class Played(NamedTuple):
     cluster: FakeCluster
     cases: dict[str, tuple[str, ...]]
     found: dict[str, dict[str, Any]]
-    """What became of each lane of each disk."""
+    """The result of each lane by disk."""
 
     def of(self, disk: str) -> dict[str, Any]:
         assert list(self.found[disk]) == list(self.cases[disk])
@@ -89,43 +89,43 @@ def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         found: dict[str, dict[str, Any]] = {disk: {} for disk in request.param}
         for line in done.stdout.splitlines():
             if line.startswith("{"):
-                one = json.loads(line)
-                found[one["disk"]][one["lane"]] = one
+                result = json.loads(line)
+                found[result["disk"]][result["lane"]] = result
         yield Played(folder, cluster, request.param, found)
 
 
 def test_nothing_is_sent_by_tasks_that_see_another_folder(played: Played) -> None:
-    for lane, one in played.of("own").items():
-        assert "not the one that the driver sees" in one["error"], (lane, one)
-        assert "mount storage" in one["error"], lane
+    for lane, result in played.of("own").items():
+        assert "not the one that the driver sees" in result["error"], (lane, result)
+        assert "mount storage" in result["error"], lane
         assert not played.stored("own", lane), lane
     assert len(list((played.folder / "own/ledger/_spool").rglob("*.arrow"))) == 1
 
 
 def test_nothing_is_sent_by_tasks_that_cannot_write(played: Played) -> None:
-    for lane, one in played.of("readonly").items():
-        assert "Read-only file system" in one["error"], (lane, one)
-        assert "let the users of driver and executors write" in one["error"], lane
+    for lane, result in played.of("readonly").items():
+        assert "Read-only file system" in result["error"], (lane, result)
+        assert "let the users of driver and executors write" in result["error"], lane
         assert not played.stored("readonly", lane), lane
 
 
 def test_executors_that_share_the_disk_pass(played: Played) -> None:
-    found = played.of("shared")
-    assert not any(one["error"] or one["log"] for one in found.values()), found
-    assert all(played.stored("shared", lane) == ROWS // 2 for lane in found)
+    results = played.of("shared")
+    assert not any(result["error"] or result["log"] for result in results.values()), results
+    assert all(played.stored("shared", lane) == ROWS // 2 for lane in results)
     shared = played.epochs("shared")
     sums = [(e.rows_in, e.acked, e.dead, e.missing_rows) for e in shared]
-    assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * len(found)
+    assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * len(results)
 
 
 def test_rows_that_went_to_another_spool_are_an_error(played: Played) -> None:
-    """The token is there; what Spark handed over is not in the accounts."""
-    found = played.of("spool")
-    assert not any(one["error"] for one in found.values()), found
-    said = [line for line in found["foreach"]["log"] if line.startswith("ERROR")]
-    assert len(said) == 1 and "lacks" in said[0] and f"of the {ROWS} rows" in said[0], found
+    """The ledger's token is there, but rows that Spark handed over are not in the accounts."""
+    results = played.of("spool")
+    assert not any(result["error"] for result in results.values()), results
+    errors = [line for line in results["foreach"]["log"] if line.startswith("ERROR")]
+    assert len(errors) == 1 and "lacks" in errors[0] and f"of the {ROWS} rows" in errors[0], results
     wrong = played.epochs("spool")
-    assert len(wrong) == len(found)
+    assert len(wrong) == len(results)
     for epoch in wrong:
         assert 0 < epoch.missing_rows == ROWS - epoch.rows_in, epoch
         assert not epoch.adds_up and epoch.confirmed

@@ -1,7 +1,7 @@
 """onPendingKey=hold and a driver that is killed between a task's note and the fold.
 
-The killed driver is a process of its own; delta-rs and DuckDB read what became of the rows.
-A long form: `tests/ledger/test_pending_keys.py` lets go the keys of an attempt that does not count.
+The killed driver is a process of its own; delta-rs and DuckDB read the results of its rows. This is
+a long form: `tests/ledger/test_pending_keys.py` lets go the keys of an attempt that does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOPIC = "keys"
 
 
 def play(spark: Any, name_server: str, folder: str) -> None:
-    """All that is there, as one micro-batch per file, and the fold."""
+    """Send all present files, with a micro-batch per file, and fold the ledger."""
     sink = RocketSink(
         nameServer=name_server, topic=TOPIC, ledger=f"{folder}/ledger", ordering="strict",
         onPendingKey="hold", sendMsgTimeout="60s", connectTimeoutMs="20s", orderWaitMs="120s",
@@ -54,7 +54,7 @@ def start(cluster: FakeCluster, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def rows(folder: Path, name: str) -> None:
-    """Keys of both queues: "a" hashes to 97, "b" to 98."""
+    """Write a file with keys of both queues: "a" hashes to 97, "b" to 98."""
     (folder / "in").mkdir(exist_ok=True)
     lines = [f'{{"body": "{name} {key}", "sharding_key": "{key}"}}' for key in "ab"]
     partial = folder / f"{name}.part"
@@ -65,7 +65,7 @@ def rows(folder: Path, name: str) -> None:
 def test_the_replay_lets_the_keys_go(spark: Any, cluster: FakeCluster, tmp_path: Path) -> None:
     duckdb, deltalake = pytest.importorskip("duckdb"), pytest.importorskip("deltalake")
     rows(tmp_path, "first")
-    # One key's messages are refused, and the other's answer does not come: the epoch has no end.
+    # One broker refuses a key's messages and the other gives no answer, so the epoch has no end.
     cluster.broker("broker-b").on_send(Answer(13, "no"), times=None)
     cluster.broker("broker-a").on_send(Delay(3600), times=None)
     pending = tmp_path / "ledger" / "_pending"

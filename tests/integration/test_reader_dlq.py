@@ -1,4 +1,4 @@
-"""Reader and dead-letter topics on a real broker, which makes the dead letters itself."""
+"""The reader and dead-letter topics on a real broker, which makes the dead letters itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ PATIENT = {"sendMsgTimeout": "60s", "connectTimeoutMs": "20s", "mqClientApiTimeo
 
 
 def give_up(admin: Admin, message: StoredMessage) -> None:
-    """As a consumer does that has failed too often (ConsumerSendMsgBackRequestHeader)."""
+    """Send a message back like a consumer after too many failures.
+
+    The request is ConsumerSendMsgBackRequestHeader.
+    """
     frame = request(
         RequestCode.CONSUMER_SEND_MSG_BACK,
         {
@@ -44,11 +47,11 @@ def wait_for(count: int, read: Any) -> list[Any]:
     until = time.monotonic() + 60
     while True:
         try:
-            found = list(read())
+            items = list(read())
         except Exception:
-            found = []
-        if len(found) >= count or time.monotonic() > until:
-            return found
+            items = []
+        if len(items) >= count or time.monotonic() > until:
+            return items
         time.sleep(0.2)
 
 
@@ -101,7 +104,7 @@ def test_the_way_of_a_dead_letter(
 
 
 def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
-    """After the test above: two topics, one of them a dead-letter topic."""
+    """Read the two topics of the test above, one of them a dead-letter topic."""
     from rocket_sink import register
 
     register(spark)
@@ -129,7 +132,7 @@ def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
         "cast(body AS string) AS text", "system_properties['RETRY_TOPIC'] AS origin",
         "reconsume_times", "keys",
     )  # fmt: skip
-    found = letters.collect()
-    assert {row.origin for row in found} == {TOPIC}
-    assert {row.reconsume_times for row in found} == {1}
-    assert len(found) == 3
+    letter_rows = letters.collect()
+    assert {row.origin for row in letter_rows} == {TOPIC}
+    assert {row.reconsume_times for row in letter_rows} == {1}
+    assert len(letter_rows) == 3

@@ -1,4 +1,4 @@
-"""Real-time mode (`trigger(realTime=...)`): of our lanes Spark starts foreach, and none else."""
+"""Real-time mode (`trigger(realTime=...)`): Spark starts our foreach lane and no other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
     ),
 ]
 EPOCH = "5 seconds"
-"""The shortest that Spark takes."""
+"""The shortest duration that Spark accepts."""
 
 
 class Source:
@@ -33,11 +33,11 @@ class Source:
 
     def __init__(self, spark: Any) -> None:
         jvm = spark._jvm
-        made = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream.apply(
+        stream = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream.apply(
             spark._jsparkSession, 1, jvm.org.apache.spark.sql.Encoders.STRING()
         )
-        self._jvm, self._stream = jvm, made
-        self.frame = DataFrame(made.toDF(), spark)
+        self._jvm, self._stream = jvm, stream
+        self.frame = DataFrame(stream.toDF(), spark)
 
     def put(self, text: str) -> None:
         rows = self._jvm.java.util.ArrayList()
@@ -66,13 +66,13 @@ def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
             assert query.exception() is None
-            # An epoch counts when it has ended.
-            while not any(one["numInputRows"] for one in query.recentProgress):
+            # An epoch counts only after its end.
+            while not any(progress["numInputRows"] for progress in query.recentProgress):
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
         finally:
             query.stop()
-        assert sorted(int(one.body) for one in cluster.messages("t")) == list(range(20))
+        assert sorted(int(message.body) for message in cluster.messages("t")) == list(range(20))
     ledger.sync(spark)
     assert view_rows(ledger.path, "SELECT sum(acked) AS acked FROM epochs")[0].acked == 20
 

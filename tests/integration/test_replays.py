@@ -27,7 +27,7 @@ STREAMS = [lane for lane in LANES if lane.streams]
 
 
 class World:
-    """One query: its source, checkpoint, ledger and topic."""
+    """A query with its source, checkpoint, ledger and topic."""
 
     def __init__(self, spark: Any, cluster: LocalCluster, folder: Path, lane: Lane) -> None:
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
@@ -35,18 +35,18 @@ class World:
         make_topic(cluster, self.topic)
         self.ledger = Ledger(str(folder / "ledger"))
         (folder / "source").mkdir()
-        # Each body twice: equal rows are as many messages.
+        # The source has each body twice, because equal rows are separate messages.
         bodies = [f"{i // 2:06d}" for i in range(ROWS)]
         table = pa.table({"body": bodies, "sharding_key": [f"k{i % 50}" for i in range(ROWS)]})
         pq.write_table(table, folder / "source" / "part.parquet")
         self.expected = Counter(body.encode() for body in bodies)
 
     def run(self, **options: Any) -> None:
-        given = {
+        settings = {
             "nameServer": self.cluster.name_server, "topic": self.topic,
             "ledger": str(self.folder / "ledger"), "delivery": "effectively_once", **options,
         }  # fmt: skip
-        self.lane.run(self.spark, self.folder / "source", self.folder / "checkpoint", given)
+        self.lane.run(self.spark, self.folder / "source", self.folder / "checkpoint", settings)
 
     def forget_the_last_commit(self) -> None:
         commits = [
@@ -67,7 +67,7 @@ class World:
 
 @pytest.fixture(
     params=[
-        # Its accounts go by the spool, as those of foreach.
+        # This lane's accounts go by the spool, like those of foreach.
         pytest.param(lane, id=lane.name, marks=[pytest.mark.slow] * (lane.name == "source_stream"))
         for lane in STREAMS
     ]
@@ -82,7 +82,7 @@ def test_an_epoch_whose_commit_is_gone_is_not_sent_again(world: World) -> None:
     world.forget_the_last_commit()
     world.run()
     assert world.stored() == world.expected
-    # The foreachBatch lane finds the epoch in the ledger, and so needs no broker's word.
+    # The foreachBatch lane finds the epoch in the ledger, so it asks no broker.
     skipped = world.lane.name == "foreach_batch"
     assert world.found_stored() == (0 if skipped else ROWS)
 
@@ -91,7 +91,7 @@ def test_a_driver_that_dies_before_the_ledgers_commit(
     spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(
-        spark, cluster, tmp_path, next(one for one in LANES if one.name == "foreach_batch")
+        spark, cluster, tmp_path, next(lane for lane in LANES if lane.name == "foreach_batch")
     )
 
     def sent_and_died(results: Any, *where: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_driver_that_dies_before_the_ledgers_commit(
 
 
 def test_at_least_once_doubles_it(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
-    """The judge sees duplicates where they are."""
+    """Prove that the judge sees duplicates if there are any."""
     world = World(spark, cluster, tmp_path, STREAMS[0])
     world.run(delivery="at_least_once")
     world.forget_the_last_commit()
@@ -120,8 +120,8 @@ def test_at_least_once_doubles_it(spark: Any, cluster: LocalCluster, tmp_path: P
 def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
     spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next write of the name asks; the one after it is another write with equal rows."""
-    world = World(spark, cluster, tmp_path, next(one for one in LANES if one.name == "write"))
+    """The next write of the same name asks brokers; the following one is new with equal rows."""
+    world = World(spark, cluster, tmp_path, next(lane for lane in LANES if lane.name == "write"))
 
     def sent_and_died(results: Any, append: Any) -> None:
         results.collect()
@@ -133,7 +133,7 @@ def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
             world.run(appId="load")
     assert world.stored() == world.expected
     with monkeypatch.context() as patch:
-        # It dies once more, after the ledger's commit.
+        # The write dies once more, after the ledger's commit.
         patch.setattr(foreach_batch, "end_write", sent_and_died_at_the_end)
         with pytest.raises(KeyError, match="the driver died"):
             world.run(appId="load")

@@ -1,4 +1,4 @@
-"""jobs/report.py as spark-submit runs it: a JVM of its own, which is what takes the time."""
+"""jobs/report.py under spark-submit, with a JVM of its own, which makes it slow."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_spark_says_what_duckdb_says(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     quick = run_command("report", "--ledger", ledger, "--json").json()
     # spark-submit puts a Python job's standard error into standard output, too.
-    found = json.loads(done.stdout[done.stdout.index("{") :])
-    assert found == quick
-    assert found["verdict"][0]["name"] == "broker_left_route"
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    assert report == quick
+    assert report["verdict"][0]["name"] == "broker_left_route"
     assert "broker-b left the route" in page.read_text()
     assert page.stat().st_size < 2_000_000

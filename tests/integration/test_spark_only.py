@@ -1,6 +1,6 @@
-"""A ledger in a store that only Spark knows (oss:, obs:, dbfs:): what works, and what says no.
+"""A ledger in a store that only Spark knows (oss:, obs:, dbfs:): some uses work, others refuse.
 
-A view of Hadoop's gives local files the scheme `oss`.
+A file system of Hadoop's gives local files the scheme `oss`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPTIONS: list[tuple[str, str, dict[str, str]]] = [
 
 @pytest.fixture(scope="module")
 def store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `oss://bucket/data` shows, with a source of 100 rows."""
+    """Return the folder that `oss://bucket/data` shows, with a source of 100 rows."""
     folder = tmp_path_factory.mktemp("oss")
     link = "fs.viewfs.mounttable.bucket.link./data"
     spark.sparkContext._jsc.hadoopConfiguration().set(link, f"file://{folder}")
@@ -68,7 +68,7 @@ def play(
         with Backfill(spark, SinkOptions.parse(options)) as work:
             work.plan()
     else:
-        run = next(one.run for one in LANES if one.name == lane)
+        run = next(known_lane.run for known_lane in LANES if known_lane.name == lane)
         run(spark, store / "source", checkpoint, options)
 
 
@@ -83,7 +83,7 @@ def test_all_lanes_work(spark: Any, cluster: FakeCluster, store: Path, tmp_path:
     epochs = ledger.epochs(spark).collect()
     sums = [(e.rows_in, e.acked, e.dead, e.adds_up, e.missing_rows) for e in epochs]
     assert sums == [(100, 75, 25, True, 0)] * len(LANES), epochs
-    # Hadoop's view wrote local files: delta-rs reads them as what they are.
+    # Hadoop wrote local files, which delta-rs reads by their own paths.
     rows = DeltaTable(store / "ledger").to_pyarrow_dataset().to_table()
     tasks = rows.filter(pc.is_valid(rows["partition"]))
     assert pc.sum(tasks["rows_in"]).as_py() == 100 * len(LANES)

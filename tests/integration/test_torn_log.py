@@ -1,4 +1,4 @@
-"""What a broker keeps of a batch when it is killed while it writes: here its log is cut by hand."""
+"""A broker that is killed while it writes a batch; the tests cut its log by hand."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true
     scope="module",
     params=[
         pytest.param({}, id="by default"),
-        # The broker itself leaves out what is torn.
+        # The broker itself leaves out torn messages.
         pytest.param(PROVES_PROPERTIES, id="proves properties"),
     ],
 )
 def cluster(request: Any) -> Iterator[LocalCluster]:
-    # 5.5.0 writes nothing behind the properties of a batch's messages.
+    # 5.3.3 appends properties to a batch's messages; 5.5.0 does not.
     running = LocalCluster(brokers=1, version="5.3.3", broker_config=request.param)
     running.start(timeout_s=600)
     try:
@@ -51,9 +51,9 @@ def body(topic: str, number: int) -> bytes:
 
 
 def tear(broker: Any, first: bytes, name: bytes) -> None:
-    """Zeros from the middle of this property on, and in all that was written behind it."""
+    """Write zeros from the middle of this property to the end of the log."""
     files = (broker.spec.folder / "store" / "commitlog").iterdir()
-    (path,) = (one for one in files if first in one.read_bytes())
+    (path,) = (file for file in files if first in file.read_bytes())
     data = path.read_bytes()
     begin = data.index(name, data.index(first)) + len(name) + 3
     with path.open("r+b") as log:
@@ -62,7 +62,7 @@ def tear(broker: Any, first: bytes, name: bytes) -> None:
 
 
 def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
-    """One batch, whose answer is lost, and whose broker is killed in the middle of a message."""
+    """Send a batch whose answer is lost and whose broker is killed in the middle of a message."""
     (broker,) = cluster.brokers
     rows = {"body": [body(topic, i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}
     with FaultProxies(cluster.name_server) as proxies, ThreadPoolExecutor(1) as thread:
@@ -85,9 +85,9 @@ def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
 def test_a_message_that_was_being_written_is_sent_again(
     cluster: LocalCluster, tmp_path: Path, lost: bytes
 ) -> None:
-    """By default its body stays, with the properties that are whole, and readers see it.
+    """Send the message again. By default readers also see its body with the complete properties.
 
-    `CLUSTER` is the broker's own, which it writes behind what was sent.
+    `CLUSTER` is the broker's own property, which it writes behind the sent ones.
     """
     topic = f"t-{uuid.uuid4().hex[:8]}"
     make_topic(cluster, topic, queues=1)
@@ -96,8 +96,8 @@ def test_a_message_that_was_being_written_is_sent_again(
     proven = cluster.brokers[0].spec.settings.get("forceVerifyPropCRC") == "true"
     assert [m.body for m in stored if m.torn] == ([] if proven else [body(topic, HEAD)])
     stays = lost == b"CLUSTER" and not proven
-    whole = [m for m in stored if stays or not m.torn]
-    assert [m.body for m in whole] == [body(topic, i) for i in range(ROWS)]
-    assert {m.properties["__SHARDINGKEY"] for m in whole} == {"Zürich"}
+    expected = [m for m in stored if stays or not m.torn]
+    assert [m.body for m in expected] == [body(topic, i) for i in range(ROWS)]
+    assert {m.properties["__SHARDINGKEY"] for m in expected} == {"Zürich"}
     assert (summary.acked, summary.found_stored) == (ROWS, HEAD + stays)
     assert summary.duplicates_possible == (not stays)

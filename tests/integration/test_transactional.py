@@ -1,7 +1,7 @@
 """`delivery=transactional` on real brokers that check every second.
 
-That is below their transactionOpBatchInterval (3 s), so that they ask about half messages that were
-committed long ago, too: with an answer of COMMIT they would be there twice.
+A second is below their transactionOpBatchInterval (3 s), so brokers also ask about half messages
+that were committed long ago. If the answer were COMMIT, those would be stored twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TOPIC = "decided"
 
 
 class Killed(BaseException):
-    """The driver ends, whatever its code wants."""
+    """The death of the driver, which its code cannot catch."""
 
 
 @pytest.fixture(scope="module")
 def checking() -> Iterator[LocalCluster]:
     often = {
         "transactionCheckInterval": "1000", "transactionTimeOut": "1000",
-        # RocketMQ's defaults: ends are noted in batches.
+        # By these defaults of RocketMQ brokers note ends in batches.
         "transactionOpBatchInterval": "3000", "transactionOpMsgMaxSize": "4096",
     }  # fmt: skip
     running = LocalCluster(brokers=1, broker_config=often).start(timeout_s=600)
@@ -52,7 +52,7 @@ def checking() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def answers(monkeypatch: Any) -> list[tuple[int, str, str]]:
-    """(epoch, message id, answer) of all that the brokers asked."""
+    """Return (epoch, message id, answer) of all requests of the brokers."""
     told: list[tuple[int, str, str]] = []
 
     class Telling(transactions.CheckBacks):
@@ -78,19 +78,19 @@ def test_epochs_are_seen_once_decided_and_once(
             bodies = [m.body.decode().split("/") for m in admin.read_topic(TOPIC)]
             return Counter((int(epoch), int(row)) for epoch, row in bodies)
 
-        # An attempt whose driver dies before the append.
+        # The driver of this attempt dies before the append.
         _killed(sink, spark, 0, monkeypatch, foreach_batch, "_append", _run_without_append)
         assert not seen()
         sink.write_batch(_rows(spark, 0), 0)
         assert seen() == _all(0)
-        # One whose driver dies after it: only the ledger has it.
+        # The next driver dies after the append: only the ledger has the epoch.
         _killed(sink, spark, 1, monkeypatch, TransactionCommitter, "_end", _die)
         endings = TransactionCommitter(spark, sink.options)
         rows = endings.open_epochs()
         with Bar("settle", 2 * ROWS) as bar:
             done = settled(endings, rows, bar)
-        assert all(one.is_good for one in done) and seen() == _all(0) + _all(1)
-        # Brokers go on asking until all that was not committed is rolled back, copies as well.
+        assert all(epoch.is_good for epoch in done) and seen() == _all(0) + _all(1)
+        # Brokers go on asking until all uncommitted half messages and their copies are rolled back.
         until(lambda: _rolled_back(answers) >= ROWS, timeout_s=120)
         assert {answer for _, _, answer in answers} <= {"ROLLBACK", "UNKNOWN"}
         assert seen() == _all(0) + _all(1)
@@ -110,7 +110,7 @@ def _check_order(admin: Admin) -> None:
             epoch, row = message.body.decode().split("/")
             key = message.properties["__SHARDINGKEY"]
             rows.setdefault(key, []).append((int(epoch), int(row)))
-        assert all(one == sorted(one) for one in rows.values())
+        assert all(keyed_rows == sorted(keyed_rows) for keyed_rows in rows.values())
 
 
 def _rows(spark: Any, epoch: int) -> Any:
@@ -139,4 +139,5 @@ def _run_without_append(results: Any, append: Any) -> None:
 def _die(*given: Any, **more: Any) -> Any:
     if threading.current_thread() is threading.main_thread():
         raise Killed
-    raise DeliveryError("the driver is dead")  # to the answerer, which a broker may have asked
+    # The answerer gets this error if a broker has asked it.
+    raise DeliveryError("the driver is dead")

@@ -1,4 +1,4 @@
-"""What most tests do with Spark, once: `tests.jvms` makes the class archive of its classes."""
+"""The usual work of tests with Spark, done once, so that `tests.jvms` can archive its classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.run_command import run_command
 
 
 def main(folder: Path) -> None:
-    """Rows over all lanes, some of them letters; their ledgers are read, and sent from."""
+    """Send rows by all lanes with some dead letters, read their ledgers, and backfill them."""
     spark = build_session("rocket-sink-typical", master="local[2]")
     gateway = spark.sparkContext._gateway
     assert gateway is not None
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
                 "backfill", "-l", str(ledger), "-n", cluster.name_server, "--json", spark=spark
             )
     spark.stop()
-    # The JVM writes its archive when nobody talks to it any more.
+    # The JVM writes its archive after the last connection is closed.
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait()

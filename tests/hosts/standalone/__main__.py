@@ -24,17 +24,17 @@ _NAMES = (*(case.name for case in play.CASES), _SHIP, _CANARY)
 
 
 def main() -> int:
-    """The exit code: 1 when a promise was broken."""
+    """Run the command and return its exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser("tests.hosts.standalone")
     parser.add_argument("--only", action="append", choices=_NAMES)
     parser.add_argument("--out", type=Path, default=page.RESULTS, help="file of the results (JSON)")
     parser.add_argument("--short", action="store_true", help="the form for CI: prints its results")
     parser.add_argument("--page", action="store_true", help="only write the page from the results")
-    given = parser.parse_args()
-    if given.page:
+    options = parser.parse_args()
+    if options.page:
         replication.write_page()
         return 0
-    wanted = given.only or (play.SHORT if given.short else _NAMES)
+    wanted = options.only or (play.SHORT if options.short else _NAMES)
     if not world.inside():
         fetch_generations()
         fetch_packages()
@@ -46,10 +46,10 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    results = _play(wanted, say, given.out, short=given.short)
-    if given.short:
+    results = _play(wanted, say, options.out, short=options.short)
+    if options.short:
         print(json.dumps(results))
-    elif given.out == page.RESULTS:
+    elif options.out == page.RESULTS:
         replication.write_page()
     parts = [*(row for case in results["cases"] for row in case["rows"].values())]
     parts += [*results.get(_SHIP, []), results.get(_CANARY, {})]

@@ -1,9 +1,9 @@
-"""Whether credentials are in anything that a Spark job leaves behind, on any of its hosts.
+"""The search for credentials in everything that a Spark job leaves behind, on all of its hosts.
 
-Brokers ask for an access key and a secret key. All lanes get them as plain options, the worst way
-to give them: the right ones, then wrong ones, so that errors and remarks of brokers are written.
-Then every file of the master, the workers and the driver is searched: local folders of Spark, logs,
-event logs, checkpoints, ledgers, spools.
+Brokers ask for an access key and a secret key. All lanes get keys as plain options, which is the
+worst way: first the right keys, then wrong ones, so that errors and remarks of brokers are written.
+Then the canary searches every file of the master, the workers and the driver: local folders of
+Spark, logs, event logs, checkpoints, ledgers, spools.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Keys:
 
 
 def play(say: Callable[[str], None]) -> dict[str, Any]:
-    """Run all lanes twice and search; `held` says it in words."""
+    """Run all lanes twice and search. The result's `held` is a sentence."""
     right, wrong = Keys.made(), Keys.made()
     began_s = time.time()
     with Bed() as bed, closing(Standalone(bed, say, secrets=right)) as at:
@@ -48,26 +48,26 @@ def play(say: Callable[[str], None]) -> dict[str, Any]:
         broken = []
         for name, keys in (("right", right), ("wrong", wrong)):
             say(f"all lanes with the {name} credentials")
-            told = _run(at, f"canary-{name}", keys)
+            reports = _run(at, f"canary-{name}", keys)
             broken += [
-                f"{lane} with the {name} credentials: {found['errors'][-1:] or 'no error'}"
-                for lane, found in told.items()
-                if found["ended"] != (keys is right)
+                f"{lane} with the {name} credentials: {report['errors'][-1:] or 'no error'}"
+                for lane, report in reports.items()
+                if report["ended"] != (keys is right)
             ]
         say("searching")
         hosts = (at.master, *at.workers, *at.drivers)
-        found = search(
+        findings = search(
             [*(host.disk for host in hosts), SHARED, _TEMPORARY],
             {"the access key": right.access_key, "the secret key": right.secret_key,
              "the wrong access key": wrong.access_key, "the wrong secret key": wrong.secret_key},
-            # What must be there, or the search is blind.
+            # A search that does not find these words is blind.
             controls={"_delta_log": "canary-right-foreach", "part-": "canary-right-foreach",
                       "events": "rocket-sink-hosts", "stderr": "canary-wrong"},
             since_s=began_s,
         )  # fmt: skip
-    broken += found.pop("broken")
-    say(f"  {found} {broken or 'held'}")
-    return {**found, "held": "; ".join(broken) or "the keys are in none", "broken": broken}
+    broken += findings.pop("broken")
+    say(f"  {findings} {broken or 'held'}")
+    return {**findings, "held": "; ".join(broken) or "the keys are in none", "broken": broken}
 
 
 def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def search(
     controls: Mapping[str, str],
     since_s: float,
 ) -> dict[str, Any]:
-    """Files that have one of the words.
+    """Find the files that have one of the words.
 
     Args:
-        words: by what they are.
-        controls: by a part of a path a word that some file of such a path must have.
-        since_s: older files, of the temporary folder, are not looked at.
+        words: secret words by their descriptions.
+        controls: by part of a path, a word that some file with such a path must have.
+        since_s: older files (in the temporary folder) are skipped.
     """
     forms = {name: _forms(word) for name, word in words.items()}
     missing = dict(controls)
@@ -117,8 +117,8 @@ def search(
         size += sum(map(len, parts))
         broken += [
             f"{path} has {name}: {part[max(0, part.index(form) - 200) : part.index(form)]!r}"
-            for name, mine in forms.items()
-            for form in mine
+            for name, encodings in forms.items()
+            for form in encodings
             for part in parts
             if form in part
         ]
@@ -130,18 +130,18 @@ def search(
 
 
 def _forms(word: str) -> list[bytes]:
-    """How a text may be written; Base64 has three forms, by its place in the text."""
+    """Return the encodings of a word. Base64 has three forms, by the word's place in the text."""
     raw = word.encode()
     forms = [raw, word.encode("utf-16-le"), raw.hex().encode(), raw.hex().upper().encode()]
     for before in range(3):
-        whole = base64.b64encode(b"\0" * before + raw)
-        # without the characters that depend on what is beside it
-        forms.append(whole[-(-before * 4 // 3) + (before > 0) : -4])
+        encoded = base64.b64encode(b"\0" * before + raw)
+        # The slice removes the characters that depend on neighbouring bytes.
+        forms.append(encoded[-(-before * 4 // 3) + (before > 0) : -4])
     return forms
 
 
 def _texts(path: Path) -> Iterator[bytes]:
-    """What a file says, decompressed where it is known how."""
+    """Yield the texts of a file, decompressed for known formats."""
     data = path.read_bytes()
     yield data
     if data[:4] == b"PAR1":

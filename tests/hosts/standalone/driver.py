@@ -1,9 +1,9 @@
-"""A Spark driver on a host: runs lanes over their sources until they have ended well.
+"""A Spark driver on a host, which runs lanes over their sources until they have ended well.
 
-Standard input: a plan (JSON): master, host (address of this driver), conf, options, lanes as {name,
-folder, topic}, report (a file), tries (of a lane, 6 by default). Each lane has a thread; after a
-failure it begins again. At the end the report has for each lane its errors and what the ledger's
-views say.
+Standard input is a plan (JSON): master, host (address of this driver), conf, options, lanes as
+{name, folder, topic}, report (a file), tries (of a lane, 6 by default). Each lane has a thread that
+begins again after a failure. At the end the report has the errors and the ledger's views of each
+lane.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ lanes.read_stream = _in_epochs
 def _run(
     spark: Any, lane: dict[str, Any], plan: dict[str, Any], found: dict[str, dict[str, Any]]
 ) -> None:
-    # Where Spark looks a data source up, only the thread's own session counts.
+    # Spark looks a data source up in the thread's own session only.
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
-    run = next(one.run for one in lanes.LANES if one.name == lane["name"])
+    run = next(known_lane.run for known_lane in lanes.LANES if known_lane.name == lane["name"])
     folder, errors = Path(lane["folder"]), list[str]()
-    # A driver that goes on for a dead one leaves alone what that one has brought to an end.
+    # A driver that goes on for a dead one skips the lanes that the dead driver has ended.
     mark = folder / "ended"
-    ended = mark.exists()
-    # The ledger is beside the source: on what all hosts share.
-    mine = {**plan["options"], "topic": lane["topic"], "ledger": str(folder / "ledger"),
+    has_ended = mark.exists()
+    # The ledger is beside the source, in the folder that all hosts share.
+    options = {**plan["options"], "topic": lane["topic"], "ledger": str(folder / "ledger"),
             "appId": lane["topic"]}  # fmt: skip
-    while not ended and len(errors) < plan.get("tries", _TRIES):
+    while not has_ended and len(errors) < plan.get("tries", _TRIES):
         try:
-            run(spark, folder / "source", folder / "checkpoint", mine)
-            ended = True
+            run(spark, folder / "source", folder / "checkpoint", options)
+            has_ended = True
             write_whole(mark, "")
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}"[:600])
-    ledger = Ledger(mine["ledger"])
+    ledger = Ledger(options["ledger"])
     while ledger.sync(spark).busy:
         pass
     rows = ledger.epochs(spark).collect() if ledger.exists() else []
@@ -60,14 +60,14 @@ def _run(
         {"query": row.query_id, "adds_up": row.adds_up, **{name: row[name] for name in _COUNTS}}
         for row in rows
     ]
-    found[lane["name"]] = {"ended": ended, "errors": errors, "epochs": epochs}
+    found[lane["name"]] = {"ended": has_ended, "errors": errors, "epochs": epochs}
 
 
 def main(plan: dict[str, Any]) -> None:
     conf = {"spark.driver.host": plan["host"], "spark.driver.bindAddress": plan["host"]}
     spark = build_session("rocket-sink-hosts", master=plan["master"], conf={**plan["conf"], **conf})
     register(spark)
-    # Once: two threads that register at the same time disturb each other.
+    # Register once: two threads that register at the same time disturb each other.
     lanes.register = lambda session: None
     found: dict[str, dict[str, Any]] = {}
     threads = [

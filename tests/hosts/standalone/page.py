@@ -1,4 +1,4 @@
-"""Its part of docs/clusters.md, made from the results."""
+"""The part of docs/clusters.md about standalone clusters, made from the results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COLUMNS = {
 
 
 def section(results: Mapping[str, Any]) -> str:
-    """The part of docs/clusters.md."""
+    """Return the part of docs/clusters.md."""
     rows = []
     order = [case.name for case in CASES]
     for case in sorted(results["cases"], key=lambda played: order.index(played["name"])):
-        found = case["rows"]
-        broken = [f"{lane}: {text}" for lane, row in found.items() for text in row["broken"]]
-        totals = [str(sum(row[name] for row in found.values())) for name in COLUMNS]
+        lanes = case["rows"]
+        broken = [f"{lane}: {text}" for lane, row in lanes.items() for text in row["broken"]]
+        totals = [str(sum(row[name] for row in lanes.values())) for name in COLUMNS]
         rows.append([
             case["title"], f"{case['delivery']}, order {case['ordering']}",
             "; ".join(broken) or "held", str(case["executors"]), *totals,
@@ -41,8 +41,8 @@ def section(results: Mapping[str, Any]) -> str:
                 for row in shipped[1:]
             ],
         )  # fmt: skip
-    if found := results.get("canary"):
-        text += _CANARY.format(**found) + "\n"
+    if canary := results.get("canary"):
+        text += _CANARY.format(**canary) + "\n"
     return text
 
 

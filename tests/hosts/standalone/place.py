@@ -1,4 +1,4 @@
-"""A standalone Spark cluster, a name server and two brokers, each on a host of its own; faults."""
+"""A standalone Spark cluster, a name server and two brokers, each on its own host, and faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.hosts.bed import DISK, Bed, Host, await_port
 from tests.jvms import SMALL_PLANS, SPARK, java_options
 
 SHARED = Path("/run/shared")
-"""What all hosts share: sources, checkpoints and ledgers."""
+"""The folder that all hosts share: sources, checkpoints and ledgers."""
 SPARK_HOME = Path(pyspark.__file__).parent
 
 _QUICK = " ".join(java_options(SPARK))
@@ -41,7 +41,8 @@ CONF: Mapping[str, str] = {
     "spark.network.timeout": "20s",
     "spark.network.timeoutInterval": "5s",
     "spark.executor.heartbeatInterval": "3s",
-    # A driver whose host is gone ends no connection: its executors keep their cores until then.
+    # A driver whose host is gone ends no connection: its executors keep their cores until they
+    # give up their heartbeats.
     "spark.executor.heartbeat.maxFailures": "10",
     "spark.sql.files.maxPartitionBytes": "4k",
     "spark.sql.files.openCostInBytes": "4k",
@@ -49,12 +50,11 @@ CONF: Mapping[str, str] = {
 
 
 class Standalone:
-    """The hosts.
+    """The hosts of the cluster.
 
     Args:
-        secrets: brokers ask for these.
-        imports: what Spark's processes on the workers find besides what a job brings, as
-            PYTHONPATH; by default the repository.
+        secrets: credentials that brokers ask for.
+        imports: PYTHONPATH of Spark's processes on the workers; the repository by default.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class Standalone:
             for host in self.brokers
         ]
         self.addresses = {broker.name: broker.address for broker in started}
-        # Of a driver whose host is gone the master learns when its kernel gives up sending: after
-        # seconds instead of a quarter of an hour, in which its executors would hold all cores.
+        # The master notices that a driver's host is gone when its own kernel gives up sending. This
+        # setting makes that seconds instead of a quarter of an hour, in which the driver's
+        # executors would hold all cores.
         self.master.run(["sh", "-c", "echo 6 > /proc/sys/net/ipv4/tcp_retries2"])
         self._spark(self.master, "master.Master", "--port", str(_MASTER_PORT), "--webui-port", "0")
         await_port(self.master.address, _MASTER_PORT, 120)
@@ -98,7 +99,7 @@ class Standalone:
         self.driver: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        """Kill what would outlive its host."""
+        """Kill the servers, which would outlive their hosts."""
         for server in self._servers:
             server.kill()
 
@@ -106,7 +107,7 @@ class Standalone:
         return Admin(nameServer=self.name_server, timeout_s=60.0, **self._keys)
 
     def stored(self, topic: str) -> int:
-        """How many messages the brokers have; asked again while a busy machine does not answer."""
+        """Count the messages of a topic. Ask again while a busy machine does not answer."""
         until_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -118,7 +119,7 @@ class Standalone:
             time.sleep(0.3)
 
     def _spark(self, host: Host, role: str, *arguments: str) -> None:
-        """As sbin/start-master.sh and start-worker.sh do, which PyPI's package lacks."""
+        """Start a daemon like sbin/start-master.sh or -worker.sh, which PyPI's package lacks."""
         environ = {
             **spark_environ(host), "SPARK_WORKER_DIR": str(DISK / "work"),
             "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _QUICK,
@@ -138,9 +139,9 @@ class Standalone:
         )
 
     def start_driver(self, number: int, plan: Mapping[str, Any]) -> None:
-        """`tests.hosts.standalone.driver`; the plan goes through its standard input."""
+        """Start `tests.hosts.standalone.driver` with the plan on its standard input."""
         host = self.drivers[number]
-        mine = {**plan, "master": self.url, "host": host.address}
+        own_plan = {**plan, "master": self.url, "host": host.address}
         environ = {**spark_environ(host), "PYTHONPATH": os.getcwd(), "JDK_JAVA_OPTIONS": _QUICK}
         with (host.disk / "driver.log").open("ab") as log:
             self.driver = host.start(
@@ -148,26 +149,26 @@ class Standalone:
                 env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
         assert self.driver.stdin is not None
-        self.driver.stdin.write(json.dumps(mine).encode())
+        self.driver.stdin.write(json.dumps(own_plan).encode())
         self.driver.stdin.close()
 
     def await_driver(self, check: Callable[[], bool], timeout_s: float = 420.0) -> None:
-        """Wait for something while the driver runs.
+        """Wait until `check` is true while the driver runs.
 
         Raises:
-            AssertionError: it ended before, or the time is over.
+            AssertionError: the driver ended before, or the time is over.
         """
         until_s = time.monotonic() + timeout_s
         while not check():
-            ended = self.driver is not None and self.driver.poll() is not None
-            if time.monotonic() > until_s or (ended and not check()):
+            has_ended = self.driver is not None and self.driver.poll() is not None
+            if time.monotonic() > until_s or (has_ended and not check()):
                 logs = [(host.disk / "driver.log") for host in self.drivers]
                 text = "".join(log.read_text()[-4000:] for log in logs if log.exists())
-                raise AssertionError(f"the driver {'ended' if ended else 'hangs'}: {text}")
+                raise AssertionError(f"the driver {'ended' if has_ended else 'hangs'}: {text}")
             time.sleep(0.3)
 
     def told(self, report: Path) -> dict[str, Any]:
-        """What the driver reports at its end, by lane."""
+        """Wait for the driver's report and return it by lane."""
         self.await_driver(report.exists)
         assert self.driver is not None
         self.driver.wait()
@@ -178,16 +179,16 @@ class Standalone:
         return _running(host, "CoarseGrainedExecutorBackend")
 
     def python_workers(self, host: Host) -> list[psutil.Process]:
-        """Python workers, not the daemons that fork them."""
-        found = _running(host, "pyspark.daemon")
-        return [one for one in found if (one.parent() or one) in found]
+        """Return the Python workers, without the daemons that fork them."""
+        workers = _running(host, "pyspark.daemon")
+        return [process for process in workers if (process.parent() or process) in workers]
 
     def executors_begun(self) -> int:
-        """How many executors the workers have started since their disks were new."""
-        found = 0
+        """Count the executors that the workers have started since their disks were new."""
+        count = 0
         for worker in self.workers:
-            found += sum(path.is_dir() for path in worker.disk.glob("work/app-*/*"))
-        return found
+            count += sum(path.is_dir() for path in worker.disk.glob("work/app-*/*"))
+        return count
 
     # --- faults -----------------------------------------------------------------------------
 
@@ -202,20 +203,20 @@ class Standalone:
             process.kill()
 
     def kill_worker(self, plan: Mapping[str, Any]) -> None:
-        """Spark's worker process, whose executor ends with it; later a new one."""
+        """Kill Spark's worker process, with which its executor ends, and start a new one later."""
         for process in _running(self.workers[0], "worker.Worker"):
             process.kill()
         time.sleep(5)
         self.start_worker(self.workers[0])
 
     def slow_worker(self, plan: Mapping[str, Any]) -> None:
-        """Its tasks take longer than those of the other host."""
+        """Slow a worker, so that its tasks take longer than those of the other host."""
         self.workers[0].impair(delay_ms=400)
         time.sleep(20)
         self.workers[0].heal()
 
     def kill_worker_host(self, plan: Mapping[str, Any]) -> None:
-        """Its tasks are repeated on the other host; later it comes back, with an empty memory."""
+        """Kill a worker's host; its tasks repeat on the other host. Boot it again later."""
         self.workers[0].kill()
         time.sleep(10)
         self.workers[0].boot()
@@ -233,7 +234,7 @@ class Standalone:
 
 
 def spark_environ(host: Host) -> dict[str, str]:
-    """The environment of a Spark process on a host, which finds nothing of the repository."""
+    """Return the environment of a Spark process on a host, without paths of the repository."""
     environ = {
         **os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": host.address,
         "SPARK_LOCAL_DIRS": str(DISK / "spark"), "PYSPARK_PYTHON": sys.executable,
@@ -244,10 +245,10 @@ def spark_environ(host: Host) -> dict[str, str]:
 
 
 def _running(host: Host, word: str) -> list[psutil.Process]:
-    found = []
-    for one in host.processes():
-        # It may end while it is looked at.
+    matches = []
+    for process in host.processes():
+        # A process may end while this loop looks at it.
         with contextlib.suppress(psutil.Error):
-            if word in " ".join(one.cmdline()):
-                found.append(one)
-    return found
+            if word in " ".join(process.cmdline()):
+                matches.append(process)
+    return matches

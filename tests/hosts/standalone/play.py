@@ -1,4 +1,4 @@
-"""Cases: what breaks while all lanes run, and what the official Java client and the ledger say."""
+"""The cases: a fault while all lanes run, judged by the official Java client and the ledger."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _BATCHES = ("write", "source_batch")
 _FILES, _ROWS, _KEYS = 12, 60, 5
 OPTIONS: Mapping[str, Any] = {
     "sendMsgTimeout": 60_000, "foldIntervalMs": 2000, "gatherRows": 10,
-    # Tasks that take some seconds, so that a fault finds them in the middle.
+    # Tasks of this size take some seconds, so that a fault interrupts them.
     "requestMaxMessages": 10, "maxMessagesPerSecond": 75, "rateTasks": 6,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """A fault; `delivery` and `ordering` of all lanes, `conf` of Spark.
+    """A fault, with `delivery` and `ordering` of all lanes and `conf` of Spark.
 
     Attributes:
-        apply: breaks something. Called again for lanes that begin later, unless `once`.
+        apply: makes the fault. It is called again for lanes that begin later, unless `once`.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Case:
 
 
 def _nothing(at: Standalone, plan: Mapping[str, Any]) -> None:
-    """No fault."""
+    """Make no fault."""
 
 
 _SPECULATION = {
@@ -97,22 +97,22 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
             "report": str(report)}  # fmt: skip
     at.start_driver(0, plan)
     faults = _break(at, case, plan, report)
-    told = at.told(report)
+    reports = at.told(report)
     rows = {}
     for lane in lanes:
-        verdict = _judged(at, lane, told[lane["name"]])
+        verdict = _judged(at, lane, reports[lane["name"]])
         batch = lane["name"] in _BATCHES
-        found = verdict.faults(ordering=case.ordering, delivery=case.delivery, batch=batch)
+        faults_by_name = verdict.faults(ordering=case.ordering, delivery=case.delivery, batch=batch)
         if batch and case.once:
-            # The write of a driver that died is another one than the next driver's.
-            found.pop("unlike_ids", None)
-        broken = [f"{name} {count}" for name, count in found.items()]
-        if not told[lane["name"]]["ended"]:
-            broken.append(f"it did not end well: {told[lane['name']]['errors'][-1:]}")
+            # The next driver's write is not the write of the driver that died.
+            faults_by_name.pop("unlike_ids", None)
+        broken = [f"{name} {count}" for name, count in faults_by_name.items()]
+        if not reports[lane["name"]]["ended"]:
+            broken.append(f"it did not end well: {reports[lane['name']]['errors'][-1:]}")
         rows[lane["name"]] = {
             **asdict(verdict), "rows": _FILES * _ROWS, "broken": broken,
-            "errors": told[lane["name"]]["errors"],
-            "announced": sum(one["duplicates_possible"] for one in told[lane["name"]]["epochs"]),
+            "errors": reports[lane["name"]]["errors"],
+            "announced": sum(e["duplicates_possible"] for e in reports[lane["name"]]["epochs"]),
             **_repeats(Path(lane["folder"], "ledger")),
         }  # fmt: skip
     return {"name": case.name, "title": case.title, "delivery": case.delivery,
@@ -123,7 +123,7 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
 def make_lanes(
     at: Standalone, folder: Path, prefix: str, names: Sequence[str]
 ) -> list[dict[str, str]]:
-    """A topic and a source for each lane, as a driver's plan has them."""
+    """Make a topic and a source for each lane, and return the lanes for a driver's plan."""
     lanes = [
         {"name": lane, "folder": str(folder / lane), "topic": f"{prefix}-{lane}"} for lane in names
     ]
@@ -135,7 +135,7 @@ def make_lanes(
 
 
 def _break(at: Standalone, case: Case, plan: Mapping[str, Any], report: Path) -> int:
-    """Apply the fault until it has met each lane in the middle of its rows; how often that was."""
+    """Apply the fault until it has interrupted each lane. Return the number of faults."""
     waiting = {lane["topic"] for lane in plan["lanes"]}
     faults = 0
 
@@ -156,9 +156,9 @@ def _break(at: Standalone, case: Case, plan: Mapping[str, Any], report: Path) ->
 
 
 def _repeats(ledger: Path) -> dict[str, int]:
-    """Tasks that were run more than once, and those of which two hosts have sent rows.
+    """Count the tasks that ran more than once, and those whose rows two hosts have sent.
 
-    An attempt that was killed may have left no row: the number of the next one tells of it.
+    A killed attempt may have left no row; then the number of the next attempt shows it.
     """
     columns = ("query_id", "epoch", "partition", "run_id", "task_attempt_id", "worker",
                "attempt_number", "stage_attempt")  # fmt: skip
@@ -166,19 +166,19 @@ def _repeats(ledger: Path) -> dict[str, int]:
     hosts: dict[tuple[Any, ...], set[str]] = {}
     for row in ledger_log.rows_of(ledger, "send", columns):
         task = tuple(row[name] for name in columns[:3])
-        found = attempts.setdefault(task, set())
-        found.add((row["run_id"], row["task_attempt_id"]))
+        runs = attempts.setdefault(task, set())
+        runs.add((row["run_id"], row["task_attempt_id"]))
         if row["attempt_number"] or row["stage_attempt"]:
-            found.add(())
+            runs.add(())
         hosts.setdefault(task, set()).add(row["worker"].rpartition(":")[0])
     return {
-        "repeated": sum(len(found) > 1 for found in attempts.values()),
-        "repeated_elsewhere": sum(len(found) > 1 for found in hosts.values()),
+        "repeated": sum(len(runs) > 1 for runs in attempts.values()),
+        "repeated_elsewhere": sum(len(senders) > 1 for senders in hosts.values()),
     }
 
 
 def _rows(lane: str) -> list[list[Row]]:
-    """Rows by file. A key is in one file of an epoch: tasks do not wait for each other."""
+    """Return rows by file. A key is in one file of an epoch, so tasks do not wait for others."""
     together = _FILES if lane in _BATCHES else FILES_PER_EPOCH
     return [
         [
@@ -199,7 +199,7 @@ def _write(source: Path, files: Sequence[Sequence[Row]]) -> None:
         }
         path = source / f"{file:03d}.parquet"
         pq.write_table(pa.table(columns), path, compression="none")
-        # Spark takes files in the order of their times.
+        # Spark reads files in the order of their times.
         os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
 
 
@@ -207,18 +207,18 @@ def _judged(at: Standalone, lane: Mapping[str, str], told: Mapping[str, Any]) ->
     ledger = Path(lane["folder"], "ledger")
     copies = [
         Copy(
-            ledger_log.row_of(one.body or b""), one.message_id,
-            (at.addresses[one.broker_name], one.queue_id), one.queue_offset,
+            ledger_log.row_of(message.body or b""), message.message_id,
+            (at.addresses[message.broker_name], message.queue_id), message.queue_offset,
         )
-        for one in read_with_java(at.name_server, lane["topic"])
+        for message in read_with_java(at.name_server, lane["topic"])
     ]  # fmt: skip
     epochs = [
         Epoch(
-            one["query"], one["adds_up"], one["rows_in"],
-            one["acked"] + one["degraded"] + one["dead"] + one["unknown"] + one["filtered"],
-            one["duplicates_possible"],
+            e["query"], e["adds_up"], e["rows_in"],
+            e["acked"] + e["degraded"] + e["dead"] + e["unknown"] + e["filtered"],
+            e["duplicates_possible"],
         )
-        for one in told["epochs"]
+        for e in told["epochs"]
     ]  # fmt: skip
     accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
     expected = {row for rows in _rows(lane["name"]) for row in rows}

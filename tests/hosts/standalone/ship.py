@@ -1,7 +1,7 @@
 """The ways to bring the package to executors that lack it (docs/deploy/executors.md).
 
-`jobs/stream.py` runs under spark-submit, from a driver's host on two workers. Spark's processes
-there find neither the repository nor an installed rocket-sink, only what the way brings.
+spark-submit runs `jobs/stream.py` from a driver's host on two workers. Spark's processes there find
+neither the repository nor an installed rocket-sink, only the files that the way brings.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from tests.hosts.standalone.place import CONF, SHARED, SPARK_HOME, Standalone, s
 from tests.java_client import read_with_java
 
 _MADE = user_cache_path("rocket-sink") / "ship"
-"""Made outside, where there is a network: a wheel, an archive of a whole environment."""
+"""A wheel and an archive of an environment, made outside of worlds because they need a network."""
 _ENVIRONMENT = _MADE / "pyenv"
 _ARCHIVE = _MADE / "pyenv.tar.gz"
 _OTHERS = str(Path(pyspark.__file__).parents[1])
-"""The dependencies. Files for editable installs are read in no folder that is added to a path."""
+"""The folder of the dependencies, without rocket-sink: Python reads files for editable installs in
+no folder that is added to a path."""
 _LANES = {"foreach": (), "datasource": (), "foreachBatch": (), "batch": ("--batch",)}
 _FILES, _ROWS = 6, 100
 _WORDS = ("--format", "parquet", "--schema", "body STRING", "--select", "body")
@@ -40,12 +41,12 @@ _WORDS = ("--format", "parquet", "--schema", "body STRING", "--select", "body")
 
 @dataclass(frozen=True)
 class Way:
-    """How executors get the package.
+    """A way in which executors get the package.
 
     Attributes:
         python: the interpreter of driver and executors.
-        arguments: of spark-submit.
-        driver: the driver's interpreter where it is another one.
+        arguments: arguments of spark-submit.
+        driver: the driver's interpreter if it differs.
     """
 
     title: str
@@ -55,7 +56,7 @@ class Way:
 
 
 _HERE = SHARED / "here"
-"""Where spark-submit is called: with the link that the page tells of."""
+"""The working folder of spark-submit, which has the link that the page describes."""
 _BARE, _ZIP = SHARED / "bare", SHARED / "rocket_sink.zip"
 _INSTALLED = str(DISK / "installed" / "bin" / "python")
 WAYS = (
@@ -67,9 +68,9 @@ WAYS = (
 
 
 def prepare() -> None:
-    """As the page says: a wheel, and an archive of an environment with all dependencies.
+    """Make a wheel and an archive of an environment with all dependencies, as the page says.
 
-    Python with `-I`: pip finds what PYTHONPATH has, too, and installs nothing then.
+    Python runs with `-I`: otherwise pip would find packages on PYTHONPATH and install nothing.
     """
     shutil.rmtree(_MADE, ignore_errors=True)
     _MADE.mkdir(parents=True)
@@ -82,7 +83,7 @@ def prepare() -> None:
 
 
 def play(say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A result for each way and lane."""
+    """Play each way and lane and return their results."""
     results = []
     with Bed() as bed, closing(Standalone(bed, say, imports="")) as at:
         _bare(_BARE)
@@ -117,7 +118,7 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
     conf: Mapping[str, str] = {
         **CONF, "spark.driver.host": at.drivers[0].address,
         "spark.driver.bindAddress": at.drivers[0].address,
-        # No task before both executors are there, so that both hosts get some.
+        # Tasks wait for both executors, so that both hosts get some.
         "spark.cores.max": "6", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         "spark.task.maxFailures": "2",
@@ -136,7 +137,7 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         str(Path("jobs/stream.py").resolve()), *_WORDS, "--path", str(folder / "source"), *words,
         "-n", at.name_server, "-t", topic, "-l", str(folder / "ledger"),
         "-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s",
-        # Tasks of some seconds: quick ones would all be run by the executor that is there first.
+        # Tasks take some seconds: the first executor would run all quick tasks.
         "-O", "requestMaxMessages=10", "-O", "maxMessagesPerSecond=120", "-O", "rateTasks=6",
     ]  # fmt: skip
     environ = {
@@ -148,13 +149,15 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     for worker in at.workers:
-        # An unpacked environment has two gigabytes, and disks are in memory.
+        # An unpacked environment takes two gigabytes, and disks are in memory.
         shutil.rmtree(worker.disk / "work", ignore_errors=True)
     # spark-submit puts a Python job's standard error into standard output.
     lines = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
-    known = [line for line in lines if "No module named" in line]
-    error = (known or lines[-1:] or [f"exit code {done.returncode}"])[0] if done.returncode else ""
-    read = [one.body for one in read_with_java(at.name_server, topic)]
+    missing = [line for line in lines if "No module named" in line]
+    error = (
+        (missing or lines[-1:] or [f"exit code {done.returncode}"])[0] if done.returncode else ""
+    )
+    read = [message.body for message in read_with_java(at.name_server, topic)]
     workers = {
         row["worker"].rpartition(":")[0]
         for row in ledger_log.rows_of(folder / "ledger", "send", ("worker",))
@@ -176,13 +179,13 @@ def _write(source: Path) -> list[bytes]:
     source.mkdir(parents=True)
     bodies = []
     for file in range(_FILES):
-        mine = [f"{file}:{number}" for number in range(_ROWS)]
-        filler = [os.urandom(64) for _ in mine]
+        values = [f"{file}:{number}" for number in range(_ROWS)]
+        filler = [os.urandom(64) for _ in values]
         pq.write_table(
-            pa.table({"body": mine, "filler": filler}), source / f"{file}.parquet",
+            pa.table({"body": values, "filler": filler}), source / f"{file}.parquet",
             compression="none",
         )  # fmt: skip
-        bodies += [body.encode() for body in mine]
+        bodies += [body.encode() for body in values]
     return bodies
 
 
@@ -192,14 +195,14 @@ def _wheel() -> Path:
 
 
 def _bare(folder: Path) -> None:
-    """A Python with the dependencies and without rocket-sink."""
+    """Make a Python with the dependencies and without rocket-sink."""
     _run(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "others.pth").write_text(f"{_OTHERS}\n")
 
 
 def _install(host: Host) -> None:
-    """A Python of this host's own, into which its owner has installed the wheel."""
+    """Make a Python on this host, into which its owner has installed the wheel."""
     home = str(DISK / "installed")
     host.run([sys.executable, "-m", "venv", home], timeout_s=300)
     host.run(

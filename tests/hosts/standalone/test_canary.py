@@ -1,4 +1,4 @@
-"""The search for credentials finds them however they are written."""
+"""The search for credentials finds them in each encoding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KEY = "canary0123456789abcdef"
 
 
 def _found(folder: Path, **controls: str) -> list[str]:
-    found = search([folder], {"the key": KEY}, controls=controls, since_s=0)
-    return sorted({text.partition(": ")[0] for text in found["broken"]})
+    result = search([folder], {"the key": KEY}, controls=controls, since_s=0)
+    return sorted({text.partition(": ")[0] for text in result["broken"]})
 
 
 @pytest.mark.parametrize("before", ["", "a", "ab", "abc"])
