@@ -1,9 +1,9 @@
-"""Ledgers on an S3 API: all cases; writes conf/object-stores.json and the table of the page.
+"""Ledgers on an S3 API: runs the cases, writes conf/object-stores.json and the table of the page.
 
-python -m tests.stores                  all of it, about an hour: 10,000 epochs are most of it
-python -m tests.stores --only lanes     of the cases named; repeatable
+python -m tests.stores                  all cases, about an hour: 10,000 epochs are most of it
+python -m tests.stores --only lanes     only the named cases; repeatable
 python -m tests.stores --short          the form for CI: prints its results
-python -m tests.stores --page           only the table, from the results
+python -m tests.stores --page           only the table, from the stored results
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.stores import cases, contend, epochs
-from tests.stores.cases import Found, World
+from tests.stores.cases import Findings, World
 from tests.stores.server import S3Server
 from tests.stores.session import hadoop_version, s3_session, sdk_version
 
@@ -33,9 +33,9 @@ END: Final = "<!-- /tried -->"
 
 @dataclass(frozen=True)
 class Case:
-    """A play, and how the page tells of it."""
+    """A play and its row on the page."""
 
-    play: Callable[[World], Found]
+    play: Callable[[World], Findings]
     title: str
     promise: str
     short: bool = False
@@ -68,7 +68,7 @@ CASES: Final = (
          "no commit is lost"),
 )  # fmt: skip
 _BASE: Final = ("readers", "letters", "maintenance")
-"""Cases that need the ledger of `lanes`."""
+"""The cases that need the ledger of `lanes`."""
 
 
 def main() -> int:
@@ -77,27 +77,27 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--epochs", type=int, default=epochs.LONG_EPOCHS)
-    given = parser.parse_args()
-    if given.page:
+    args = parser.parse_args()
+    if args.page:
         write_page()
         return 0
     logging.basicConfig(level=logging.ERROR)
-    wanted = set(given.only or [case.name for case in CASES if case.short or not given.short])
+    wanted = set(args.only or [case.name for case in CASES if case.short or not args.short])
     if wanted & set(_BASE):
         wanted.add("lanes")
-    found = play(
-        [case for case in CASES if case.name in wanted], short=given.short, many=given.epochs
+    results = play(
+        [case for case in CASES if case.name in wanted], short=args.short, many=args.epochs
     )
-    if given.short:
-        print(json.dumps(found))
+    if args.short:
+        print(json.dumps(results))
     else:
-        store(found, whole=not given.only)
+        store(results, whole=not args.only)
         write_page()
-    return int(any(case["broken"] for case in found["cases"]))
+    return int(any(case["broken"] for case in results["cases"]))
 
 
 def play(chosen: list[Case], *, short: bool, many: int) -> dict[str, Any]:
-    """Results."""
+    """Run the cases and return their results."""
     server = S3Server()
     spark = s3_session(server.endpoint)
     results = []
@@ -119,19 +119,19 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in names} | sdk
 
 
-def store(found: Mapping[str, Any], *, whole: bool) -> None:
-    """Write results; of a part of the cases in the place of the older ones of the same name."""
-    played = {case["name"]: case for case in found["cases"]}
+def store(results: Mapping[str, Any], *, whole: bool) -> None:
+    """Write the results; unless `whole`, keep the stored results of the cases that were not run."""
+    played = {case["name"]: case for case in results["cases"]}
     older = {} if whole or not RESULTS.exists() else {
         case["name"]: case for case in json.loads(RESULTS.read_text())["cases"]
     }  # fmt: skip
     both = {**older, **played}
     ordered = [both[case.name] for case in CASES if case.name in both]
-    RESULTS.write_text(json.dumps({**found, "cases": ordered}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**results, "cases": ordered}, indent=1) + "\n")
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The page's part that a run makes."""
+    """Return the generated part of the page."""
     by_name = {case.name: case for case in CASES}
     tried = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     text = (
@@ -139,9 +139,9 @@ def table(results: Mapping[str, Any]) -> str:
     )
     for result in results["cases"]:
         case = by_name[result["name"]]
-        held = "; ".join(result["broken"]) or "held"
+        verdict = "; ".join(result["broken"]) or "held"
         figures = ", ".join(f"{name} {_number(n)}" for name, n in result["figures"].items())
-        text += f"| {case.title} | {case.promise} | {held} | {figures} |\n"
+        text += f"| {case.title} | {case.promise} | {verdict} | {figures} |\n"
     return text
 
 
@@ -149,15 +149,15 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def page_with(text: str, made: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{made}{END}{after}"
+def page_with(text: str, generated: str) -> str:
+    before, _, behind = text.partition(BEGIN)
+    _, _, after = behind.partition(END)
+    return f"{before}{BEGIN}\n{generated}{END}{after}"
 
 
 def write_page() -> None:
-    made = table(json.loads(RESULTS.read_text()))
-    PAGE.write_text(page_with(PAGE.read_text(), made))
+    generated = table(json.loads(RESULTS.read_text()))
+    PAGE.write_text(page_with(PAGE.read_text(), generated))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What users do with a ledger on an object store, judged by what the cluster and the store hold.
+"""Uses of a ledger on an object store, judged by the contents of the cluster and of the store.
 
-Each case gives figures and the promises that it found broken.
+Each case returns figures and the promises that were broken.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.stores.session import settings
 
 ROWS: Final = 200
 BAD: Final = 10
-"""Every tenth row has no body: a dead letter."""
+"""One row in ten has no body: it becomes a dead letter."""
 PATIENT: Final = {
     "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000, "mqClientApiTimeout": 20_000,
 }  # fmt: skip
@@ -51,7 +51,7 @@ SHORT_STEPS: Final = (("append", 1), ("appended", 1), ("delete", 2))
 
 
 class Killed(BaseException):
-    """As SIGKILL would: no handler sees it."""
+    """The process dies as if by SIGKILL: no handler sees it."""
 
 
 class World:
@@ -63,7 +63,7 @@ class World:
         self.server, self.spark, self.folder, self.short = server, spark, folder, short
         self.epochs = epochs
         self.client = server.client()
-        # A JVM keeps what it has found out about a bucket.
+        # A JVM keeps what it knows of a bucket, so each world has a new one.
         self.bucket = f"b{uuid.uuid4().hex[:12]}"
         self.client.create_bucket(Bucket=self.bucket)
         self.cluster = FakeCluster(brokers=2)
@@ -81,11 +81,11 @@ class World:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """delta-rs's, for a reader that knows nothing of Spark."""
+        """Return delta-rs's options, for a reader that knows nothing of Spark."""
         return delta_rs_options(self.server.endpoint)
 
     def keys(self, name: str = "ledger", under: str = "") -> list[str]:
-        """What the store lists below a ledger, without the ledger's own name."""
+        """Return the keys that the store lists below a ledger, without the ledger's own name."""
         return stored_keys(self.client, self.bucket, name, under)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def delta_rs_options(endpoint: str) -> dict[str, str]:
 
 
 def place_on(server: S3Server, bucket: str) -> LedgerPath:
-    """A ledger's; only Spark's properties say where the store is."""
+    """Return a ledger's path; only Spark's properties say where the store is."""
     properties = {
         name.removeprefix("spark.hadoop."): Secret(value)
         for name, value in settings(server.endpoint).items()
@@ -109,30 +109,30 @@ def place_on(server: S3Server, bucket: str) -> LedgerPath:
 
 
 def stored_keys(client: Any, bucket: str, name: str, under: str = "") -> list[str]:
-    prefix, found = f"{name}/{under}", []
+    prefix, keys = f"{name}/{under}", []
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        found += [item["Key"].removeprefix(f"{name}/") for item in page.get("Contents", [])]
-    return found
+        keys += [item["Key"].removeprefix(f"{name}/") for item in page.get("Contents", [])]
+    return keys
 
 
-Found = tuple[dict[str, Any], list[str]]
-"""Figures, and promises that were broken."""
+Findings = tuple[dict[str, Any], list[str]]
+"""Figures, and the promises that were broken."""
 
 
 class Judge:
-    """Gathers what is not as promised."""
+    """Gathers the promises that were broken."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
 
-    def same(self, what: str, found: Any, wanted: Any) -> None:
-        if found != wanted:
-            self.broken.append(f"{what}: {found!r}, not {wanted!r}")
+    def same(self, what: str, actual: Any, expected: Any) -> None:
+        if actual != expected:
+            self.broken.append(f"{what}: {actual!r}, not {expected!r}")
 
 
 @contextmanager
 def quick_locks() -> Iterator[None]:
-    """For one process alone: no writer is slow between its look and its write."""
+    """Let a lease settle at once: in a single process no writer is slow between look and write."""
     with mock.patch.object(lease_module, "_SETTLE_S", 0.05):
         yield
 
@@ -141,8 +141,8 @@ def _bodies() -> list[str]:
     return ["" if number % BAD == 0 else f"{number:06d}" for number in range(ROWS)]
 
 
-def lanes(world: World) -> Found:
-    """All lanes write to one ledger."""
+def lanes(world: World) -> Findings:
+    """Every lane writes to the ledger."""
     source = world.folder / "source"
     source.mkdir()
     rows = pa.table({
@@ -180,8 +180,8 @@ def _spooled(world: World) -> list[str]:
     return [key for key in world.keys(under="_spool/") if key.endswith((".arrow", ".json"))]
 
 
-def readers(world: World) -> Found:
-    """Spark, delta-rs with DuckDB, views, report and commands say the same."""
+def readers(world: World) -> Findings:
+    """Spark, delta-rs with DuckDB, views, report and commands all read the same."""
     judge, ledger, spark = Judge(), Ledger(world.uri), world.spark
     by_spark = Counter(row.kind for row in ledger.rows(spark).select("kind").collect())
     table = deltalake.DeltaTable(world.uri, storage_options=world.storage_options)
@@ -199,23 +199,25 @@ def readers(world: World) -> Found:
         report = ledger.report(spark)
         shown = run_command("ledger", "show", "epochs", "-l", world.uri, "--json", spark=spark)
         judge.same("`ledger show`", (shown.code, len(shown.lines())), (0, views["epochs"]))
-        told = run_command("report", "-l", world.uri, "--json", spark=spark)
-        judge.same("`report`", told.code in (0, 1) and bool(told.out), True)
+        command = run_command("report", "-l", world.uri, "--json", spark=spark)
+        judge.same("`report`", command.code in (0, 1) and bool(command.out), True)
     judge.same("report's unfolded epochs", report.unfolded_epochs, 0)
-    judge.same("secrets in texts", SECRET in f"{shown.out}{shown.err}{told.out}{told.err}", False)
+    judge.same(
+        "secrets in texts", SECRET in f"{shown.out}{shown.err}{command.out}{command.err}", False
+    )
     return {"rows": sum(by_spark.values()), **views}, judge.broken
 
 
-def letters(world: World) -> Found:
+def letters(world: World) -> Findings:
     """Park, unpark and backfill dead letters, by the library's commands."""
     spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
     with quick_locks():
         return _letters(world, spark, judge, ledger)
 
 
-def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Found:
+def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Findings:
     before = ledger.dead_letters(spark).count()
-    # The rows have no body, so none of them can be sent; one more could.
+    # The rows have no body, so none of them can be sent; one further letter can be.
     world.cluster.create_topic("later")
     ctx = context(query_id="letters", run_id="letters")
     from tests.ledger.values import letter
@@ -252,7 +254,7 @@ def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Found:
     return {"parked": before, "sent": len(bodies)}, judge.broken
 
 
-def maintenance(world: World) -> Found:
+def maintenance(world: World) -> Findings:
     """Optimize and vacuum keep the rows, and the spool."""
     spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
     place = resolve_path(world.uri)
@@ -286,14 +288,14 @@ def _counted(world: World) -> Counter[str]:
 
 
 def spool(place: Any, partition: int, rows: int = 2, **changes: Any) -> None:
-    """What a task attempt leaves."""
+    """Write the spool file of a task attempt."""
     ctx = context(partition=partition, **changes)
     writer = SpoolWriter(place, ctx)
     writer.append(sends(ctx, rows))
     writer.seal()
 
 
-def kills(world: World) -> Found:
+def kills(world: World) -> Findings:
     """A fold dies at each of its steps; the next one completes it."""
     spark, judge = world.spark, Judge()
     name = "killed"
@@ -310,32 +312,32 @@ def kills(world: World) -> Found:
                 judge.broken.append(f"no fold died at {step}")
             except Killed:
                 pass
-            spool(place, first + 2, rows=1)  # meanwhile the query goes on
+            spool(place, first + 2, rows=1)  # The query goes on meanwhile.
             summary = fold(spark, place)
             expected += Counter({first: 2, first + 1: 3, first + 2: 1})
-            found = Counter(
+            partitions = Counter(
                 row[0] for row in Ledger(place.uri).rows(spark).select("partition").collect()
             )
-            judge.same(f"rows after {step}", found, expected)
-            left = [k for k in world.keys(name, "_spool/") if k.endswith((".arrow", ".json"))]
-            judge.same(f"left after {step}", left, [])
+            judge.same(f"rows after {step}", partitions, expected)
+            remaining = [k for k in world.keys(name, "_spool/") if k.endswith((".arrow", ".json"))]
+            judge.same(f"left after {step}", remaining, [])
             judge.same(f"busy after {step}", summary.busy, False)
     return {"deaths": len(steps), "rows": sum(expected.values())}, judge.broken
 
 
 def kill_at(wanted: str, times: int = 1) -> Callable[[str], None]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def on_step(step: str) -> None:
-        seen[step] += 1
-        if step == wanted and seen[step] == times:
+        counts[step] += 1
+        if step == wanted and counts[step] == times:
             raise Killed(step)
 
     return on_step
 
 
-def timed(play: Callable[[World], Found], world: World) -> dict[str, Any]:
-    """A case's result."""
+def timed(play: Callable[[World], Findings], world: World) -> dict[str, Any]:
+    """Return a case's result."""
     began = time.monotonic()
     figures, broken = play(world)
     return {
@@ -348,15 +350,15 @@ def as_json(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def command_line(world: World) -> Found:
-    """Commands as users start them: only their flags say where the store is."""
+def command_line(world: World) -> Findings:
+    """Users start the commands: only the flags say where the store is."""
     from tests.stores.session import packages
 
     judge = Judge()
     name = "commands"
     place = resolve_path(world.at(name))
     spool(place, 1)
-    flags = [word for one in packages() for word in ("--package", one)]
+    flags = [word for package in packages() for word in ("--package", package)]
     for setting, value in settings(world.server.endpoint).items():
         flags += ["--spark-conf", f"{setting}={value}"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
@@ -374,10 +376,10 @@ def command_line(world: World) -> Found:
         judge.same("rows", json.loads(folded.stdout)["rows"], 2)
     shown = command("ledger", "show", "sends")
     judge.same("`ledger show`", (shown.returncode, len(shown.stdout.splitlines())), (0, 2))
-    told = command("report")
-    judge.same("`report`", (told.returncode, bool(told.stdout)), (0, True))
+    report = command("report")
+    judge.same("`report`", (report.returncode, bool(report.stdout)), (0, True))
     missing = command("ledger", "optimize")
     judge.same("`ledger optimize`", missing.returncode, 0)
-    texts = "".join(one.stdout + one.stderr for one in (folded, shown, told, missing))
+    texts = "".join(process.stdout + process.stderr for process in (folded, shown, report, missing))
     judge.same("secrets in texts", SECRET in texts, False)
     return {"commands": 4}, judge.broken

@@ -1,7 +1,7 @@
-"""Several drivers append to one table at once: who may, and what is lost where they may not.
+"""Several drivers append to one table at once: who may, and what is lost if they may not.
 
-The server holds the first writer of a version until a second one writes the same, so that both have
-seen that it is free. What the table holds is read by delta-rs, which has no part in it.
+The server holds the first writer of a version until a second one writes the same: by then both have
+seen that the version is free. delta-rs, which takes no part, reads the table.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from tests.ledger.values import context, sends
-from tests.stores.cases import Found, Judge, World, stored_keys
+from tests.stores.cases import Findings, Judge, World, stored_keys
 from tests.stores.drivers import Work, together
 from tests.stores.server import Requests
 
 TIMES: Final = 8
-"""Appends of each driver."""
+"""The appends of each driver."""
 _WARNING: Final = "only this driver may append"
 
 
 def _contended(
     world: World, name: str, works: Sequence[Work], *, lost_answers: int = 0
-) -> tuple[Found, int, Requests]:
-    """Figures, rows lost, and what was asked for."""
+) -> tuple[Findings, int, Requests]:
+    """Return the figures, the number of rows lost, and the requests."""
     uri = world.at(name)
     Ledger(uri).create(world.spark)
     is_met = len(works) > 1
     if is_met:
         world.server.let_commits_meet(TIMES)
     world.server.lose_answers(lost_answers)
-    with world.server.counted() as asked:
+    with world.server.counted() as requests:
         results = together(works)
     world.server.let_commits_meet(0)
     table = deltalake.DeltaTable(uri, storage_options=world.storage_options)
     rows = table.to_pyarrow_dataset().to_table(columns=["partition"])["partition"].to_pylist()
-    found = Counter(rows)
+    stored = Counter(rows)
     wanted: Counter[int] = Counter()
     for result in results:
         wanted.update({int(number): count for number, count in result["written"].items()})
     judge = Judge()
-    lost = sum((wanted - found).values())
+    lost = sum((wanted - stored).values())
     judge.same("rows lost", lost, 0)
-    judge.same("rows more than written", sum((found - wanted).values()), 0)
+    judge.same("rows more than written", sum((stored - wanted).values()), 0)
     errors = [error for result in results for error in result["errors"]]
     warned = sum(_WARNING in result["log"] for result in results)
     judge.same("appends that failed", errors, [])
-    met = Counter(path for path, _, _ in asked.commits)
+    met = Counter(path for path, _, _ in requests.commits)
     figures = {
         "drivers": len(works), "rows": sum(wanted.values()), "rows lost": lost,
         "commits at once": sum(1 for count in met.values() if count > 1),
-        "refused by the store": sum(status == "412" for _, _, status in asked.commits),
+        "refused by the store": sum(status == "412" for _, _, status in requests.commits),
         "failed appends": len(errors), "warned": warned,
     }  # fmt: skip
     if is_met and not figures["commits at once"]:
         judge.broken.append("no two commits met")
-    return (figures, judge.broken), lost, asked
+    return (figures, judge.broken), lost, requests
 
 
 def _work(world: World, name: str, kind: str, number: int, **more: Any) -> Work:
     return Work(kind, world.server.endpoint, world.at(name), 100 * number, TIMES, **more)
 
 
-def conditions(world: World) -> Found:
-    """delta-rs commits where the store keeps to If-None-Match, and Spark's Delta elsewhere.
+def conditions(world: World) -> Findings:
+    """delta-rs commits if the store respects If-None-Match, and Spark's Delta otherwise.
 
-    Also where the store denies the first look: then nothing is settled.
+    Nothing is settled if the store denies the first look.
     """
-    judge, found = Judge(), dict[str, Any]()
+    judge, figures = Judge(), dict[str, Any]()
     for keeps in (True, False):
         bucket = f"{world.bucket}-{'with' if keeps else 'without'}"
         world.client.create_bucket(Bucket=bucket)
@@ -85,21 +85,21 @@ def conditions(world: World) -> Found:
             if keeps:
                 judge.same("error of a store that denies access", _denied(world, place), "not now")
             _create_when_asked_again(world, place)
-            with world.server.counted() as asked:
+            with world.server.counted() as requests:
                 for number in range(2):
                     Ledger(place.uri).append(world.spark, sends(context(partition=number), 2))
         finally:
             world.server.conditional = True
-        judge.same("commits on condition", [one for _, one, _ in asked.commits], [keeps] * 2)
-        found[f"commits {'with' if keeps else 'without'} conditions"] = len(asked.commits)
-        left = stored_keys(world.client, bucket, "ledger", "_tries/")
-        # The folder, which S3A makes when its last object goes.
-        judge.same("objects left of the trial", left, ["_tries/"])
-    return found, judge.broken
+        judge.same("commits on condition", [one for _, one, _ in requests.commits], [keeps] * 2)
+        figures[f"commits {'with' if keeps else 'without'} conditions"] = len(requests.commits)
+        remaining = stored_keys(world.client, bucket, "ledger", "_tries/")
+        # S3A makes this folder when the last object in it goes.
+        judge.same("objects left of the trial", remaining, ["_tries/"])
+    return figures, judge.broken
 
 
 def _create_when_asked_again(world: World, place: LedgerPath) -> None:
-    """Make the ledger, as a user who tries again when the store denies access."""
+    """Make the ledger, like a user who tries again when the store denies access."""
     for _ in range(20):
         with contextlib.suppress(LedgerError):
             Ledger(place.uri).create(world.spark)
@@ -109,40 +109,40 @@ def _create_when_asked_again(world: World, place: LedgerPath) -> None:
 
 
 def _denied(world: World, place: LedgerPath) -> str:
-    """What a write says to a store that denies access; afterwards it does so for a moment more."""
+    """Return the error of a write while the store denies access; it goes on denying for 1.5 s."""
     world.server.fail(True, "403 Forbidden")
-    said = ""
+    text = ""
     try:
         Ledger(place.uri).create(world.spark)
     except LedgerError as error:
-        said = "not now" if "cannot be asked now" in str(error) else str(error)
+        text = "not now" if "cannot be asked now" in str(error) else str(error)
     threading.Timer(1.5, world.server.fail, (False,)).start()
-    return said
+    return text
 
 
-def two_drivers(world: World) -> Found:
-    """One appends, the other one folds; their commits are written on condition."""
+def two_drivers(world: World) -> Findings:
+    """The one driver appends, the other folds; both write their commits on condition."""
     name = "two-drivers"
     works = [_work(world, name, kind, n) for n, kind in enumerate(("append", "fold"))]
-    (figures, broken), _, asked = _contended(world, name, works)
+    (figures, broken), _, requests = _contended(world, name, works)
     judge = Judge()
-    judge.same("commits without condition", [c for c in asked.commits if not c[1]], [])
+    judge.same("commits without condition", [c for c in requests.commits if not c[1]], [])
     return figures, broken + judge.broken
 
 
-def answers_lost(world: World) -> Found:
-    """The store has a commit and its answer gets lost: the rows are in once, and no one fails."""
+def answers_lost(world: World) -> Findings:
+    """The store has a commit, but its answer is lost: the rows are in once, and no driver fails."""
     name = "answers-lost"
     works = [_work(world, name, "fold", 1)]
-    (figures, broken), _, asked = _contended(world, name, works, lost_answers=TIMES // 2)
-    lost = sum(status == "500" for _, _, status in asked.commits)
+    (figures, broken), _, requests = _contended(world, name, works, lost_answers=TIMES // 2)
+    lost = sum(status == "500" for _, _, status in requests.commits)
     judge = Judge()
     judge.same("answers lost", lost, TIMES // 2)
     return {**figures, "answers lost": lost}, broken + judge.broken
 
 
-def store_without_conditions(world: World) -> Found:
-    """Spark's Delta writes, whose log store for S3 is for one driver: each driver's log says so."""
+def store_without_conditions(world: World) -> Findings:
+    """Spark's Delta writes; its log store for S3 is for one driver, as each driver's log says."""
     name = "no-conditions"
     works = [_work(world, name, "append", number) for number in (1, 2)]
     world.server.conditional = False
@@ -155,7 +155,7 @@ def store_without_conditions(world: World) -> Found:
     return figures, judge.broken
 
 
-def two_of_delta_rs(world: World) -> Found:
+def two_of_delta_rs(world: World) -> Findings:
     """Two writers with delta-rs, which writes each commit on condition."""
     name = "delta-rs"
     return _contended(world, name, [_work(world, name, "delta-rs", n) for n in (1, 2)])[0]

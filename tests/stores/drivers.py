@@ -1,8 +1,8 @@
 """Drivers that append to one table at once, each a process of its own.
 
-    python -m tests.stores.drivers JSON     one of them: `Work` as JSON; prints what it has written
+    python -m tests.stores.drivers JSON     one driver: `Work` as JSON; prints what it wrote
 
-It says "ready" when it has opened the table, and begins when it is told to on standard input.
+A driver prints "ready" when it has opened the table, and begins at a line on standard input.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _START_S: Final = 300.0
 
 @dataclass(frozen=True)
 class Work:
-    """What one driver does, `times` times.
+    """The work of one driver, done `times` times.
 
     Attributes:
         kind: append (Spark's Delta, by `Ledger.append`), fold (spool, then fold), epoch
             (`sink.write`), delta-rs (`write_deltalake`).
-        first: its partitions begin with this number, so that each row's writer is known.
+        first: the number of the driver's first partition, by which each row's writer is known.
     """
 
     kind: str
@@ -75,10 +75,10 @@ class Driver:
 
 
 def together(works: Sequence[Work]) -> list[dict[str, Any]]:
-    """What drivers that begin at once have written and could not write."""
+    """Run drivers that begin at once; return what each wrote and which errors it had."""
     drivers: list[Driver] = []
     try:
-        # One after the other: a JVM's start takes all of a small machine.
+        # Start one driver after the other: a JVM's start takes all of a small machine.
         for work in works:
             driver = Driver(work)
             drivers.append(driver)

@@ -1,6 +1,6 @@
-"""Many epochs on one ledger: what stays beside the table, and what a fold costs.
+"""Many epochs on one ledger: the objects that remain beside the table, and the cost of a fold.
 
-Tasks are what a task's own modules do with the store: the note of its begin, its spool file, the
+The tasks use the store as a task's own modules do: the note of the start, the spool file, the
 driver's notes. Spark folds.
 """
 
@@ -16,7 +16,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from tests.ledger.values import accounts, confirmed, context, sends
-from tests.stores.cases import Found, Judge, World, quick_locks
+from tests.stores.cases import Findings, Judge, World, quick_locks
 
 TASKS: Final = 2
 PER_FOLD: Final = 25
@@ -24,12 +24,12 @@ SHORT_EPOCHS: Final = 300
 LONG_EPOCHS: Final = 10_000
 FEW: Final = 100
 _LATER: Final = 1.5
-"""A fold after many epochs may take so many times the requests of one after a few: a listing of
-more objects has more pages, and every tenth commit writes a checkpoint."""
+"""The factor by which a fold after many epochs may cost more requests than one after few. A listing
+of more objects has more pages, and every tenth commit writes a checkpoint."""
 
 
-def many_epochs(world: World) -> Found:
-    """After so many epochs as much is there as after a hundred, and a fold asks for as much."""
+def many_epochs(world: World) -> Findings:
+    """The objects and a fold's requests are as many after all epochs as after a hundred."""
     count = SHORT_EPOCHS if world.short else world.epochs
     place = resolve_path(world.at("many"))
     judge = Judge()
@@ -39,10 +39,10 @@ def many_epochs(world: World) -> Found:
         for epoch in range(count):
             _epoch(place, epoch)
             if epoch % PER_FOLD == PER_FOLD - 1:
-                with world.server.counted() as asked:
+                with world.server.counted() as requests:
                     summary = fold(world.spark, place)
                 judge.same("files of a fold", summary.files, PER_FOLD * (TASKS + 1))
-                costs.append(asked.total)
+                costs.append(requests.total)
             if epoch == FEW - 1:
                 few = beside(world, "many")
     many = beside(world, "many")
@@ -62,7 +62,7 @@ def many_epochs(world: World) -> Found:
 
 
 def _typical(costs: Sequence[int]) -> int:
-    """The median: some folds write a checkpoint of the table's log."""
+    """Return the median: some folds write a checkpoint of the table's log."""
     return sorted(costs)[len(costs) // 2]
 
 
@@ -87,14 +87,14 @@ def _epoch(place: Any, epoch: int) -> None:
 
 
 def beside(world: World, name: str) -> dict[str, int]:
-    """Objects by the folder that they are in, without those of the table."""
-    found = Counter(key.partition("/")[0] for key in world.keys(name) if key.startswith("_"))
-    del found["_delta_log"]
-    return dict(found)
+    """Return the number of objects by folder, without those of the table."""
+    objects = Counter(key.partition("/")[0] for key in world.keys(name) if key.startswith("_"))
+    del objects["_delta_log"]
+    return dict(objects)
 
 
-def many_writes(world: World) -> Found:
-    """Each batch write is a query of its own: nothing stays of those that are done."""
+def many_writes(world: World) -> Findings:
+    """Each batch write is a query of its own, and leaves nothing when it is done."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
-"""An S3 API on loopback: moto's server, which counts requests and makes conditional writes atomic.
+"""An S3 API on loopback: moto's server, with counted requests and atomic conditional writes.
 
-moto looks whether an object is there and stores the new one in two steps, in a thread per request.
-S3 does both at once, so writes are let through one at a time.
+moto checks for an object and stores the new object in two steps, in a thread per request. S3 does
+both at once, so this server lets one write through at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY: Final = "key-of-the-test"
 SECRET: Final = "secret-of-the-test"
 REGION: Final = "us-east-1"
 _HOLD_S: Final = 5.0
-"""Longest wait for the other writer of a commit."""
+"""The longest wait for the other writer of a commit."""
 
 _LOST: Final = "500 Internal Server Error"
 
@@ -34,11 +34,11 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 @dataclass
 class Requests:
-    """Those of a span, by method; a listing is `LIST`, a copy `COPY`."""
+    """The requests of a span by method; a listing is `LIST`, a copy `COPY`."""
 
     by_method: Counter[str] = field(default_factory=Counter)
     commits: list[tuple[str, bool, str]] = field(default_factory=list)
-    """Attempts to write a file of a table's log: its path, whether on condition, the status."""
+    """Writes to a table's log: the file's path, whether the write is on condition, the status."""
 
     @property
     def total(self) -> int:
@@ -49,7 +49,7 @@ class S3Server:
     """A running server; `endpoint` is its address.
 
     Args:
-        conditional: False ignores If-None-Match, as some stores do that speak S3's language.
+        conditional: False ignores If-None-Match, as some stores with an S3 API do.
     """
 
     def __init__(self, *, conditional: bool = True) -> None:
@@ -71,7 +71,7 @@ class S3Server:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def client(self) -> Any:
-        """boto3's, the judge of what is stored."""
+        """Return a client of boto3, the judge of what is stored."""
         import boto3
 
         return boto3.client(
@@ -81,7 +81,7 @@ class S3Server:
 
     @contextmanager
     def counted(self) -> Iterator[Requests]:
-        """What is asked for while this is open."""
+        """Count the requests while this is open."""
         span = Requests()
         with self._guard:
             self._spans.append(span)
@@ -92,18 +92,18 @@ class S3Server:
                 self._spans.remove(span)
 
     def let_commits_meet(self, times: int) -> None:
-        """So often, hold the first writer of a version until another one writes the same.
+        """Hold the first writer of a version until another writes the same version, `times` times.
 
         Both have seen by then that the version is free.
         """
         self._together.allow(times)
 
     def lose_answers(self, times: int, *, then_fail: bool = False) -> None:
-        """So many commits are stored and answered with an error, as by a proxy that gives up."""
+        """Store `times` commits and answer them with an error, like a proxy that gives up."""
         self._to_lose, self._then_fails = times, then_fail
 
     def fail(self, fails: bool, status: str = _LOST) -> None:
-        """Whether it answers every request with an error."""
+        """Set whether every request is answered with an error."""
         self._fails, self._status = fails, status
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ def _kind(method: str, environ: dict[str, Any]) -> str:
 
 
 class _Together:
-    """Holds writers of one path until there are two."""
+    """Holds the writers of a path until there are two."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -181,4 +181,4 @@ class _Together:
 
 class _Handler(MotoRequestHandler):
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Not a word."""
+        """Log nothing."""

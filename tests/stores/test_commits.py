@@ -47,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 @pytest.fixture
 def folder(server: S3Server) -> LedgerPath:
-    """Without a table."""
+    """Return the path of a ledger without a table."""
     # moto has one store for all servers of a process.
     bucket = f"b{uuid.uuid4().hex}"
     server.client().create_bucket(Bucket=bucket)
@@ -56,7 +56,7 @@ def folder(server: S3Server) -> LedgerPath:
 
 @pytest.fixture
 def place(server: S3Server, folder: LedgerPath) -> LedgerPath:
-    """A ledger's table."""
+    """Return the path of a ledger with a table."""
     options = delta_rs_options(server.endpoint)
     DeltaTable.create(folder.uri, LEDGER_SCHEMA, partition_by=["kind"], storage_options=options)
     return folder
@@ -70,10 +70,10 @@ def commit(place: LedgerPath, query: str, version: int, token: str = "") -> None
 
 
 def rows_in(server: S3Server, place: LedgerPath) -> Counter[str]:
-    """As another reader has them."""
+    """Return the number of rows per query, as another reader sees them."""
     table = DeltaTable(place.uri, storage_options=delta_rs_options(server.endpoint))
-    found = table.to_pyarrow_dataset().to_table(columns=["query_id"])["query_id"]
-    return Counter(found.to_pylist())
+    query_ids = table.to_pyarrow_dataset().to_table(columns=["query_id"])["query_id"]
+    return Counter(query_ids.to_pylist())
 
 
 def test_two_commits_of_one_version_are_both_in(server: S3Server, place: LedgerPath) -> None:
@@ -89,7 +89,7 @@ def test_two_commits_of_one_version_are_both_in(server: S3Server, place: LedgerP
 def test_a_commit_whose_answer_is_lost_is_in_once(
     server: S3Server, place: LedgerPath, query: str
 ) -> None:
-    """The store has it, says 500, and refuses it when it is made again."""
+    """The store has the commit, answers 500, and refuses the commit when it is made again."""
     server.lose_answers(1)
     with server.counted() as asked:
         commit(place, query, 7)
@@ -127,7 +127,7 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
     server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: int,
     is_cut: bool,
 ) -> None:  # fmt: skip
-    """Its rows are in; as long as the log says so, nobody is told to fold them again."""
+    """The fold's rows are in the table; while the log says so, no later fold adds them again."""
     place = folder
     session: Any = SimpleNamespace(
         _jsparkSession=object(), sparkContext=SimpleNamespace(applicationId="app", master="local")
@@ -155,8 +155,8 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
     else:
         summary = fold(session, place)
         assert (summary.recovered, summary.rows) == (1, 0)
-    found = rows_in(server, place)
-    assert found == {"q": commits * ROWS, context().query_id: ROWS}
+    rows = rows_in(server, place)
+    assert rows == {"q": commits * ROWS, context().query_id: ROWS}
 
 
 def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPath) -> None:
@@ -171,7 +171,7 @@ def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPa
 def test_a_store_that_is_away_is_no_case_for_sparks_delta(
     server: S3Server, place: LedgerPath
 ) -> None:
-    """It could overwrite what delta-rs has committed there."""
+    """Spark's Delta could overwrite a commit that delta-rs made there."""
     assert delta_rs.open_table(place, must=True) is not None
     server.fail(True)
     with pytest.raises(LedgerError, match=r"cannot be read now: .* Nothing was appended") as caught:
@@ -181,7 +181,7 @@ def test_a_store_that_is_away_is_no_case_for_sparks_delta(
 
 
 def test_a_commit_of_which_nothing_is_known(server: S3Server, place: LedgerPath) -> None:
-    """The store has it, and is away when it is asked."""
+    """The store has the commit, and does not answer when it is asked for it."""
     table = delta_rs.open_table(place)
     assert table is not None
     files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
@@ -226,7 +226,7 @@ def test_a_key_that_would_be_cut_is_sparks(place: LedgerPath) -> None:
 
 
 def test_where_no_table_is_there_is_none(server: S3Server, folder: LedgerPath) -> None:
-    """Asked of pyarrow first: delta-rs would try for minutes."""
+    """The code asks pyarrow first, because delta-rs would try for minutes."""
     assert delta_rs.open_table(folder) is None
     server.close()
     assert delta_rs.open_table(folder) is None
@@ -251,14 +251,14 @@ def test_files_are_fetched_once(server: S3Server, folder: LedgerPath) -> None:
 
 
 ROUTES: Final = ((("a", 4), ("b", 4)), (("a", 4),))
-"""Queues that two first tasks see, while a broker restarts."""
+"""The queues that two first tasks see, while a broker restarts."""
 
 
 @pytest.mark.parametrize("conditional", [True, False])
 def test_first_tasks_with_different_routes_go_by_the_same_queues(
     server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
 ) -> None:
-    """Where the store takes no condition, the wait is what makes them agree."""
+    """If the store takes no condition, it is the wait that makes the two tasks agree."""
     server.conditional = conditional
     monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0 if conditional else 2.0)
     monkeypatch.setitem(storage._remembered, folder.uri, folder.storage)
@@ -287,5 +287,5 @@ def test_a_note_that_was_removed_can_be_written_again(
     assert begin_write(folder, "nightly", "second") == ("first", True)
     end_write(folder, "nightly")
     keys = stored_keys(server.client(), folder.root.partition("/")[0], "ledger")
-    assert all(key.endswith("/") for key in keys)  # pyarrow leaves folders
+    assert all(key.endswith("/") for key in keys)  # pyarrow leaves folders.
     assert begin_write(folder, "nightly", "third") == ("third", False)

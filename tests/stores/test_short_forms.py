@@ -1,4 +1,4 @@
-"""A ledger on an S3 API, in a process of its own: its Spark has S3A, which the tests' has not.
+"""A ledger on an S3 API, in a process of its own: the tests' own Spark has no S3A.
 
 The long form is a command: `python -m tests.stores`.
 """
@@ -41,13 +41,13 @@ def test_what_users_do_with_a_ledger_on_s3(names: list[str]) -> None:
     )  # fmt: skip
     # 1 is also how Python ends with a traceback.
     assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
-    found = json.loads(done.stdout)["cases"]
-    broken = {case["name"]: case["broken"] for case in found}
+    cases = json.loads(done.stdout)["cases"]
+    broken = {case["name"]: case["broken"] for case in cases}
     assert broken == {name: [] for name in names}, done.stderr[-5000:]
 
 
 def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
-    """Else no result of contention here would mean anything."""
+    """Otherwise the results of contention would mean nothing."""
     server = S3Server()
     try:
         client = server.client()
@@ -69,7 +69,7 @@ def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
 
 
 def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
-    """Arrow writes a file in three requests, and reads a stream in as many as it has parts."""
+    """Arrow alone writes a file in three requests, and reads a stream in one for each part."""
     server = S3Server()
     try:
         server.client().create_bucket(Bucket="bucket")
@@ -89,6 +89,6 @@ def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
 
 def test_the_page_is_made_from_the_last_run() -> None:
     results: dict[str, Any] = json.loads(command.RESULTS.read_text())
-    made = command.table(results)
-    assert command.page_with(command.PAGE.read_text(), made) == command.PAGE.read_text()
+    generated = command.table(results)
+    assert command.page_with(command.PAGE.read_text(), generated) == command.PAGE.read_text()
     assert not [case["name"] for case in results["cases"] if case["broken"]]
