@@ -12,6 +12,7 @@ import pytest
 
 import rocket_sink
 from tools import public_names, release, sbom
+from tools.setup_cfg import project
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,12 +72,12 @@ def test_a_page_that_asks_for_a_clone_is_no_page_of_a_registry() -> None:
 def test_addresses_are_those_of_one_home() -> None:
     """The substitutions of pyproject.toml repeat it."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
-    source = sbom.project()["urls"]["Source"]
+    source = project()["urls"]["Source"]
     homes = re.findall(r"https://[^\"' ]*/rocket-sink", text)
-    assert len(homes) == 6 and set(homes) == {source}
+    assert len(homes) == 2 and set(homes) == {source}
 
 
-def test_the_bill_of_materials_is_that_of_pyproject() -> None:
+def test_the_bill_of_materials_is_that_of_setup_cfg() -> None:
     assert sbom.main(["--check"]) == 0, "run: python -m tools.sbom"
     needs = sbom.requirements()
     assert needs["pyarrow"] == (">=15", "") and needs["duckdb"][1] == "fast"

@@ -33,7 +33,7 @@ from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.rows.stored_rows import STORED_DDL
 from rocket_sink.spark.reader import READ_OPTIONS
 from rocket_sink.task.totals import WriteSummary
-from tools.sbom import ROOT, project
+from tools.setup_cfg import ROOT, project
 
 API: Final = ROOT / "tools" / "public-api.txt"
 NAMES: Final = ROOT / "tools" / "public-names.txt"

@@ -27,7 +27,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tools.sbom import ROOT, STORED, bill, project, version
+from tools.sbom import STORED, bill, version
+from tools.setup_cfg import ROOT, project
 
 CONSTRAINTS: Final = ROOT / "tools" / "constraints.txt"
 PACKAGES: Final = ("rocket_sink", "pyspark_rocketmq")
@@ -96,7 +97,7 @@ def publication_problems() -> list[str]:
     """Return what keeps this version from being uploaded, besides its artefacts."""
     problems = []
     if project()["urls"]["Source"].startswith(PLACEHOLDER):
-        problems.append("pyproject.toml names example.org as the public home: put the real address")
+        problems.append("setup.cfg names example.org as the public home: put the real address")
     heading = re.search(rf"^## {re.escape(version())} \(?(\S+?)\)?$",
                         (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)  # fmt: skip
     if heading is None or not re.fullmatch(r"\d{4}-\d\d-\d\d", heading[1]):

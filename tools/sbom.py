@@ -1,7 +1,7 @@
 """The software bill of materials that goes into the wheel (PEP 770), as CycloneDX.
 
     python -m tools.sbom            write tools/sbom.cdx.json
-    python -m tools.sbom --check    exit 1 when the stored file is not what pyproject.toml says
+    python -m tools.sbom --check    exit 1 when the stored file is not what setup.cfg says
 
 The wheel bundles no work of others, so its components are the requirements. Ranges stand where a
 bundled component would have a version. The file has no date and no serial number, because the same
@@ -14,23 +14,12 @@ import ast
 import json
 import re
 import sys
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tools.setup_cfg import ROOT, project
 
-ROOT: Final = Path(__file__).parent.parent
 STORED: Final = ROOT / "tools" / "sbom.cdx.json"
 _NOT_FOR_USERS: Final = ("docs", "fuzz", "test")
-
-
-def project() -> dict[str, Any]:
-    """Return the table `project` of pyproject.toml."""
-    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return table
 
 
 def version() -> str:

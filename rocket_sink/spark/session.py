@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
 """First Delta with jars for a Spark (Maven: `io.delta:delta-spark_4.x_2.13`)."""
 _OLDEST_INSTALLED: Final = (4, 2)
-"""Lower bound of delta-spark in pyproject.toml."""
+"""Lower bound of delta-spark in setup.cfg."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 _DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
-"""Range in pyproject.toml: each Delta names its newest Spark, so pip takes a pair that works."""
+"""Range in setup.cfg: each Delta names its newest Spark, so pip takes a pair that works."""
 
 _PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 
