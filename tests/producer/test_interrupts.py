@@ -18,7 +18,7 @@ from rocket_sink.errors import NotSentError, RequestTimeoutError, UnknownOutcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.driver import Waiter
 from rocket_sink.producer.engine.response_handler import ResponseHandler
-from rocket_sink.testing import Drop, FakeCluster
+from rocket_sink.testing import CloseConnection, Drop, FakeCluster
 from rocket_sink.testing.script import is_send
 from tests.producer.waiting import until
 
@@ -181,6 +181,29 @@ def test_an_answer_that_is_not_dealt_with_is_an_unknown_outcome(make_producer, m
     assert all(isinstance(one, UnknownOutcomeError) for one in errors)
     assert "a defect" in str(errors[0])
     assert producer.send(Message("orders", b"x")).status == "SEND_OK"
+    until(lambda: places(producer) == FREE)
+
+
+def test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with(
+    cluster, make_producer, monkeypatch
+):
+    producer = make_producer(sendMsgTimeout=60_000, retryTimesWhenSendFailed=0)
+    producer.send_async(Message("orders", b"x")).result(30)
+    for broker in cluster.brokers:
+        broker.on_send(CloseConnection(), times=1)
+    failed, calls = ResponseHandler.failed, []
+
+    def third_is_broken(*given, **more):
+        calls.append(given)
+        if len(calls) == 3:
+            raise TypeError("a defect")
+        return failed(*given, **more)
+
+    monkeypatch.setattr(ResponseHandler, "failed", third_is_broken)
+    with producer._session.driver.lock:  # so that they share a group
+        futures = [producer.send_async(Message("orders", b"x")) for _ in range(100)]
+    errors = [future.exception(30) for future in futures]
+    assert len(calls) > 8 and sum("a defect" in str(error) for error in errors) == 1
     until(lambda: places(producer) == FREE)
 
 

@@ -336,6 +336,12 @@ class SendAttempt:
     def address(self) -> str:
         return "" if self.target is None else self.target.address
 
+    def release(self) -> None:
+        """Leave the requests in flight of its broker."""
+        broker, self.broker = self.broker, None
+        if broker is not None:
+            broker.in_flight -= self.requests
+
     def known_history(self) -> AttemptHistory:
         """The history; made on the first call."""
         if self.history is None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
@@ -37,9 +37,6 @@ from rocket_sink.routing.selectors import (
 )
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.wire.connection import HEARD_RECENTLY_S
-
-if TYPE_CHECKING:
-    from rocket_sink.net.channel import Channel
 
 VIEW_S: Final = 0.02
 """Age at which the (shared) fault table is read again."""
@@ -173,9 +170,6 @@ class Brokers:
         )
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
         """Isolations that no caller has taken yet."""
-        self.versions: dict[str, tuple[Channel | None, int]] = {}
-        """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable), each
-        with its connection: later there may be another broker at the address."""
         self.ranks_version = 0
         """Grows whenever a broker's rank may have changed."""
         self._floor_s = options.suspect_after_ms / 1000
@@ -298,10 +292,6 @@ class Brokers:
         return brokers
 
     # --- events ------------------------------------------------------------------------------
-
-    def release(self, broker: Broker, requests: int = 1) -> None:
-        """Count requests as not in flight any more."""
-        broker.in_flight -= requests
 
     def forget_requests(self) -> None:
         """Count no request as in flight any more: the engine has begun anew."""

@@ -7,6 +7,7 @@ raises the error.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final, NoReturn
 
 from rocket_sink.errors import (
@@ -23,9 +24,10 @@ from rocket_sink.producer.engine.attempt import OnewayAttempt, SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
+from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RequestLimits
+from rocket_sink.producer.engine.questions import Questions, TopicPolicies
 from rocket_sink.producer.engine.routes import Routes
-from rocket_sink.producer.engine.topic_policies import TopicPolicies
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -46,7 +48,8 @@ class Dispatcher:
         brokers: Brokers,
         headers: HeaderTemplates,
         ordered: OrderedQueues,
-        policies: TopicPolicies,
+        heartbeats: Heartbeats,
+        questions: Questions,
         limits: RequestLimits,
     ) -> None:
         self._client = client
@@ -55,7 +58,9 @@ class Dispatcher:
         self._headers = headers
         self._templates = headers.templates
         self._ordered = ordered
-        self._policies = policies
+        self._heartbeats = heartbeats
+        self._questions = questions
+        self._policies = TopicPolicies(questions)
         self._limits = limits
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
@@ -92,10 +97,14 @@ class Dispatcher:
                 return Wait.BROKER
             broker.in_flight += requests
             attempt.broker, attempt.handed_s = broker, now_s
-        if request.least_version and not self._is_new_enough(attempt):
-            return Wait.VERSION
-        if request.lacks_keys and not self._may_lack_keys(attempt, target, now_s):
-            return Wait.POLICY
+        wait = None
+        if request.least_version and not self._is_new_enough(attempt, now_s):
+            wait = Wait.VERSION
+        elif request.lacks_keys and not self._may_lack_keys(attempt, target, now_s):
+            wait = Wait.POLICY
+        if wait is not None:
+            attempt.release()
+            return wait
         if type(attempt) is OnewayAttempt:
             self._write_oneway(attempt, target, now_s)
         elif isinstance(attempt, GroupAttempt):
@@ -218,9 +227,7 @@ class Dispatcher:
     def _take_back(self, attempt: SendAttempt, channel: Channel, error: Exception) -> NoReturn:
         """Undo what was done for an attempt whose frame cannot be made."""
         channel.connection.cancel(attempt)
-        broker, attempt.broker = attempt.broker, None  # not its failure
-        assert broker is not None
-        self._brokers.release(broker, attempt.requests)
+        attempt.release()  # not its failure
         if isinstance(error, SendError):
             raise error
         raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
@@ -258,12 +265,13 @@ class Dispatcher:
 
     # --- what keeps it from being sent -------------------------------------------------------
 
-    def _is_new_enough(self, attempt: SendAttempt) -> bool:
-        """False: the broker's version is not known yet."""
-        channel, version = self._brokers.versions.get(attempt.address, (None, None))
-        if channel is None or channel is not self._client.peek(attempt.address):
-            version = None
-        request = attempt.request
+    def _is_new_enough(self, attempt: SendAttempt, now_s: float) -> bool:
+        """Return False as long as the broker's version is not known."""
+        request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
+        version = heartbeats.version(address, now_s)
+        if version is None:
+            frame, learn = heartbeats.frame(), partial(heartbeats.learn_version, address)
+            self._questions.ask(address, address, frame, learn, attempt.ready_s, now_s)
         if version is not None and version < request.least_version:
             name = version_name(version)
             raise BrokerTooOldError(
@@ -283,7 +291,7 @@ class Dispatcher:
                 sends its messages one by one, as after the broker's own refusal.
         """
         topic = attempt.request.topic
-        wants_keys = self._policies.wants_keys(topic, target, now_s)
+        wants_keys = self._policies.wants_keys(topic, target, attempt.ready_s, now_s)
         if wants_keys:
             raise MessageIllegalError(
                 f"topic {topic!r} on {target.home} has cleanup.policy=COMPACTION, where a message "
@@ -304,5 +312,7 @@ class Dispatcher:
         if attempt.waits is Wait.BROKER:
             who = f"broker {attempt.home} is" if attempt.home else "the brokers of its topic are"
             return UnwrittenError(f"{who} busy: no place came free there in time")
+        if attempt.waits is Wait.VERSION or attempt.waits is Wait.POLICY:
+            return UnwrittenError(f"{attempt.address} did not tell {attempt.waits.value} in time")
         error = self._routes.error(attempt.request.topic)
         return error.copy() if error else UnwrittenError("no time was left")

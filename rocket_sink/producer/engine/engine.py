@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from rocket_sink.errors import (
     NoRouteError,
@@ -49,11 +49,11 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt, attempt_kind
 from rocket_sink.producer.engine.headers import CredentialsProvider, HeaderTemplates
 from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RateLimiter, RequestLimits, Window
+from rocket_sink.producer.engine.questions import Questions
 from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
 from rocket_sink.producer.engine.routes import NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
-from rocket_sink.producer.engine.topic_policies import TopicPolicies
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.producer.identity import Identity
 from rocket_sink.routing.fault import Isolation
@@ -118,14 +118,15 @@ class SendEngine:
             options, self.client, self.routes, self._verified, self.reread_credentials
         )
         self.waiting = WaitingRequests(self.routes, self.brokers)
-        self._policies = TopicPolicies(self.client)
+        self._questions = Questions(self.client)
         self._dispatcher = Dispatcher(
             client=self.client,
             routes=self.routes,
             brokers=self.brokers,
             headers=self._headers,
             ordered=self.waiting.ordered,
-            policies=self._policies,
+            heartbeats=self.heartbeats,
+            questions=self._questions,
             limits=self._limits,
         )
         self._handler = ResponseHandler(
@@ -211,10 +212,6 @@ class SendEngine:
         """
         now_s, request = self.clock(), attempt.request
         if attempt.write is None:
-            if attempt.ends:
-                error = attempt.ends.popleft()[1]
-                if error is not None:
-                    raise error
             if self.known_route(request.topic, attempt.deadline_s) is None:
                 return False
             count, size = request.message_count, attempt.body_bytes
@@ -226,10 +223,7 @@ class SendEngine:
                         topic=request.topic,
                     )
                 return False
-            waited_before = attempt.waits
             attempt.waits = self._dispatcher.send(attempt, now_s)
-            if attempt.waits is Wait.VERSION and waited_before is not Wait.VERSION:
-                self._ask_broker(attempt, attempt.waits, attempt.deadline_s, now_s)
             if attempt.waits is not None:
                 return False
             if self._rates is not None:
@@ -436,29 +430,12 @@ class SendEngine:
                 attempt, result, sent_s, at_s = ends.popleft()
                 if attempt.done:
                     continue
-                try:
-                    if isinstance(attempt, GroupAttempt) and result is not None:
-                        for part, step in handler.group_ended(attempt, result, sent_s, at_s):
-                            self._follow(part, step, at_s)
-                        if attempt.in_parts:
-                            answered[attempt] = None
-                        continue
-                    if isinstance(result, Frame):
-                        step = handler.answered(attempt, result, sent_s, at_s)
-                    elif isinstance(result, SendError):
-                        step = handler.failed(attempt, result, sent_s, at_s)
-                    elif isinstance(result, CheckResult):
-                        step = handler.verified(attempt, result, at_s)
-                    else:  # its broker has said what it waited for
-                        handler.release(attempt)
-                        step = NextStep(attempt)
-                except Exception as error:
-                    # The owner must not wait for an end that is lost.
-                    step = self._unhandled(attempt, error)
-                if type(step) is Completion:
-                    self._complete(attempt, step, at_s)
+                if isinstance(attempt, GroupAttempt):
+                    self._end_group(attempt, result, sent_s, at_s)
+                    if attempt.in_parts:
+                        answered[attempt] = None
                 else:
-                    self._follow(attempt, step, at_s)
+                    self._end(attempt, result, sent_s, at_s)
             if answered:
                 self._complete_parts(answered, now_s)
             due = waiting.pop_due(now_s) if waiting.size and not handler.stopping else ()
@@ -468,11 +445,52 @@ class SendEngine:
                 if not attempt.done:
                     self._send(attempt, now_s)
 
+    def _end(
+        self,
+        attempt: SendAttempt,
+        result: Frame | CheckResult | Exception,
+        sent_s: float | None,
+        at_s: float,
+        *,
+        feedback: bool = True,
+    ) -> None:
+        """Deal with the end of an attempt; an exception that is no SendError is our own fault."""
+        handler, step = self._handler, None
+        try:
+            if isinstance(result, Frame):
+                step = handler.answered(attempt, result, sent_s, at_s)
+            elif isinstance(result, SendError):
+                step = handler.failed(attempt, result, sent_s, at_s, feedback=feedback)
+            elif isinstance(result, CheckResult):
+                step = handler.verified(attempt, result, at_s)
+            else:
+                step = self._unhandled(attempt, result)
+        except Exception as error:
+            # The owner must not wait for an end that is lost.
+            step = self._unhandled(attempt, error)
+        if type(step) is Completion:
+            self._complete(attempt, step, at_s)
+        else:
+            self._follow(attempt, step, at_s)
+
+    def _end_group(
+        self, group: GroupAttempt, result: Any, sent_s: float | None, at_s: float
+    ) -> None:
+        """Deal with answers to a group's messages, or with its failure."""
+        try:
+            ends = self._handler.group_ended(group, result, sent_s, at_s)
+        except Exception as error:
+            ends = [(single, error) for single in group.leave_all()]
+        for number, (attempt, end) in enumerate(ends):
+            # One failure of many messages says as much about their broker as that of one.
+            self._end(attempt, end, sent_s, at_s, feedback=not number)
+        if not group.open_count and not group.done:
+            self._complete(group, self._handler.part_ended(group, at_s, sent_s), at_s)
+
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
         """Return the completion of an attempt whose end cannot be dealt with."""
-        _LOG.exception("the end of a request at %s was not dealt with", attempt.address)
-        if attempt.broker is not None:
-            self._handler.release(attempt)
+        _LOG.error("the end of a request at %s was not dealt with", attempt.address, exc_info=error)
+        attempt.release()
         text = f"an answer of {attempt.address or 'a broker'} was not dealt with: {error!r}"
         cause = UnknownOutcomeError(text, topic=attempt.request.topic)
         cause.__cause__ = error
@@ -498,7 +516,7 @@ class SendEngine:
         self._ends.clear()
         self.waiting.drain_all()
         self.waiting.ordered.clear()
-        self._policies.forget_requests()
+        self._questions.forget_requests()
         self.client.reset()
         self.routes.forget_look_ups()
         self.heartbeats.forget_requests()
@@ -524,10 +542,7 @@ class SendEngine:
                 if following is not None:
                     to_send.append(following)
                 continue
-            if wait is Wait.VERSION or wait is Wait.POLICY:
-                until_s = self._dispatcher.unsent_deadline_s(attempt, now_s)
-                self._ask_broker(attempt, wait, until_s, now_s)
-            elif wait is Wait.BROKER and (room := _room_for(attempt)):
+            if wait is Wait.BROKER and (room := _room_for(attempt)):
                 assert isinstance(attempt, GroupAttempt)
                 part, others = attempt.split(room)
                 to_send += (others, part)
@@ -575,7 +590,7 @@ class SendEngine:
             if not attempt.done:
                 completion = self._handler.part_ended(attempt, now_s)
                 if completion.stored is not None:
-                    self.window.give_back(*attempt.release(completion.stored))
+                    self.window.give_back(*attempt.give_back(completion.stored))
                     self._done.append(completion)
         answered.clear()
 
@@ -585,27 +600,11 @@ class SendEngine:
         channel = self.client.peek(address) if address else None
         for owner in channel.withdraw() if channel is not None else ():
             if isinstance(owner, SendAttempt):
-                self._handler.release(owner)
+                owner.release()
                 again = NextStep(owner.next_attempt(owner.ready_s, counts=False))
                 self._follow(owner, again, now_s)
             else:
                 owner.on_failed(UnwrittenError(f"{address} takes no more bytes"), now_s)
-
-    def _ask_broker(self, attempt: SendAttempt, wait: Wait, until_s: float, now_s: float) -> None:
-        """Ask the broker what the attempt waits for; it goes on with the answer."""
-
-        def known(error: SendError | None, at_s: float) -> None:
-            if error is not None and not isinstance(error, NotSentError) and not error.backs_off:
-                # The outcome of the question alone is unknown.
-                text = f"{attempt.address} did not tell {wait.value}: {error.text}"
-                error = UnwrittenError(text)
-            attempt.ends.append((attempt, error, None, at_s))
-
-        if wait is Wait.VERSION:
-            self.heartbeats.query_version(attempt.address, known, until_s, now_s)
-        else:
-            assert attempt.target is not None
-            self._policies.ask(attempt.request.topic, attempt.target, known, until_s, now_s)
 
     def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
         self._ends.append((attempt, result, None, now_s))

@@ -164,7 +164,7 @@ class GroupAttempt(SendAttempt):
             np.full(len(answers), rtt_s * 1000),
         )
 
-    def release(self, stored: StoredFrames) -> tuple[int, int]:
+    def give_back(self, stored: StoredFrames) -> tuple[int, int]:
         """Give back completed messages; return the bytes and places that they held."""
         group = self.request.group
         assert group is not None

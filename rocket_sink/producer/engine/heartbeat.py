@@ -4,7 +4,8 @@ sending."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from rocket_sink.errors import ConnectError, SendError
@@ -26,7 +27,6 @@ _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
 """A connection with a request older than this, on which nothing was heard for so long, is asked for
 a sign of life: half of the time for which one counts."""
-VersionKnown = Callable[[SendError | None, float], None]
 
 
 class Heartbeats:
@@ -56,6 +56,10 @@ class Heartbeats:
         self.detects = options.start_detector_enable and options.latency_fault_enable
         self._detect_timeout_s = options.detect_timeout_ms / 1000
         self._sent: dict[str, tuple[Channel, float]] = {}
+        """The latest heartbeat to each address: its connection, and when."""
+        self._versions: dict[str, tuple[Channel | None, int]] = {}
+        """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable), each
+        with its connection."""
         self._detect_interval_s = options.detect_interval_ms / 1000
         self._probes: dict[str, float] = {}
         """{broker name: when its probe has failed, in driven seconds}"""
@@ -126,10 +130,11 @@ class Heartbeats:
             self._asked.add(channel)
 
             on_end = Call(lambda answer, error, at_s, peer=channel: self._asked.discard(peer))  # type: ignore[misc]
-            frame = self._heartbeat()
+            frame = self.frame()
             self._client.call_on(channel, frame, on_end, deadline_s=oldest.deadline_s, now_s=now_s)
 
-    def _heartbeat(self) -> Frame:
+    def frame(self) -> Frame:
+        """Return a heartbeat."""
         return requests.heartbeat(
             client_id=self._identity.client_id, producer_groups=[self._identity.group]
         )
@@ -149,22 +154,25 @@ class Heartbeats:
         elif not channel.is_open or (before is not None and before[0] is channel and not is_late):
             return
         self._sent[address] = (channel, now_s)
-        self.query_version(address, lambda error, at_s: None, now_s + _HEARTBEAT_TIMEOUT_S, now_s)
+        on_end = Call(partial(self.learn_version, address))
+        deadline_s = now_s + _HEARTBEAT_TIMEOUT_S
+        self._client.call(address, self.frame(), on_end, deadline_s=deadline_s, now_s=now_s)
 
-    def query_version(
-        self, address: str, done: VersionKnown, deadline_s: float, now_s: float
-    ) -> None:
-        """Send a heartbeat; the broker's version is known when `done(None, now)` is called."""
+    def version(self, address: str, now_s: float) -> int | None:
+        """Return the version of the broker that is connected; None if it is not known.
 
-        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
-            if answer is not None:
-                # The connection is kept with it: later another broker may be at the address.
-                self._brokers.versions[address] = (self._client.peek(address), answer.version)
-            done(error, at_s)
+        Raises:
+            ConnectError: connecting failed at once.
+        """
+        channel, version = self._versions.get(address, (None, None))
+        # A look at the connection: another broker may have taken the place of one that has closed.
+        return version if channel is self._client.channel(address, now_s) else None
 
-        self._client.call(
-            address, self._heartbeat(), Call(ended), deadline_s=deadline_s, now_s=now_s
-        )
+    def learn_version(self, address: str, answer: Frame | None, *end: object) -> None:
+        """Take the answer to a heartbeat, if there is one."""
+        if answer is not None:
+            # The connection is kept with it: later another broker may be at the address.
+            self._versions[address] = (self._client.peek(address), answer.version)
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
         """Ask brokers that did not answer (LatencyFaultToleranceImpl.detectByOneRound)."""

@@ -143,8 +143,7 @@ class ResponseHandler:
             answer = decode_send_answer(frame)
         except InvalidAnswerError as error:
             return self.failed(attempt, error, sent_s, now_s)
-        attempt.broker = None
-        self._brokers.release(broker)
+        attempt.release()
         if frame.code:
             return self._degraded(attempt, answer, rtt_s, sent_s, now_s)
         records: list[AttemptRecord] = []
@@ -154,12 +153,12 @@ class ResponseHandler:
 
     def group_ended(
         self, attempt: GroupAttempt, what: Any, sent_s: float | None, now_s: float
-    ) -> list[tuple[SendAttempt, Completion | NextStep]]:
-        """Answers to a group's messages, or its failure: what follows, of each attempt.
+    ) -> list[tuple[SendAttempt, Frame | Exception]]:
+        """Take answers to a group's messages, or its failure; return the attempts of the messages
+        that have left it, each with its end.
 
-        Of answered messages nothing follows before the last one (`part_ended`).
+        Stored messages stay in the group, for `part_ended`.
         """
-        steps: list[tuple[SendAttempt, Completion | NextStep]] = []
         if isinstance(what, SendAnswers):
             rtt_s = self._group_stored(attempt, len(what), sent_s, now_s)
             attempt.answered(what, rtt_s)
@@ -167,18 +166,13 @@ class ResponseHandler:
             rtt_s = self._group_stored(attempt, 1, sent_s, now_s)
             attempt.answered_one(what.opaque, what.answer, rtt_s)
         elif isinstance(what, Frame):
-            single = attempt.leave(what.opaque - attempt.first_opaque)
-            steps.append((single, self.answered(single, what, sent_s, now_s)))
+            return [(attempt.leave(what.opaque - attempt.first_opaque), what)]
         elif isinstance(what, NotSentError) and attempt.is_whole:
-            return [(attempt, self.failed(attempt, what, sent_s, now_s))]
+            return [(attempt, what)]
         else:
-            for number, single in enumerate(attempt.leave_all()):
-                # `verified` changes the facts of its error.
-                step = self.failed(single, what.copy(), sent_s, now_s, feedback=not number)
-                steps.append((single, step))
-        if not attempt.open_count:
-            steps.append((attempt, self.part_ended(attempt, now_s, sent_s)))
-        return steps
+            # `verified` changes the facts of its error.
+            return [(single, what.copy()) for single in attempt.leave_all()]
+        return []
 
     def _group_stored(
         self, attempt: GroupAttempt, count: int, sent_s: float | None, now_s: float
@@ -188,7 +182,7 @@ class ResponseHandler:
         assert broker is not None
         self._brokers.answered(broker, rtt_s, now_s, stored=True)
         broker.stored(self._options.max_in_flight, count)
-        self._brokers.release(broker, count)
+        broker.in_flight -= count
         return rtt_s
 
     def part_ended(
@@ -222,10 +216,9 @@ class ResponseHandler:
             feedback: report the result to `Brokers`.
         """
         in_flight = attempt.broker is not None
-        if attempt.broker is not None:
-            if error.backs_off and feedback:
-                attempt.broker.busy(attempt.handed_s, now_s)
-            self.release(attempt)
+        if attempt.broker is not None and error.backs_off and feedback:
+            attempt.broker.busy(attempt.handed_s, now_s)
+        attempt.release()
         history, limits = attempt.known_history(), self._limits
         verify_ids = attempt.request.verify_ids
         if verify_ids and attempt.counted < (attempt.request.attempts or limits.max_attempts):
@@ -278,12 +271,6 @@ class ResponseHandler:
         history = attempt.known_history()
         history.unknown = history.unknown or error
         return self._failed_completion(attempt, error)
-
-    def release(self, attempt: SendAttempt) -> None:
-        """Take the attempt out of its broker's requests in flight."""
-        broker, attempt.broker = attempt.broker, None
-        assert broker is not None
-        self._brokers.release(broker, attempt.requests)
 
     # --- what follows ------------------------------------------------------------------------
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocket_sink.errors import MessageIllegalError
-from rocket_sink.message import Message
+from rocket_sink.errors import MessageIllegalError, NotSentError
+from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import topic_policies
+from rocket_sink.producer.engine import questions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.testing.script import Drop
 from rocket_sink.wire.codes import RequestCode, ResponseCode, mq_version
+from tests.producer.waiting import until
 from tests.task.one_task import run_task
 from tests.task.test_pending_keys import CTX
 
@@ -125,7 +127,7 @@ def test_a_topic_that_is_made_anew_is_noticed(
     cluster: FakeCluster, make_producer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A policy cannot be changed, so whoever wants another one deletes the topic."""
-    monkeypatch.setattr(topic_policies, "AGE_S", 0.0)
+    monkeypatch.setattr(questions, "AGE_S", 0.0)
     producer = make_producer()
     for _ in range(16):
         producer.send_batch([Message("orders", b"x")] * 2)
@@ -184,3 +186,35 @@ def test_a_broker_that_may_not_tell_gets_the_batch_and_one_warning(
     told = [one.getMessage() for one in caplog.records if "cleanup.policy" in one.getMessage()]
     assert len(told) == (1 if warns else 0)
     assert not warns or "right Get" in told[0]
+
+
+def test_a_question_has_its_own_time_and_costs_neither_an_attempt_nor_an_isolation(
+    cluster: FakeCluster, make_producer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first who asks has less time than the question, the second one more."""
+    monkeypatch.setattr(questions, "QUESTION_S", 1.0)
+    broker = cluster.brokers[0]
+    broker.on(RequestCode.GET_TOPIC_CONFIG, Drop(), times=2)
+    producer = make_producer(retryTimesWhenSendFailed=0)
+    queue = MessageQueue("orders", broker.name, 0)
+    batch = [Message("orders", b"x")] * 2
+    with ThreadPoolExecutor(1) as pool:
+        short = pool.submit(producer.send_batch, batch, queue=queue, timeout_ms=300)
+        until(lambda: asked(cluster) == 1)
+        [result] = producer.send_batch(batch, queue=queue, timeout_ms=60_000)
+        with pytest.raises(NotSentError, match="did not tell its broker's word"):
+            short.result(30)
+    assert result.status == "SEND_OK" and result.attempts == 1 and asked(cluster) == 3
+    assert producer.isolations() == []
+
+
+def test_a_broker_that_cannot_be_asked_is_avoided_as_one_that_cannot_be_sent_to(
+    cluster: FakeCluster, make_producer: Make
+) -> None:
+    producer = make_producer()
+    producer.fetch_publish_message_queues("orders")
+    gone = cluster.brokers[0]
+    gone.kill()
+    for _ in range(4):
+        assert len(producer.send_batch([Message("orders", b"x")] * 2)) == 1
+    assert {event.broker_name for event in producer.isolations()} == {gone.name}

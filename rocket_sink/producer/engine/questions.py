@@ -1,0 +1,151 @@
+"""Questions that a request waits for: a broker's version, and whether a topic wants keys.
+
+A broker refuses a single message without keys in a topic with `cleanup.policy=COMPACTION`
+(MESSAGE_ILLEGAL), but takes such messages in a batch, where no consumer ever sees them
+(SendMessageProcessor: `sendMessage` looks, `sendBatchMessage` does not). Routes do not have the
+policy, so each broker is asked for the topic's configuration, once, and again in the background
+each AGE_S: a policy changes when the topic is deleted and made anew.
+
+A question has a time of its own, whoever asks. A request that waits for the answer is dispatched
+again and again, and may go to another broker meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Final
+
+from rocket_sink.errors import NotSentError, RemoteProtocolError, SendError
+from rocket_sink.net import log
+from rocket_sink.net.client import Call, NetworkClient
+from rocket_sink.producer.engine.brokers import SendTarget
+from rocket_sink.routing.retry import error_for_answer, error_is
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX
+from rocket_sink.wire import requests
+from rocket_sink.wire.codes import V5_0_0, ResponseCode
+from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.responses import decode_topic_attributes
+
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACTION: Final = "COMPACTION"
+AGE_S: Final = 30.0
+"""An older answer is asked for again, while batches go by the old one."""
+QUESTION_S: Final = 3.0
+"""Time for an answer. A question without one is asked again while a request waits for it."""
+Learn = Callable[[Frame, float], SendError | None]
+"""Takes an answer; returns the error of a broker that is too busy to answer the question."""
+
+_log = log.logger(__name__)
+
+
+class Questions:
+    """The questions of one engine, each asked once at a time."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self._client = client
+        self._asked: dict[Hashable, tuple[SendError | None, float]] = {}
+        """Questions under way (None), and those that failed: how, and when."""
+
+    def ask(
+        self, key: Hashable, address: str, frame: Frame, learn: Learn, since_s: float, now_s: float
+    ) -> None:
+        """Ask the broker, unless the question is under way.
+
+        Raises:
+            SendError: it failed after `since_s` in a way in which a message would fail, too.
+        """
+        error, at_s = self._asked.get(key, (None, now_s))
+        if key not in self._asked or (error is not None and at_s < since_s):
+            if len(self._asked) >= TOPICS_MAX:
+                self._asked.clear()
+            self._asked[key] = None, now_s
+            ended = Call(partial(self._ended, key, learn))
+            self._client.call(address, frame, ended, deadline_s=now_s + QUESTION_S, now_s=now_s)
+            error, at_s = self._asked.get(key, (None, now_s))
+        if error is not None:
+            raise error.copy()
+
+    def _ended(
+        self,
+        key: Hashable,
+        learn: Learn,
+        answer: Frame | None,
+        error: SendError | None,
+        now_s: float,
+    ) -> None:
+        if answer is not None:
+            error = learn(answer, now_s)
+        if error is not None and (isinstance(error, NotSentError) or error.backs_off):
+            self._asked[key] = error, now_s
+        else:
+            # A missing answer says nothing about messages. Silence has its own judge (`Brokers`).
+            self._asked.pop(key, None)
+
+    def forget_requests(self) -> None:
+        """Ask anew from now on: the engine has begun anew, and no answer will come."""
+        self._asked.clear()
+
+
+class TopicPolicies:
+    """The policies of the topics that one engine sends batches without keys to."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self._wants_keys: dict[tuple[str, str], tuple[bool, float]] = {}
+        """{(topic, broker name): the answer, and when it came}"""
+        self._warned: set[str] = set()
+
+    def wants_keys(
+        self, topic: str, target: SendTarget, since_s: float, now_s: float
+    ) -> bool | None:
+        """Return whether the broker wants keys in the topic's messages; None: not known yet.
+
+        Raises:
+            SendError: as `Questions.ask`, of a question that nothing is known without.
+        """
+        key = topic, target.home
+        wants_keys, known_s = self._wants_keys.get(key, (None, now_s))
+        if wants_keys is None or now_s - known_s >= AGE_S:
+            frame, learn = requests.get_topic_config(topic), partial(self._learn, topic, target)
+            try:
+                self._questions.ask(key, target.address, frame, learn, since_s, now_s)
+            except SendError:
+                if wants_keys is None:
+                    raise
+        return wants_keys
+
+    def _learn(
+        self, topic: str, target: SendTarget, answer: Frame, now_s: float
+    ) -> SendError | None:
+        """Keep what the broker says; the error of a broker that is too busy to say it."""
+        wants_keys, reason = False, None
+        if answer.code == ResponseCode.SUCCESS:
+            try:
+                wants_keys = decode_topic_attributes(answer).get(CLEANUP_POLICY) == COMPACTION
+            except RemoteProtocolError as unreadable:
+                reason = str(unreadable)
+        elif not _has_no_policies(answer):
+            error = error_for_answer(answer.code, answer.remark, broker_name=target.home)
+            if error is not None and error_is(error, "backs_off"):
+                return error
+            reason = str(error)
+        if len(self._wants_keys) >= TOPICS_MAX:
+            self._wants_keys.clear()
+        self._wants_keys[topic, target.home] = wants_keys, now_s
+        if reason is not None and topic not in self._warned:
+            self._warned.add(topic)
+            _log.warning(
+                "%s does not tell the cleanup.policy of topic %s (%s). If it is COMPACTION, "
+                "messages without keys are lost there unseen. Grant the right Get on the topic, or "
+                "give each message keys.",
+                target.home, topic, reason, extra={"peer": target.address},
+            )  # fmt: skip
+        return None
+
+
+def _has_no_policies(answer: Frame) -> bool:
+    """The topic is not there yet, and will be made without a policy; or the broker is older than
+    policies (5.0 was first to answer the request)."""
+    is_old = answer.version < V5_0_0 and answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    return is_old or answer.code == ResponseCode.TOPIC_NOT_EXIST
