@@ -2219,8 +2219,8 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "places-kept",
         "rocket_sink/producer/engine/engine.py",
-        "                    self.window.give_back(*attempt.release(completion.stored))\n",
-        "                    attempt.release(completion.stored)\n",
+        "                    self.window.give_back(*attempt.give_back(completion.stored))\n",
+        "                    attempt.give_back(completion.stored)\n",
         ("tests/producer/test_send_groups.py::test_places_are_given_back_with_each_answer",),
         "one message without an answer fills the window for good",
     ),
