@@ -25,7 +25,7 @@ _INSIDE = "--inside"
 
 
 def main() -> int:
-    """The exit code: 1 when a promise was broken."""
+    """Return the exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser("tests.soak")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--hours", type=float, default=2.0)
@@ -37,24 +37,24 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help="write docs/clusters.md, and no more")
     parser.add_argument("--samples", type=Path, help="keep all samples, as lines of JSON")
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.page:
+    args = parser.parse_args()
+    if args.page:
         replication.write_page()
         return 0
-    if not given.inside:
+    if not args.inside:
         fetch_generations()
         fetch_packages()
-        lacks = "--one-host" if given.one_host else world.missing()
+        lacks = "--one-host" if args.one_host else world.missing()
         if lacks:
             print(f"no network faults: {lacks}", file=sys.stderr, flush=True)
-        for path in (given.out, given.samples):
+        for path in (args.out, args.samples):
             if not lacks and path and path.resolve().parts[1] in ("tmp", "run"):
                 parser.error(
                     f"{path}: hosts have a /tmp and a /run of their own, which end with them"
                 )
-        return _in_session(["--seed", str(given.seed)], hosts=not lacks)
-    seconds = (given.minutes * 60) if given.minutes else given.hours * 3600
-    terms = Terms(seconds, given.seed, given.rate, given.out, given.samples)
+        return _in_session(["--seed", str(args.seed)], hosts=not lacks)
+    seconds = (args.minutes * 60) if args.minutes else args.hours * 3600
+    terms = Terms(seconds, args.seed, args.rate, args.out, args.samples)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-soak-") as folder:
         soak = Soak(Path(folder), terms)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -63,9 +63,9 @@ def main() -> int:
 
 
 def _in_session(more: list[str], *, hosts: bool) -> int:
-    """Run the soak in a session of its own: Ctrl-C reaches this process alone, which hands it on.
+    """Run the soak in a session of its own: Ctrl-C reaches this process alone, which passes it on.
 
-    The soak's brokers and drivers go on, for it to end them in order.
+    Brokers and drivers go on running, so that the soak can end them in order.
     """
     inner = [sys.executable, "-m", "tests.soak", *sys.argv[1:], *more, _INSIDE]
     command = world.command(inner) if hosts else inner
@@ -74,10 +74,10 @@ def _in_session(more: list[str], *, hosts: bool) -> int:
     def hand_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(psutil.Error):
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
-            for one in family:
-                # The first that is the soak itself; its children look otherwise.
-                if one.cmdline()[: len(inner)] == inner:
-                    os.kill(one.pid, signal.SIGINT)
+            for member in family:
+                # The first process with this command line is the soak itself.
+                if member.cmdline()[: len(inner)] == inner:
+                    os.kill(member.pid, signal.SIGINT)
                     return
 
     for number in (signal.SIGINT, signal.SIGTERM):

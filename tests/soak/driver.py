@@ -1,8 +1,8 @@
-"""The Spark driver of a soak: a stream per lane, begun again after each failure.
+"""The Spark driver of a soak: a stream for each lane, started again after each failure.
 
-Arguments: a plan (JSON): folder, master, host, conf, trigger, options, lanes as {name, topic,
-options}. It writes `status.json` every few seconds; told to end by the file `end`, it ends the
-streams and writes to `done.json` what the ledger's views say.
+The argument is a plan (JSON): folder, master, host, conf, trigger, options, lanes as {name, topic,
+options}. The driver writes `status.json` every few seconds. When the file `end` appears, it ends
+the streams and writes the ledgers' epochs to `done.json`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTS = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered", "dupli
 
 
 class Lane:
-    """A stream that is kept going."""
+    """A stream that is kept running."""
 
     def __init__(self, spark: Any, plan: dict[str, Any], lane: dict[str, Any]) -> None:
         self.name = lane["name"]
@@ -54,7 +54,7 @@ class Lane:
         return writer.start()
 
     def look(self) -> None:
-        """Start it again if it failed."""
+        """Start the stream again if it has failed."""
         if self.query is not None and self.query.isActive:
             return
         if self.query is not None:
@@ -66,7 +66,7 @@ class Lane:
             self.errors.append(f"{type(error).__name__}: {error}"[:800])
 
     def end(self) -> list[dict[str, Any]]:
-        """Its epochs."""
+        """Stop the stream and return its epochs."""
         if self.query is not None:
             self.query.stop()
         ledger = Ledger(self._options["ledger"])
@@ -82,7 +82,7 @@ class Lane:
 
 
 def live_heap(spark: Any) -> int:
-    """Bytes of the JVM's heap that are in use after a collection."""
+    """Return the bytes of the JVM's heap in use after a collection."""
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
     runtime.gc()
     return int(runtime.totalMemory() - runtime.freeMemory())
@@ -109,7 +109,7 @@ def main(plan: dict[str, Any]) -> None:
                   "errors": {lane.name: lane.errors for lane in lanes}}  # fmt: skip
         write_whole(folder / "status.json", json.dumps(status))
     write_whole(folder / "done.json", json.dumps({lane.name: lane.end() for lane in lanes}))
-    # Not stopped cleanly, which takes seconds.
+    # A clean stop would take seconds.
     os._exit(0)
 
 

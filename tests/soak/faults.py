@@ -1,4 +1,4 @@
-"""What goes wrong: drawn from a seed, applied to a place and a driver."""
+"""The faults: drawn from a seed, applied to a place and a driver."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault to apply.
 
     Attributes:
-        broker: the number of the one that it strikes, if it is a broker's.
-        seconds: how long it lasts.
+        broker: the number of the broker that it hits, if it is a broker's fault.
+        seconds: its duration.
         strength: 0 to 1, of a latency or a loss.
-        quiet_s: without a fault, before it.
+        quiet_s: the time without a fault before it.
     """
 
     kind: str
@@ -62,9 +62,9 @@ class Fault:
 
 
 def draw(seed: int, *, network: bool, quiet_s: tuple[float, float]) -> Iterator[Fault]:
-    """Endless: all kinds in a random order, and so again and again.
+    """Yield faults without end: all kinds in a random order, again and again.
 
-    A driver dies in each third round: what grows shows in those that get old.
+    A driver dies only in every third round: growth shows only in drivers that live long.
     """
     rng = random.Random(seed)
     all_kinds = [kind for kind in KINDS if network or kind not in NETWORK]
@@ -77,14 +77,14 @@ def draw(seed: int, *, network: bool, quiet_s: tuple[float, float]) -> Iterator[
 
 
 def apply(fault: Fault, place: Place, spark: Spark) -> None:
-    """Returns when the fault is over."""
+    """Apply a fault; return when it is over."""
     if fault.kind in NETWORK:
-        what = {
+        impairment = {
             "drop": {"loss_in": 1.0, "loss_out": 1.0},
             "latency": {"delay_ms": fault.latency_ms},
             "loss": {"loss_in": fault.loss, "loss_out": fault.loss},
         }[fault.kind]
-        place.impair(fault.broker, **what)
+        place.impair(fault.broker, **impairment)
         time.sleep(fault.seconds)
         place.heal(fault.broker)
     elif fault.kind == "driver killed":
@@ -107,7 +107,7 @@ def apply(fault: Fault, place: Place, spark: Spark) -> None:
 
 
 def repair(place: Place, spark: Spark) -> None:
-    """After a fault that went wrong itself."""
+    """Bring brokers and driver back after a fault that could not be applied."""
     for broker in place.brokers:
         if broker.alive:
             broker.thaw()

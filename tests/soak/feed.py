@@ -1,7 +1,7 @@
-"""The sources: files of numbered rows that keep arriving, and which of them epochs cover.
+"""The sources: files of numbered rows that keep arriving, and the files that epochs cover.
 
-A row's number says its key. A key is in one of `TOGETHER` successive files, which an epoch takes at
-most: tasks of an epoch do not wait for each other.
+A row's key follows from its number. A key's rows are in one file of `TOGETHER` successive ones, the
+most that an epoch takes: tasks of an epoch do not wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SCHEMA = pa.schema([("body", pa.string()), ("sharding_key", pa.string())])
 
 
 class Source:
-    """A lane's files; one thread writes."""
+    """A lane's files; only one thread writes."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.folder = folder / "source"
@@ -30,7 +30,7 @@ class Source:
         self.files = 0
 
     def write(self) -> None:
-        """The next file. Spark takes files in the order of their times."""
+        """Write the next file. Spark takes files in the order of their times."""
         numbers = range(self.files * self.rows, (self.files + 1) * self.rows)
         keys = [self.key(number) for number in numbers]
         bodies = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
@@ -46,36 +46,36 @@ class Source:
 
     @property
     def written(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return self.files * self.rows
 
     def epochs(self) -> int:
-        """Committed by Spark."""
+        """Return the number of epochs that Spark has committed."""
         return self._committed() + 1
 
     def covered(self) -> int:
-        """Files in committed epochs; they come in order, so these are the first ones."""
-        last, seen = self._committed(), set[str]()
+        """Return the number of files in committed epochs, which are the first ones."""
+        last, paths = self._committed(), set[str]()
         try:
             logs = sorted((self._checkpoint / "sources" / "0").iterdir(), key=_number)
-            compacts = [one for one in logs if one.suffix == ".compact" and _number(one) <= last]
+            compacts = [log for log in logs if log.suffix == ".compact" and _number(log) <= last]
             first = compacts[-1:]
             since = _number(first[0]) if first else -1
-            for log in [*first, *(one for one in logs if since < _number(one) <= last)]:
+            for log in [*first, *(log for log in logs if since < _number(log) <= last)]:
                 for line in log.read_text().splitlines()[1:]:
-                    seen.add(json.loads(line)["path"])
+                    paths.add(json.loads(line)["path"])
         except OSError:
-            # Spark deletes what a newer one has replaced: the next look finds that.
+            # Spark deletes a log that a newer one has replaced: the next look will succeed.
             return 0
-        return len(seen)
+        return len(paths)
 
     def _committed(self) -> int:
         folder = self._checkpoint / "commits"
-        names = [one.name for one in folder.iterdir()] if folder.exists() else []
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def _number(log: Path) -> int:
-    """Of a log file; others, half-written ones, come first and count for nothing."""
+    """Return the number of a log file; -1 for other files, which come first and do not count."""
     stem = log.name.removesuffix(".compact")
     return int(stem) if stem.isdigit() else -1

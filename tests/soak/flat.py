@@ -1,10 +1,10 @@
-"""Memory, threads and files: sampled, and judged as flat or growing. The judging is pure.
+"""Samples memory, threads and files, and judges which are flat and which grow. The judging is pure.
 
-The rule: of the life of a process (a folder's life is the whole run) the first three minutes are
-left out; of a JVM's memory the first ten, in which it compiles. One line is fitted to all lives of
-a kind, with a level of its own for each, so that a process that was killed and started again hides
-no growth. Growth is the line's rise over the run, less twice its standard error; it may be 15 % of
-the mean, or the measure's floor if that is more.
+The rule leaves out the first three minutes of a process's life, and the first ten of a JVM's
+memory, in which it compiles. (A folder's life is the whole run.) One line is fitted to all lives of
+a kind, with a level of its own for each life, so that restarts of a process hide no growth. The
+growth is the line's rise over the run, less twice its standard error. It may be 15 % of the mean,
+or the measure's floor if that is more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.soak.spark import Spark
 _SHARE = 0.15
 WARM_S = 180.0
 WARM_JVM_S = 600.0
-"""Over 14 drivers' lives: 1,420 MB after five minutes, 1,445 after ten, 1,445 after twenty."""
+"""14 drivers' lives had 1,420 MB after five minutes, 1,445 after ten, 1,445 after twenty."""
 _FEWEST = 5
-"""Samples of a life that counts."""
+"""The fewest samples of a life that counts."""
 _MB = 1 << 20
 FLOORS = {
     "memory MB": 30.0, "heap in use MB": 20.0, "threads": 8.0, "open files": 12.0,
@@ -34,15 +34,15 @@ FLOORS = {
     "other ledger files": 20.0,
 }  # fmt: skip
 _OF_JVMS = 100.0
-"""Floor of a JVM's memory, in MB: of compiled code and the like, for its heap is whole from the
-start. What is in use in the driver's heap is a measure of its own."""
+"""The floor of a JVM's memory in MB, for compiled code and the like: its heap has its full size
+from the start. The part of the driver's heap in use is a measure of its own."""
 UNJUDGED = ("table files",)
-"""What grows by design: the ledger is a table that is only appended to."""
+"""Measures that grow by design: the ledger is a table that is only appended to."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A value at a time, of a measure, of one life."""
+    """A value of a measure at a time, of one life."""
 
     at_s: float
     what: str
@@ -53,12 +53,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Flat:
-    """A judgement.
+    """A verdict on one measure.
 
     Attributes:
         first, last: means of the first and the last fifth of the samples.
-        growth: over the run, see above.
-        judged: False where too little was seen, or where growth is by design.
+        growth: the growth over the run, as defined above.
+        judged: False if there are too few samples, or if the growth is by design.
     """
 
     what: str
@@ -77,7 +77,7 @@ class Flat:
 
 
 def judge(samples: Sequence[Sample], run_s: float) -> list[Flat]:
-    """One judgement for each measure of each kind of thing."""
+    """Return a verdict on each measure of each kind of thing."""
     groups: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.what, sample.measure].append(sample)
@@ -90,19 +90,22 @@ def _judged(what: str, measure: str, group: Sequence[Sample], run_s: float) -> F
         lives[sample.life].append(sample)
     of_jvm = measure == "memory MB" and "JVM" in what
     warm_s = WARM_JVM_S if of_jvm else WARM_S
-    used = [[one for one in life if one.at_s >= life[0].at_s + warm_s] for life in lives.values()]
+    used = [
+        [sample for sample in life if sample.at_s >= life[0].at_s + warm_s]
+        for life in lives.values()
+    ]
     used = [life for life in used if len(life) >= _FEWEST]
-    points = sorted((one for life in used for one in life), key=lambda one: one.at_s)
+    points = sorted((sample for life in used for sample in life), key=lambda sample: sample.at_s)
     floor = _OF_JVMS if of_jvm else FLOORS.get(measure, 0.0)
     if not points:
-        values = [one.value for one in group]
+        values = [sample.value for sample in group]
         return Flat(what, measure, len(lives), 0, values[0], values[-1], 0.0, floor, False)
     fifth = max(1, len(points) // 5)
-    mean = _mean([one.value for one in points])
+    mean = _mean([sample.value for sample in points])
     return Flat(
         what, measure, len(used), len(points),
-        first=_mean([one.value for one in points[:fifth]]),
-        last=_mean([one.value for one in points[-fifth:]]),
+        first=_mean([sample.value for sample in points[:fifth]]),
+        last=_mean([sample.value for sample in points[-fifth:]]),
         growth=_growth(used, run_s), limit=max(floor, _SHARE * mean),
         judged=measure not in UNJUDGED,
     )  # fmt: skip
@@ -110,16 +113,16 @@ def _judged(what: str, measure: str, group: Sequence[Sample], run_s: float) -> F
 
 def _growth(lives: Sequence[Sequence[Sample]], run_s: float) -> float:
     moments = [
-        (one.at_s - _mean([x.at_s for x in life]), one.value - _mean([x.value for x in life]))
-        for life in lives for one in life
+        (sample.at_s - _mean([x.at_s for x in life]), sample.value - _mean([x.value for x in life]))
+        for life in lives for sample in life
     ]  # fmt: skip
     spread = sum(time_s * time_s for time_s, _ in moments)
     freedom = len(moments) - len(lives) - 1
     if spread == 0 or freedom < 1:
         return 0.0
     slope = sum(time_s * value for time_s, value in moments) / spread
-    rest = sum((value - slope * time_s) ** 2 for time_s, value in moments)
-    error = math.sqrt(rest / freedom / spread)
+    residual = sum((value - slope * time_s) ** 2 for time_s, value in moments)
+    error = math.sqrt(residual / freedom / spread)
     return max(0.0, slope - 2 * error) * run_s
 
 
@@ -127,17 +130,17 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def as_rows(found: Sequence[Flat]) -> list[dict[str, Any]]:
-    """For JSON."""
+def as_rows(verdicts: Sequence[Flat]) -> list[dict[str, Any]]:
+    """Return the verdicts as rows for JSON."""
     rows = []
-    for one in found:
-        row = {**asdict(one), "grows": one.grows}
+    for verdict in verdicts:
+        row = {**asdict(verdict), "grows": verdict.grows}
         rows.append({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
     return rows
 
 
 def look(spark: Spark, lanes: Sequence[Path], at_s: float) -> Iterator[Sample]:
-    """What is to be seen now; what dies meanwhile is left out."""
+    """Yield samples of everything as it is now; a process that dies meanwhile is left out."""
     workers = 0
     for kind, process in spark.processes():
         workers += kind == "Python worker"
@@ -163,7 +166,7 @@ def look(spark: Spark, lanes: Sequence[Path], at_s: float) -> Iterator[Sample]:
 def _files(lane: Path) -> dict[str, int]:
     ledger = lane / "ledger"
     spool = list((ledger / "_spool").rglob("*"))
-    folders = sum(one.is_dir() for one in spool)
+    folders = sum(path.is_dir() for path in spool)
     table = others = 0
     for path in ledger.rglob("*"):
         top = path.relative_to(ledger).parts[0]
@@ -173,6 +176,6 @@ def _files(lane: Path) -> dict[str, int]:
             others += 1
     return {
         "spool files": len(spool) - folders, "spool folders": folders,
-        "checkpoint files": sum(one.is_file() for one in (lane / "checkpoint").rglob("*")),
+        "checkpoint files": sum(file.is_file() for file in (lane / "checkpoint").rglob("*")),
         "other ledger files": others, "table files": table,
     }  # fmt: skip

@@ -39,7 +39,7 @@ grow by design: it is only appended to, and `vacuum` keeps what is younger than 
 
 
 def section(results: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """Return the section as Markdown."""
     faults = Counter(fault["kind"] for fault in results["faults"])
     backs = [fault["back_s"] for fault in results["faults"] if fault["back_s"] is not None]
     head = _SECTION.format(
@@ -90,15 +90,15 @@ def _number(value: float) -> str:
 
 
 def _failures(lanes: Mapping[str, Any]) -> str:
-    """Spark's first line of each error that ended a stream."""
-    told = [
+    """Return the first line of each error that ended a stream."""
+    lines = [
         f"- {name}: `{error.splitlines()[0]}`"
         for name, row in lanes.items() for error in row.get("errors", ())
     ]  # fmt: skip
-    if not told:
+    if not lines:
         return ""
     head = "Streams that failed, which the soak's driver started again from their checkpoints:"
-    return "\n".join(["", head, "", *told, ""])
+    return "\n".join(["", head, "", *lines, ""])
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Where a soak runs: brokers and Spark on hosts of their own, or all on loopback.
+"""The place of a soak: brokers and Spark on hosts of their own, or all on loopback.
 
 On loopback there are no network faults.
 """
@@ -23,7 +23,7 @@ _READY_S = 240
 
 
 class Place:
-    """A running cluster of two brokers, and commands beside it. A context manager."""
+    """A running cluster of two brokers, and a host for commands. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Of brokers, by name."""
+        """Brokers' addresses by name."""
         return {broker.name: broker.address for broker in self.brokers}
 
     @property
@@ -68,14 +68,14 @@ class Place:
         return self._spark.address if self._spark else "127.0.0.1"
 
     def impair(self, broker: int, **what: Any) -> None:
-        """Break a broker's cable; fields as of `tests.hosts.forwarder.Impairment`."""
+        """Break a broker's cable; the fields are those of `tests.hosts.forwarder.Impairment`."""
         self._hosts[broker].impair(**what)
 
     def heal(self, broker: int) -> None:
         self._hosts[broker].heal()
 
     def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Run a command where Spark runs; its pids are ours."""
+        """Run a command where Spark runs; its process ids are valid here too."""
         home, java = _spark_home(self._folder), find_java()
         prefix = self._spark.prefix(own_pids=False) if self._spark else []
         environ = {
@@ -93,7 +93,7 @@ class Place:
 
 
 def _spark_home(folder: Path) -> Path:
-    """Spark writes its executors' folders below its home: not into the installed package."""
+    """Return a home for Spark outside the installed package, where it can write `work`."""
     home = folder / "spark-home"
     if not home.exists():
         home.mkdir()

@@ -1,4 +1,4 @@
-"""A soak being played: threads that feed, look and read, and faults one after the other."""
+"""A soak in progress: threads that feed, look and read, and one fault after the other."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _SAMPLE_S = 15.0
 _READ_S = 45.0
 _PROGRESS_S = 30.0
 _CATCH_UP_S = 420.0
-"""Longest time from a fault's end until all rows from before are in epochs."""
+"""The longest time from a fault's end until epochs cover all rows from before."""
 _QUIET_S = (20.0, 50.0)
 _MAINTENANCE_S = 400.0
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What was asked for."""
+    """The terms of a soak, from the command line."""
 
     seconds: float
     seed: int
@@ -53,7 +53,7 @@ class Terms:
 
 
 class Soak:
-    """`play` once; `stop`, from a signal handler, ends it early and in order."""
+    """A soak: call `play` once; `stop`, from a signal handler, ends it early and in order."""
 
     def __init__(self, folder: Path, terms: Terms) -> None:
         self._folder, self._terms = folder, terms
@@ -93,7 +93,7 @@ class Soak:
     # --- the run ----------------------------------------------------------------------------
 
     def play(self) -> dict[str, Any]:
-        """The results, which are stored as well."""
+        """Play the soak, store its results and return them."""
         self._say(f"seed {self._terms.seed}, {self._terms.seconds / 60:.0f} minutes")
         try:
             with Place(self._folder) as place:
@@ -153,20 +153,20 @@ class Soak:
         self._await_covered(spark, "the start")
         drawn = faults.draw(self._terms.seed, network=place.has_hosts, quiet_s=_QUIET_S)
         for fault in drawn:
-            # The last one leaves time to recover.
+            # The last fault leaves time to recover.
             if self._elapsed_s + fault.quiet_s + 60 > end_s or self._stopped.wait(fault.quiet_s):
                 break
             if not maintained and self._elapsed_s > half_s:
                 self._maintain(place)
                 maintained = True
             self._say(f"fault {len(self._faults) + 1}: {fault}")
-            told = {
+            record = {
                 **asdict(fault),
                 "text": str(fault),
                 "at_s": round(self._elapsed_s),
                 "back_s": None,
             }
-            self._faults.append(told)
+            self._faults.append(record)
             try:
                 faults.apply(fault, place, spark)
             except Exception:
@@ -174,12 +174,12 @@ class Soak:
                 faults.repair(place, spark)
             over_s = self._elapsed_s
             if self._await_covered(spark, str(fault)):
-                told["back_s"] = round(self._elapsed_s - over_s, 1)
-                self._say(f"  up to date {told['back_s']} s after its end")
+                record["back_s"] = round(self._elapsed_s - over_s, 1)
+                self._say(f"  up to date {record['back_s']} s after its end")
         self._stopped.wait(max(0.0, end_s - self._elapsed_s))
 
     def _await_covered(self, spark: Spark, what: str) -> bool:
-        """Whether all lanes get on: to the next file after what there is now."""
+        """Return whether all lanes catch up: with all files, and with one more while files come."""
         more = int(self._feeding.is_set())
         wanted = {name: source.files + more for name, source in self._sources.items()}
         until_s = self._elapsed_s + _CATCH_UP_S
@@ -200,7 +200,7 @@ class Soak:
         return True
 
     def _maintain(self, place: Place) -> None:
-        """As users do it: beside the streams, by the commands."""
+        """Maintain the ledgers as users do: beside the streams, by the commands."""
         for name in LANES:
             for command in ("optimize", "vacuum"):
                 self._say(f"rocket-sink ledger {command} of {name}")
@@ -224,7 +224,7 @@ class Soak:
         self._say("no more rows; the streams come to their end")
         self._await_covered(spark, "the end of the sources")
         self._look(spark)
-        told = spark.end()
+        epochs_by_lane = spark.end()
         self._say("reading what is stored, for the last time")
         with Admin(nameServer=place.name_server, timeout_s=60.0) as admin:
             for name in LANES:
@@ -232,26 +232,28 @@ class Soak:
         self._read(reader)
         for unread in self._unread:
             self._wrong(f"the Java client cannot read: {unread}")
-        for left in spark.outlived:
-            self._wrong(f"a killed driver left it running: {left}")
+        for process in spark.outlived:
+            self._wrong(f"a killed driver left it running: {process}")
         errors = spark.stream_errors()
         for name, promise in LANES.items():
-            self._lanes[name] = self._verdict(place, name, promise, told[name], errors[name])
+            self._lanes[name] = self._verdict(
+                place, name, promise, epochs_by_lane[name], errors[name]
+            )
         self._judge_flat()
 
     def _verdict(
-        self, place: Place, name: str, promise: Mapping[str, str], told: list[dict[str, Any]],
+        self, place: Place, name: str, promise: Mapping[str, str], rows: list[dict[str, Any]],
         errors: list[str],
     ) -> dict[str, Any]:  # fmt: skip
         source, topic = self._sources[name], self._topics[name]
         ledger = self._folder / name / "ledger"
         epochs = [
             Epoch(
-                one["query"], one["adds_up"], one["rows_in"],
-                one["acked"] + one["degraded"] + one["dead"] + one["unknown"] + one["filtered"],
-                one["duplicates_possible"],
+                row["query"], row["adds_up"], row["rows_in"],
+                row["acked"] + row["degraded"] + row["dead"] + row["unknown"] + row["filtered"],
+                row["duplicates_possible"],
             )
-            for one in told
+            for row in rows
         ]  # fmt: skip
         accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
         expected = {(source.key(number), number) for number in range(source.written)}
@@ -267,16 +269,16 @@ class Soak:
         return {
             **promise, **asdict(verdict), "rows": source.written, "epochs": source.epochs(),
             "files": source.files, "letters": len(accounts.letters),
-            "announced": sum(one.duplicates_possible for one in epochs),
+            "announced": sum(epoch.duplicates_possible for epoch in epochs),
             "failures": len(errors), "errors": sorted({error[:300] for error in errors}),
         }  # fmt: skip
 
     def _judge_flat(self) -> None:
-        for one in flat.judge(self._samples, self._elapsed_s):
-            if one.grows:
+        for verdict in flat.judge(self._samples, self._elapsed_s):
+            if verdict.grows:
                 self._wrong(
-                    f"{one.what}: {one.measure} grows by {one.growth:.1f}, from {one.first:.1f} "
-                    f"to {one.last:.1f}; {one.limit:.1f} may be"
+                    f"{verdict.what}: {verdict.measure} grows by {verdict.growth:.1f}, from "
+                    f"{verdict.first:.1f} to {verdict.last:.1f}; {verdict.limit:.1f} may be"
                 )
 
     # --- what threads do --------------------------------------------------------------------
@@ -299,14 +301,14 @@ class Soak:
         self._samples += new
         if self._terms.samples:
             with self._terms.samples.open("a") as file:
-                file.writelines(json.dumps(asdict(one), default=str) + "\n" for one in new)
+                file.writelines(json.dumps(asdict(sample), default=str) + "\n" for sample in new)
 
     def _read(self, reader: Reader) -> None:
         unread = []
         for name, topic in self._topics.items():
             covered = self._sources[name].covered() * self._sources[name].rows
             failed = reader.read(f"soak-{name}", topic)
-            unread += [f"soak-{name} {what}" for what in failed]
+            unread += [f"soak-{name} {text}" for text in failed]
             if not failed:
                 self._missing[name] = topic.missing(covered)
         self._unread = unread
@@ -316,10 +318,10 @@ class Soak:
         self._store(results)
         newest: dict[tuple[str, str], list[float]] = {}
         latest_s = self._samples[-1].at_s if self._samples else 0.0
-        for one in reversed(self._samples):
-            if one.at_s < latest_s:
+        for sample in reversed(self._samples):
+            if sample.at_s < latest_s:
                 break
-            newest.setdefault((one.what, one.measure), []).append(one.value)
+            newest.setdefault((sample.what, sample.measure), []).append(sample.value)
         memory = ", ".join(
             f"{what} {max(values):.0f}" for (what, measure), values in newest.items()
             if measure == "memory MB"
@@ -327,9 +329,9 @@ class Soak:
         spool = sum(max(v) for (_, measure), v in newest.items() if measure == "spool files")
         failures = sum(map(len, spark.stream_errors().values()))
         self._say(
-            f"rows {sum(one.written for one in self._sources.values()):,}, "
-            f"stored {sum(len(one.numbers) for one in self._topics.values()):,}, "
-            f"epochs {sum(one.epochs() for one in self._sources.values())}, "
+            f"rows {sum(source.written for source in self._sources.values()):,}, "
+            f"stored {sum(len(topic.numbers) for topic in self._topics.values()):,}, "
+            f"epochs {sum(source.epochs() for source in self._sources.values())}, "
             f"faults {len(self._faults)}, streams failed {failures}, "
             f"lost so far {sum(self._missing.values())}; MB: {memory}; spool files {spool:.0f}"
         )
@@ -346,7 +348,7 @@ class Soak:
         }  # fmt: skip
 
     def _so_far(self) -> dict[str, Any]:
-        """Of a soak that was ended by force: what is known without the ledger."""
+        """Return the results of a soak that was ended by force: those known without the ledger."""
         return {
             name: {
                 **promise, "rows": self._sources[name].written,

@@ -1,4 +1,4 @@
-"""The Spark of a soak: its driver process, started, killed and looked into."""
+"""Spark in a soak: starts, kills and looks into its driver process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_S = 600.0
 _END_S = 900.0
 _GONE_S = 120.0
 _TOUCHED = "-XX:+AlwaysPreTouch"
-"""A heap that has its size from the start: what grows then is no heap that fills up."""
+"""The heap has its full size from the start, so that growth is no heap that fills up."""
 _CONF = {
     **SMALL_PLANS,
     "spark.driver.memory": "1g",
@@ -36,7 +36,7 @@ _CONF = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # A file is a task, so that no two tasks have rows of one key.
     "spark.sql.files.openCostInBytes": str(128 << 20),
-    # What Spark keeps of the past is full after minutes, not after hours.
+    # Spark's history is full after minutes, not after hours.
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.fileSource.log.cleanupDelay": "30s",
     "spark.ui.retainedJobs": "50",
@@ -52,7 +52,7 @@ _OPTIONS = {
 
 
 class Spark:
-    """Driver and executors; `folder` gets all they write."""
+    """The driver and its executors; all files go to `folder`."""
 
     def __init__(
         self, place: Place, folder: Path, lanes: list[dict[str, Any]], trigger: str
@@ -67,16 +67,16 @@ class Spark:
         self._process: subprocess.Popen[bytes] | None = None
         self._jvm = 0
         self.errors: dict[str, list[str]] = {lane["name"]: [] for lane in lanes}
-        """Of streams, those of drivers that have ended."""
+        """The errors of streams, by lane, of drivers that have ended."""
         self.outlived: list[str] = []
-        """What a killed driver left running, for two minutes."""
+        """The processes that outlived a killed driver by two minutes."""
 
     @property
     def _status(self) -> Path:
         return self._folder / "status.json"
 
     def start(self) -> None:
-        """Returns when its streams have begun."""
+        """Start the driver; return when its streams have begun."""
         self._status.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tests.soak.driver", json.dumps(self._plan)]
         self._process = self._place.start(command, self._folder / "driver.log")
@@ -98,14 +98,14 @@ class Spark:
         return dict(json.loads(self._status.read_text()))
 
     def stream_errors(self) -> dict[str, list[str]]:
-        """Of all drivers."""
+        """Return the errors of all drivers' streams, by lane."""
         with contextlib.suppress(OSError):
             now = self.status()["errors"]
             return {name: [*errors, *now[name]] for name, errors in self.errors.items()}
         return self.errors
 
     def kill(self) -> None:
-        """SIGKILL of both halves, Python and the JVM; returns when all that they ran is gone."""
+        """Kill Python and the JVM with SIGKILL; return when all of their processes are gone."""
         if self._process is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -114,15 +114,15 @@ class Spark:
             self._process.kill()
             kill(self._jvm)
             _, alive = psutil.wait_procs(family, _GONE_S)
-            for one in alive:
+            for process in alive:
                 with contextlib.suppress(psutil.Error):
-                    self.outlived.append(" ".join(one.cmdline())[:200])
-                    one.kill()
+                    self.outlived.append(" ".join(process.cmdline())[:200])
+                    process.kill()
         self._process.wait()
         self._process = None
 
     def end(self) -> Mapping[str, Any]:
-        """End the streams; what the ledgers say, by lane."""
+        """End the streams; return the epochs in the ledgers, by lane."""
         write_whole(self._folder / "end", "")
         assert self._process is not None
         self._process.wait(_END_S)
@@ -134,16 +134,16 @@ class Spark:
     # --- its processes ----------------------------------------------------------------------
 
     def processes(self) -> list[tuple[str, psutil.Process]]:
-        """With what each is."""
+        """Return the processes, each with its kind."""
         if not self.alive:
             return []
         assert self._process is not None
-        found = [("driver", psutil.Process(self._process.pid))]
+        pairs = [("driver", psutil.Process(self._process.pid))]
         with contextlib.suppress(psutil.NoSuchProcess):
-            for process in found[0][1].children(recursive=True):
+            for process in pairs[0][1].children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    found.append((self._kind(process), process))
-        return [one for one in found if one[0]]
+                    pairs.append((self._kind(process), process))
+        return [pair for pair in pairs if pair[0]]
 
     def _kind(self, process: psutil.Process) -> str:
         words = " ".join(process.cmdline())

@@ -1,4 +1,4 @@
-"""What is stored, read by the official Java client while it comes; kept in few bytes a message."""
+"""The stored messages, read by the official Java client as they come; each takes few bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SOURCE = Path(__file__).with_name("FollowTopics.java")
 
 @dataclass
 class Topic:
-    """A topic's messages, queue by queue in their order.
+    """The messages of a topic, each queue's in their order.
 
     Attributes:
         strange: bodies that are no row of the source, or have another row's key.
@@ -32,19 +32,19 @@ class Topic:
     numbers: array[int] = field(default_factory=lambda: array("q"))
     queues: array[int] = field(default_factory=lambda: array("q"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
-    whole: array[int] = field(default_factory=lambda: array("b"))
+    intact: array[int] = field(default_factory=lambda: array("b"))
     ids: list[bytes] = field(default_factory=list)
     names: list[tuple[str, int]] = field(default_factory=list)
-    seen: bytearray = field(default_factory=bytearray)
+    marks: bytearray = field(default_factory=bytearray)
     strange: list[bytes] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def take(self, fields: Sequence[str]) -> None:
-        """A line of the client's."""
+        """Take in a line of the client's output."""
         if fields[0] == "skipped":
             self.skipped.append(" ".join(fields[1:]))
             return
-        broker, queue_id, offset, message_id, whole, body = fields[1:]
+        broker, queue_id, offset, message_id, intact, body = fields[1:]
         try:
             key, number = ledger_log.row_of(bytes.fromhex(body))
         except ValueError:
@@ -58,32 +58,32 @@ class Topic:
         self.numbers.append(number)
         self.queues.append(self.names.index(queue))
         self.offsets.append(int(offset))
-        self.whole.append(int(whole))
+        self.intact.append(int(intact))
         self.ids.append(message_id.encode())
-        if int(whole):
-            self.seen.extend(bytes(max(0, number + 1 - len(self.seen))))
-            self.seen[number] = 1
+        if int(intact):
+            self.marks.extend(bytes(max(0, number + 1 - len(self.marks))))
+            self.marks[number] = 1
 
     def missing(self, rows: int) -> int:
-        """How many of the first `rows` are not stored."""
-        return rows - sum(self.seen[:rows])
+        """Return how many of the first `rows` are not stored."""
+        return rows - sum(self.marks[:rows])
 
     def copies(self, addresses: Mapping[str, str]) -> list[Copy]:
-        """For the judge; `addresses` of brokers by their names."""
+        """Return the copies for the judge; `addresses` are those of the brokers by name."""
         places = [(addresses[broker], queue_id) for broker, queue_id in self.names]
         return [
             Copy(
                 (self.source.key(number), number), message_id.decode(), places[queue], offset,
-                torn=not whole,
+                torn=not intact,
             )
-            for number, message_id, queue, offset, whole in zip(
-                self.numbers, self.ids, self.queues, self.offsets, self.whole, strict=True
+            for number, message_id, queue, offset, intact in zip(
+                self.numbers, self.ids, self.queues, self.offsets, self.intact, strict=True
             )
         ]  # fmt: skip
 
 
 class Reader:
-    """The Java process; `read` may be called by any thread."""
+    """The Java process; any thread may call `read`."""
 
     def __init__(self, name_server: str, log: Path) -> None:
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class Reader:
             )  # fmt: skip
 
     def read(self, name: str, topic: Topic) -> list[str]:
-        """Take in what is new; what did not answer."""
+        """Read a topic's new messages; return the queues that did not answer."""
         failed = []
         with self._lock:
             assert self._process.stdin is not None and self._process.stdout is not None

@@ -1,4 +1,4 @@
-"""What a soak judges by finds what it is there for. The soak itself is a command."""
+"""The judges of a soak see the faults that they are there for. The soak itself is a command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _judged(
     measure: str = "threads",
     what: str = "driver",
 ) -> flat.Flat:
-    """Of a process that is started again so often; `value` of its age."""
+    """Return the verdict on a process with so many lives; `value` is a function of its age."""
     long_s = _RUN_S / lives
     samples = [
         Sample(life * long_s + age_s, what, measure, life, value(age_s) + _NOISE[age_s % 7])
@@ -109,18 +109,18 @@ def test_rows_of_committed_epochs_are_covered(tmp_path: Path) -> None:
 def _topic(tmp_path: Path) -> Topic:
     topic = Topic(Source(tmp_path, rows=4))
     topic.source.write()
-    for number, whole in ((0, 1), (2, 1), (2, 1), (3, 0)):
+    for number, intact in ((0, 1), (2, 1), (2, 1), (3, 0)):
         body = f"{topic.source.key(number)}:{number}".encode().hex()
-        topic.take(["message", "broker-a", "1", str(number), "ID", str(whole), body])
+        topic.take(["message", "broker-a", "1", str(number), "ID", str(intact), body])
     return topic
 
 
 def test_rows_that_are_not_stored_are_missed(tmp_path: Path) -> None:
     topic = _topic(tmp_path)
-    # One that a killed broker kept in part is not there either.
+    # A message that a killed broker kept only in part counts as missing.
     assert [topic.missing(rows) for rows in range(5)] == [0, 0, 1, 1, 2]
     copies = topic.copies({"broker-a": "h:1"})
-    assert [(one.row[1], one.queue, one.torn) for one in copies] == [
+    assert [(copy.row[1], copy.queue, copy.torn) for copy in copies] == [
         (0, ("h:1", 1), False), (2, ("h:1", 1), False), (2, ("h:1", 1), False),
         (3, ("h:1", 1), True),
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_the_page_says_what_was_broken() -> None:
         "flat": flat.as_rows([_judged(lambda age_s: 50 + age_s / 60)]),
         "broken": ["driver: threads grows"],
     }  # fmt: skip
-    made = page.section(results)
-    assert "2.0 hours" in made and "driver: threads grows" in made
-    assert "| foreach | at_least_once, order strict | 1 | 1 |" in made
-    assert "GROWS" in made
+    section = page.section(results)
+    assert "2.0 hours" in section and "driver: threads grows" in section
+    assert "| foreach | at_least_once, order strict | 1 | 1 |" in section
+    assert "GROWS" in section
