@@ -1,4 +1,4 @@
-"""A ledger of very many send rows, made by columns: files of a million rows, each counted often."""
+"""A ledger of very many send rows, made by columns: files of a million rows, each added often."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .values import confirmed, context
 QUERY: Final = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
 START: Final = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 REQUESTS: Final = 100
-"""Of one task attempt."""
+"""The requests of a task attempt."""
 PARTITIONS: Final = 10
 _FILE: Final = LEDGER_SCHEMA.remove(LEDGER_SCHEMA.get_field_index("kind"))
 
 
 def many(folder: Path, *, rows: int, per_file: int = 1_000_000, distinct: int = 20) -> str:
-    """Half of the rows are answers, half were written before them, as the foreach lane does.
+    """Make a ledger with send rows: half before the answers, half answers, as the foreach lane.
 
-    Beyond `distinct` files the same ones are there again under other names.
+    After `distinct` files the same files follow again under other names.
     """
     epochs_per_file = per_file // 2 // REQUESTS // PARTITIONS
     files = rows // per_file
@@ -59,7 +59,7 @@ def _add(folder: Path, name: str, kind: str) -> dict[str, Any]:
 
 
 def _write_epochs(folder: Path, epochs: int) -> None:
-    """An account per task, and a confirmation per epoch."""
+    """Write an account per task, and a confirmation per epoch."""
     tasks = np.arange(epochs * PARTITIONS)
     count = len(tasks) + epochs
     is_task = np.arange(count) < len(tasks)

@@ -1,4 +1,4 @@
-"""Ledgers made without Spark, and one of a night in which a broker was killed and stayed away."""
+"""Ledgers made without Spark, and the ledger of a night in which a broker died and stayed away."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EPOCHS = 360
 
 
 def store(folder: Path | str, batches: Iterable[pa.RecordBatch], **more: Any) -> str:
-    """A ledger's table of these rows, written by delta-rs; appended to where there is one."""
+    """Write a ledger's table of these rows by delta-rs, or append to an existing table."""
     table = pa.Table.from_batches(list(batches), LEDGER_SCHEMA)
     write_deltalake(folder, table, partition_by=["kind"], mode="append", **more)
     log = Path(folder, "_delta_log", f"{0:020}.json")
@@ -41,22 +41,24 @@ def store(folder: Path | str, batches: Iterable[pa.RecordBatch], **more: Any) ->
 
 
 def at(batch: pa.RecordBatch, moment: dt.datetime) -> pa.RecordBatch:
-    """The rows at another time."""
+    """Return the rows with another time."""
     place = LEDGER_SCHEMA.get_field_index("at")
     times = pa.array([moment] * batch.num_rows, LEDGER_SCHEMA.field(place).type)
     return batch.set_column(place, LEDGER_SCHEMA.field(place), times)
 
 
 def night(folder: Path | str) -> str:
-    """Three brokers, two topics, an epoch each 10 s for an hour. After half of it broker-b is
-    killed, leaves the route and does not come back: 300 rows of 6 keys wait for it. Of 4 refused
-    rows 2 are dropped. broker-c has slow minutes."""
+    """Make the ledger of a night: three brokers, two topics, and an epoch each 10 s for an hour.
+
+    After half an hour broker-b is killed, leaves the route and does not come back: 300 rows of 6
+    keys wait for it. Brokers refuse 4 rows, and 2 of them are dropped. broker-c has slow minutes.
+    """
     rng = Random(7)
     rows: list[pa.RecordBatch] = []
     waiting = 0
     for epoch in range(EPOCHS):
         begin = START + dt.timedelta(seconds=EPOCH_S * epoch)
-        one = context(
+        ctx = context(
             query_id=QUERY, epoch=epoch, task_attempt_id=1000 + epoch, worker="worker-1:4711"
         )
         sent, acked, dead, unknown = [], 0, 0, 0
@@ -95,7 +97,7 @@ def night(folder: Path | str) -> str:
             for n in range(6):
                 key, first = f"customer-{n}", waiting < 6
                 lost = letter(
-                    one, sharding_key=pa.array([key]), topic="orders",
+                    ctx, sharding_key=pa.array([key]), topic="orders",
                     keys=pa.array([[f"order-{waiting}"]]),
                     last_broker_name="broker-b" if first else None,
                     reason="unknown" if first else "held_back",
@@ -108,7 +110,7 @@ def night(folder: Path | str) -> str:
                 unknown, dead = unknown + first, dead + (not first)
                 rows.append(at(lost, end))
         if epoch in (20, 21, 22, 23):
-            refused = letter(one, reason="data", last_error_code="NULL_BODY", topic="invoices",
+            refused = letter(ctx, reason="data", last_error_code="NULL_BODY", topic="invoices",
                              last_error="the row has no body")  # fmt: skip
             rows.append(at(refused, end))
             dead += 1
@@ -116,9 +118,9 @@ def night(folder: Path | str) -> str:
                 settled = {"letter_id": refused.column("letter_id"), "resolution": "dropped"}
                 done = resolution_rows(settled, context(query_id="by hand"))
                 rows.append(at(done, end + dt.timedelta(minutes=20)))
-        rows.append(send_rows(sent, one, requests=list(range(1, len(sent) + 1))))
-        rows.append(at(accounts(one, acked=acked, dead=dead, unknown=unknown), end))
-        rows.append(at(confirmed(one, acked + dead + unknown), end + dt.timedelta(seconds=1)))
+        rows.append(send_rows(sent, ctx, requests=list(range(1, len(sent) + 1))))
+        rows.append(at(accounts(ctx, acked=acked, dead=dead, unknown=unknown), end))
+        rows.append(at(confirmed(ctx, acked + dead + unknown), end + dt.timedelta(seconds=1)))
     events = [(KILLED, "broker-b", "CONNECTION_LOST", 40.0, 10.0, False)]
     events += [(KILLED + dt.timedelta(seconds=11 * n), "broker-b", "CONNECT", 2.0, 10.0, False)
                for n in range(1, 4)]  # fmt: skip

@@ -19,7 +19,7 @@ RULES = ROOT / "conf" / "prometheus-alerts.yml"
 CASES = Path(__file__).with_name("alerts.yml")
 DASHBOARD = ROOT / "conf" / "grafana-dashboard.json"
 WIDTH = 24
-"""Columns of a dashboard of Grafana's."""
+"""The number of columns of a Grafana dashboard."""
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool: it is in Debian's package prometheus"
@@ -53,9 +53,9 @@ def test_each_alert_has_a_case() -> None:
     rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"][0]["rules"]
     cases = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
     tried = Counter(
-        (one["alertname"], bool(one["exp_alerts"]))
+        (case_rule["alertname"], bool(case_rule["exp_alerts"]))
         for case in cases
-        for one in case["alert_rule_test"]
+        for case_rule in case["alert_rule_test"]
     )
     for rule in rules:
         assert tried[rule["alert"], True] and tried[rule["alert"], False], rule["alert"]
@@ -63,7 +63,7 @@ def test_each_alert_has_a_case() -> None:
 
 @needs_promtool
 def test_the_dashboards_queries_are_queries(tmp_path: Path) -> None:
-    texts = [one["expr"] for panel in panels() for one in panel["targets"]]
+    texts = [target["expr"] for panel in panels() for target in panel["targets"]]
     rules = []
     for number, text in enumerate(texts):
         text = text.replace("$__rate_interval", "5m").replace("$ledger", ".*")
@@ -75,10 +75,10 @@ def test_the_dashboards_queries_are_queries(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_can_be_drawn() -> None:
-    """What Grafana takes without a word and draws wrongly: ids, places, labels of no query."""
-    whole = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    assert whole["uid"] and whole["schemaVersion"] >= 36
-    variables = {one["name"] for one in whole["templating"]["list"]}
+    """Find errors that Grafana accepts silently: ids, places, labels that no query has."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    assert dashboard["uid"] and dashboard["schemaVersion"] >= 36
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text(encoding="utf-8")))
     assert used <= variables | {"__rate_interval", "__all"}
     ids = [panel["id"] for panel in panels()]
@@ -91,9 +91,12 @@ def test_the_dashboard_can_be_drawn() -> None:
         for target in panel["targets"]:
             kept = re.findall(r"by \(([\w, ]+)\)", target["expr"])
             for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
-                assert not kept or any(label in one for one in kept), (panel["title"], label)
-    for one, other in combinations(panels(), 2):
-        assert not overlap(one["gridPos"], other["gridPos"]), (one["title"], other["title"])
+                assert not kept or any(label in labels for labels in kept), (panel["title"], label)
+    for panel_a, panel_b in combinations(panels(), 2):
+        assert not overlap(panel_a["gridPos"], panel_b["gridPos"]), (
+            panel_a["title"],
+            panel_b["title"],
+        )
 
 
 def overlap(one: dict[str, int], other: dict[str, int]) -> bool:

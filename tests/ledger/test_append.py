@@ -1,6 +1,6 @@
-"""Appends by delta-rs and by Spark's Delta to one table: nothing lost, nothing twice.
+"""Appends by delta-rs and by Spark's Delta to one table lose and double nothing.
 
-The judge of what is in the table is Spark, or delta-rs's own reader.
+Spark or delta-rs's own reader judges the contents of the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS = 3
 
 @pytest.fixture(scope="module")
 def new(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table that Spark has made; tests copy it."""
+    """Return a table that Spark has made; tests copy it."""
     folder = tmp_path_factory.mktemp("new") / "ledger"
     Ledger(folder).create(spark)
     return folder
@@ -69,21 +69,21 @@ def rows_in(spark: Any, place: LedgerPath) -> dict[tuple[str, int], int]:
 
 
 def forget_logs(spark: Any) -> None:
-    """What a session that starts now does not know."""
+    """Clear the logs that Spark remembers, as in a session that starts now."""
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 def commits(place: LedgerPath, query: str) -> int:
-    """Commits of the log that name the transaction, whatever was made of the log since."""
+    """Count the commits of the log that name the transaction."""
     logs = Path(place.root, "_delta_log").glob("*.json")
     return sum(f'"appId":"{query}"' in log.read_text() for log in logs)
 
 
 def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath) -> None:
-    """Past checkpoints of both, in a session that knows the log and one that does not."""
+    """Append past checkpoints of both, in a session that knows the log and in a new one."""
     wanted = {}
     for version in range(24):
-        # Spark makes the first checkpoint and its checksum, delta-rs those that follow.
+        # Spark makes the first checkpoint and its checksum; delta-rs makes the next ones.
         write = by_spark if version < 11 or version % 7 == 0 else by_delta_rs
         write(spark, place, "both", version)
         wanted["both", version] = ROWS
@@ -93,14 +93,14 @@ def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath)
     assert rows_in(spark, place) == wanted
     forget_logs(spark)
     assert rows_in(spark, place) == wanted
-    # One whose checksum is another one's would cost each new session seconds.
+    # A checkpoint with another's checksum would cost each new session seconds.
     assert not (log / "._last_checkpoint.crc").exists()
     assert last_txn_version(spark, place, "both") == 23
     snapshot = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(
         spark._jsparkSession, place.uri
     )._2()
     assert snapshot.transactions().get("both").get() == 23
-    by_spark(spark, place, "both", 23)  # Spark knows what delta-rs has committed
+    by_spark(spark, place, "both", 23)  # Spark knows the commits of delta-rs.
     assert rows_in(spark, place) == wanted
 
 
@@ -110,7 +110,7 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
     for version in range(4):
         (by_delta_rs if version % 2 else by_spark)(spark, place, "q", version)
     wanted = {("q", version): ROWS for version in range(4)}
-    begun = Append(spark, place, "begun", 0)  # before the files are others
+    begun = Append(spark, place, "begun", 0)  # The append begins before OPTIMIZE.
     if by == "spark":
         spark.sql(f"OPTIMIZE delta.`{place.uri}`")
     else:
@@ -128,12 +128,12 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
     assert rows_in(spark, place) == wanted
     quick = open_quick(place.root)
     assert quick is not None
-    found = quick.query("SELECT query_id, epoch, count(*) AS n FROM sends GROUP BY ALL")
-    assert {(r["query_id"], r["epoch"]): r["n"] for r in found.to_pylist()} == wanted
+    counts = quick.query("SELECT query_id, epoch, count(*) AS n FROM sends GROUP BY ALL")
+    assert {(r["query_id"], r["epoch"]): r["n"] for r in counts.to_pylist()} == wanted
 
 
 def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
-    """Two drivers are at one epoch; both have seen that it is not there."""
+    """Two drivers append the same epoch; both have seen that the table lacks it."""
     first, second = (Append(spark, place, "twice", 0) for _ in range(2))
     first.save_rows([sends(context(query_id="twice"), ROWS)])
     with pytest.raises(LedgerError, match="another process has committed twice 0"):
@@ -148,16 +148,16 @@ def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
 
 
 def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
-    """As another rocket-sink's that brings the table up to its version."""
-    begun = Append(spark, place, "begun", 0)
+    """Append although the table changes, as when another rocket-sink upgrades it."""
+    append = Append(spark, place, "begun", 0)
     spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('some.property' = '1')")
     spark.sql(f"ALTER TABLE delta.`{place.uri}` ADD COLUMNS (later STRING)")
-    begun.save_rows([sends(context(query_id="begun"), ROWS)])
+    append.save_rows([sends(context(query_id="begun"), ROWS)])
     assert rows_in(spark, place) == {("begun", 0): ROWS}
 
 
 def test_files_that_are_gone_are_not_committed(spark: Any, place: LedgerPath) -> None:
-    """A version that names one cannot be read: the ledger's folder was deleted and made anew."""
+    """Refuse missing files, because the version could not be read: the folder was made anew."""
     files = write_data_files(place, [sends(context(), ROWS)])
     table = delta_rs.open_table(place)
     assert table is not None
@@ -238,7 +238,7 @@ def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
 
 
 def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_files, "_GROUP_BYTES", 1)  # a row group for each batch
+    monkeypatch.setattr(data_files, "_GROUP_BYTES", 1)  # A batch becomes a row group.
     batches = [sends(context(epoch=epoch, query_id=f"q{epoch}"), 2) for epoch in (5, 3, 9)]
     mixed = pa.Table.from_batches([*batches, letter(context(), body=b"x")]).combine_chunks()
     files = files_of(tmp_path, *mixed.to_batches(), accounts(context(), acked=1))
@@ -252,7 +252,7 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
     assert stats["minValues"]["at"] == "2023-11-14T22:13:20.123000Z"
     assert stats["nullCount"] == {name: 6 * (name == "letter_id") for name in STATS_COLUMNS}
     assert "letter_id" not in stats["minValues"]
-    # Texts that Parquet keeps no bounds of have none here: a reader must not skip them.
+    # Parquet keeps no bounds of long texts, so a reader must not skip them.
     longest = letter(context(query_id="z" * 10_000))
     stats = json.loads(files_of(tmp_path, longest, letter(context()))["dead_letter"].stats)
     assert "query_id" not in stats["minValues"] and "query_id" not in stats["maxValues"]
@@ -260,7 +260,7 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath) -> None:
-    """Spark's own statistics of times are cut to milliseconds."""
+    """Keep microseconds in statistics: Spark's own are cut to milliseconds."""
     number = LEDGER_SCHEMA.get_field_index("at")
     for us in (1_700_000_000_123_456, 1_700_000_000_123_457, 1_700_000_001_000_000):
         batch = sends(context(query_id=str(us)))
@@ -270,8 +270,8 @@ def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath)
     forget_logs(spark)
     rows = spark.read.format("delta").load(place.uri)
     for us in (456, 457):
-        found = rows.where(f"at = timestamp_micros(1700000000123{us})").collect()
-        assert [row.query_id for row in found] == [f"1700000000123{us}"]
+        matches = rows.where(f"at = timestamp_micros(1700000000123{us})").collect()
+        assert [row.query_id for row in matches] == [f"1700000000123{us}"]
     assert rows.where("at > timestamp_micros(1700000000123457)").count() == 1
     assert rows.where("query_id = '1700000000123456'").count() == 1
     zone = dt.timezone.utc

@@ -1,4 +1,4 @@
-"""One backfill of a ledger at a time: the claim, and the tasks that have lost it."""
+"""The claim of a backfill: a ledger has one at a time, and tasks stop when they lose it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: Ledger
         [sys.executable, "-c", _HOLD, place.root], stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
-        theirs = ClaimCheck(place, holder.stdout.readline().strip(), clock=iter(range(9)).__next__)
-        theirs()
-        mine, waited = BackfillClaim(place), list[str]()
+        check_of_holder = ClaimCheck(
+            place, holder.stdout.readline().strip(), clock=iter(range(9)).__next__
+        )
+        check_of_holder()
+        claim, waited = BackfillClaim(place), list[str]()
         with pytest.raises(LedgerError, match=rf"another backfill.*process {holder.pid}"):
-            mine.acquire(0.2, on_wait=waited.append)
+            claim.acquire(0.2, on_wait=waited.append)
         assert len(waited) == 1
-        theirs()
+        check_of_holder()
         holder.kill()
-    mine.acquire(60.0)
-    ClaimCheck(place, mine.token)()
+    claim.acquire(60.0)
+    ClaimCheck(place, claim.token)()
     with pytest.raises(LedgerError, match="sends nothing more"):
-        theirs()
+        check_of_holder()
     assert sealed_files(place, place.filesystem()) == []
-    mine.release()
+    claim.release()
 
 
 def test_the_look_is_not_repeated_within_a_second(place: LedgerPath) -> None:

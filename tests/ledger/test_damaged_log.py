@@ -1,4 +1,4 @@
-"""A damaged checkpoint of the table's log: what helps is named, and nothing is sent before."""
+"""A damaged checkpoint of the table's log: the error names the remedy, and nothing is sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HINT = "_last_checkpoint"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger whose log has a checkpoint, and commits after it."""
+    """Return a ledger whose log has a checkpoint and later commits."""
     folder = tmp_path_factory.mktemp("whole")
     place = resolve_path(folder)
     schema = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
@@ -115,7 +115,7 @@ def test_nothing_is_sent_with_a_damaged_log(
 
 
 def test_no_commit_begins_the_log_of_a_deleted_ledger(whole: Path, tmp_path: Path) -> None:
-    """The folder is there again, for a fold has made it: a commit without the others is no log."""
+    """Refuse a commit to a folder that a fold has made again: the log's other commits are gone."""
     ledger = shutil.copytree(whole, tmp_path / "ledger")
     place = resolve_path(ledger)
     table = delta_rs.open_table(place)
@@ -132,19 +132,19 @@ def test_no_commit_begins_the_log_of_a_deleted_ledger(whole: Path, tmp_path: Pat
 def test_a_ledger_that_was_deleted_between_epochs(spark: Any, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     with FakeCluster(brokers=1) as cluster:
-        given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
+        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
 
         def write(sink: RocketSink, epoch: int) -> int:
             frame = spark.range(10).selectExpr("CAST(id AS STRING) AS body")
             sink.write_batch(frame, epoch)
             return len(cluster.messages("t"))
 
-        sink = RocketSink(appId="nightly", **given)
+        sink = RocketSink(appId="nightly", **options)
         assert write(sink, 0) == 10
         shutil.rmtree(ledger)
         with pytest.raises(LedgerError, match="was deleted while a query wrote to it"):
             write(sink, 1)
         assert len(cluster.messages("t")) == 10 and not (ledger / LOG_FOLDER).exists()
-        # A new start makes a ledger as the first one did.
-        assert write(RocketSink(appId="nightly", **given), 1) == 20
+        # A new start makes a new ledger.
+        assert write(RocketSink(appId="nightly", **options), 1) == 20
     assert DeltaTable(ledger).metadata().partition_columns == ["kind"]

@@ -53,24 +53,24 @@ def test_all_columns_come_through():
     assert first["properties"] == [("a", "1"), ("b", "2")]
     assert (first["delay_level"], first["delivery_timestamp"]) == (2**40, 2**60)
     assert first["event_time"] == dt.datetime.fromtimestamp(1_700_000_000.123, dt.timezone.utc)
-    assert second["event_time"] is None  # no timestamp can say it
+    assert second["event_time"] is None  # A timestamp cannot express it.
     assert (first["tags"], second["tags"]) == ("tag", "tag")
     assert (first["reason"], second["reason"]) == ("data", "unknown")
 
 
 def test_times_that_python_cannot_say_are_null():
-    """One alone would keep all letters from being collected."""
+    """A single such time would keep all letters from being collected."""
     moments = [-62_135_596_800_001, -62_135_596_800_000, 253_402_300_799_999, 253_402_300_800_000]
-    given = {"event_time_ms": pa.array(moments, pa.int64()), "reason": "data"}
-    before, first, last, after = (row["event_time"] for row in rows(given))
+    columns = {"event_time_ms": pa.array(moments, pa.int64()), "reason": "data"}
+    before, first, last, after = (row["event_time"] for row in rows(columns))
     assert (before, after) == (None, None)
     assert first == dt.datetime.min.replace(tzinfo=dt.timezone.utc)
     assert last == dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, dt.timezone.utc)
 
 
 def test_a_key_per_row_becomes_a_list_of_one():
-    found = rows({"keys": pa.array([None, "a", "", None, "b"]), "reason": "data"})
-    assert [r["keys"] for r in found] == [None, ["a"], [""], None, ["b"]]
+    letters = rows({"keys": pa.array([None, "a", "", None, "b"]), "reason": "data"})
+    assert [r["keys"] for r in letters] == [None, ["a"], [""], None, ["b"]]
     sliced = pa.array(["x", None, "a", "b"]).slice(1)
     assert [r["keys"] for r in rows({"keys": sliced, "reason": "data"})] == [None, ["a"], ["b"]]
 
@@ -106,12 +106,12 @@ def test_text_that_is_not_utf8_can_be_read_again():
     bad = pa.array([b"ok", b"\xff\xfe", None]).cast(pa.binary()).view(pa.string())
     pairs = pa.MapArray.from_arrays([0, 1, 2, 2], bad.slice(0, 2), bad.slice(0, 2))
     lists = pa.ListArray.from_arrays([0, 2, 2, 3], bad)
-    found = rows({"topic": bad, "properties": pairs, "keys": lists, "body": pa.array([b"\xff"] * 3),
-                  "reason": "data"})  # fmt: skip
-    assert [r["topic"] for r in found] == ["ok", "\ufffd\ufffd", None]
-    assert found[1]["properties"] == [("\ufffd\ufffd", "\ufffd\ufffd")]
-    assert found[0]["keys"] == ["ok", "\ufffd\ufffd"]
-    assert found[0]["body"] == b"\xff"
+    letters = rows({"topic": bad, "properties": pairs, "keys": lists,
+                    "body": pa.array([b"\xff"] * 3), "reason": "data"})  # fmt: skip
+    assert [r["topic"] for r in letters] == ["ok", "\ufffd\ufffd", None]
+    assert letters[1]["properties"] == [("\ufffd\ufffd", "\ufffd\ufffd")]
+    assert letters[0]["keys"] == ["ok", "\ufffd\ufffd"]
+    assert letters[0]["body"] == b"\xff"
 
 
 def test_without_bodies_their_length_and_digest_stay():
@@ -124,11 +124,11 @@ def test_without_bodies_their_length_and_digest_stay():
 
 def test_error_texts_are_cleaned_whether_single_or_many():
     texts = pa.array(["a\nb", "password=x1y2", "a\nb"])
-    found = rows(
+    letters = rows(
         {"reason": "data", "last_error": texts, "first_error": "Key CANARY"}, secrets=["CANARY"]
     )
-    assert [r["last_error"] for r in found] == ["a b", "password=***", "a b"]
-    assert found[0]["first_error"] == "Key ***"
+    assert [r["last_error"] for r in letters] == ["a b", "password=***", "a b"]
+    assert letters[0]["first_error"] == "Key ***"
 
 
 def test_mistakes_are_refused():

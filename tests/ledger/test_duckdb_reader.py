@@ -1,4 +1,4 @@
-"""A ledger's views by delta-rs and DuckDB; `test_report.py` compares them with Spark's."""
+"""A ledger's views by delta-rs and DuckDB; `test_report.py` compares them with Spark's views."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(path: str) -> QuickLedger:
 
 
 def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path: Path) -> None:
-    """It was quoted there, too, so that queries and brokers of such names were not found."""
+    """Quote no reserved words inside literals: queries of such names would be missed."""
     quick = opened(store(tmp_path, [accounts(context(query_id="shop-at"), acked=1)]))
     select = "SELECT query_id, at IS NULL AS never FROM epochs WHERE query_id = 'shop-at'"
     assert quick.query(select).to_pylist() == [{"query_id": "shop-at", "never": False}]
@@ -39,7 +39,7 @@ def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path: Path) -> None:
 
 
 def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
-    """Tables have such ones from before they were left out."""
+    """Read tables of older writers, which did not drop such times."""
     field = LEDGER_SCHEMA.field("event_time")
     years = pa.array([10**18], pa.int64()).cast(field.type)
     place = LEDGER_SCHEMA.get_field_index("event_time")
@@ -53,7 +53,7 @@ def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [b"footer", b"name"])
 def test_damaged_files_are_a_ledgers_error(tmp_path: Path, part: bytes) -> None:
-    """DuckDB has no class of its own for some of it, and no text for bytes that are no text."""
+    """Raise LedgerError also if DuckDB's error has no class of its own or is no text."""
     path = store(tmp_path, [accounts(context(), acked=1)])
     (file,) = tmp_path.glob("kind=epoch/*.parquet")
     data = file.read_bytes()
@@ -74,7 +74,7 @@ def test_a_query_that_is_wrong_is_no_damage(tmp_path: Path) -> None:
 
 
 def append_by_hand(ledger: Path, path: str, kind: str) -> None:
-    """Write the commit of somebody who may write to the ledger's folder."""
+    """Write a commit by hand, like anybody who may write to the ledger's folder."""
     add: dict[str, Any] = {
         "path": path, "partitionValues": {"kind": kind}, "size": 900, "modificationTime": 0,
         "dataChange": True,
@@ -85,7 +85,7 @@ def append_by_hand(ledger: Path, path: str, kind: str) -> None:
 
 
 def test_sql_in_a_partition_value_runs_nothing(tmp_path: Path) -> None:
-    """SQL wrote any file, as a `.pth` file in the reader's environment, and read any."""
+    """Planted SQL could write any file, such as a `.pth` file of the reader, and read any file."""
     ledger, target = tmp_path / "ledger", tmp_path / "written.pth"
     path = store(ledger, [accounts(context(), acked=1)])
     (file,) = ledger.glob("kind=epoch/*.parquet")
@@ -133,7 +133,9 @@ def test_folders_behind_links_are_not_read(tmp_path: Path, folder: str) -> None:
         open_quick(path)
     (tmp_path / "ledger" / folder).unlink()
     (tmp_path / "elsewhere").rename(tmp_path / "ledger" / folder)
-    (tmp_path / "link").symlink_to(tmp_path / "ledger")  # the user's own way to the ledger
+    (tmp_path / "link").symlink_to(
+        tmp_path / "ledger"
+    )  # The user's own path to the ledger has a link.
     assert opened(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
 
 
@@ -148,7 +150,7 @@ def test_a_spool_of_links_has_an_end(tmp_path: Path) -> None:
 
 
 def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
-    """A text that gets into a query all the same does no harm."""
+    """Prevent harm from a text that reaches a query in spite of all checks."""
     ledger, secret = tmp_path / "ledger", tmp_path / "secret"
     secret.write_text("secret")
     quick = opened(store(ledger, [accounts(context(), acked=1)]))
@@ -171,7 +173,7 @@ def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
 def test_what_does_not_fit_into_memory_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder had a name that could be guessed, and links that waited in it were written to."""
+    """Use a folder with a random name: links could wait in a folder with a known name."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     guessed = tmp_path / "tmp" / f"rocket-sink-duckdb-{os.getpid()}"

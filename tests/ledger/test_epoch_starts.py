@@ -1,4 +1,4 @@
-"""Notes of what was begun: by drivers, and by task attempts of runs that follow each other."""
+"""Notes of begun work: by drivers, and by task attempts of runs that follow each other."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rocket_sink.ledger.records import RunContext
 
 def test_an_epoch_that_was_begun_before_is_known(tmp_path: Path) -> None:
     place = resolve_path(tmp_path)
-    begun = [begin_epoch(place, "q", epoch) for epoch in (0, 1, 1, 0, 2)]
-    assert begun == [False, False, True, True, False]
+    had_begun = [begin_epoch(place, "q", epoch) for epoch in (0, 1, 1, 0, 2)]
+    assert had_begun == [False, False, True, True, False]
     assert not begin_epoch(place, "another", 0)
 
 
@@ -31,11 +31,11 @@ def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> N
 
 def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
     place = resolve_path(tmp_path)
-    found = [begin_write(place, app, write) for app, write in ("a1", "a2", "b3")]
-    assert found == [("1", False), ("1", True), ("3", False)]
+    previous = [begin_write(place, app, write) for app, write in ("a1", "a2", "b3")]
+    assert previous == [("1", False), ("1", True), ("3", False)]
     end_write(place, "a")
-    found = [begin_write(place, app, write) for app, write in ("a4", "b5")]
-    assert found == [("4", False), ("3", True)]
+    previous = [begin_write(place, app, write) for app, write in ("a4", "b5")]
+    assert previous == [("4", False), ("3", True)]
 
 
 def test_a_write_of_an_older_version_that_did_not_end_has_no_name(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_write_of_an_older_version_that_did_not_end_has_no_name(tmp_path: Path
 
 
 class Run:
-    """Task attempts of one run of the query `q`, each minutes after the one before."""
+    """A run of the query `q` with task attempts, each minutes after the one before."""
 
     def __init__(self, ledger: Path, run: str) -> None:
         self._place = resolve_path(ledger)
@@ -59,7 +59,7 @@ class Run:
 
 
 def test_a_run_that_another_one_followed_goes_no_further(tmp_path: Path) -> None:
-    """Whatever the names are: the run that began last goes on."""
+    """The run that began last goes on, independent of the order of names."""
     for first, second in (("r1", "r2"), ("s2", "s1")):
         zombie = Run(tmp_path / first, first).begin()
         zombie.check()

@@ -32,10 +32,10 @@ def pauses_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
-    rest = iter(answers)
+    remaining = iter(answers)
 
     def ask(*_: Any) -> bool:
-        answer = next(rest)
+        answer = next(remaining)
         if isinstance(answer, Exception):
             raise answer
         return bool(answer)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 
 class Killed(BaseException):
-    """As SIGKILL would: no handler sees it."""
+    """A stand-in for SIGKILL: no handler catches it."""
 
 
 def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
@@ -41,28 +41,28 @@ def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
 
 
 def partitions(spark, root) -> Counter:
-    """{partition: rows} in the table."""
+    """Count the rows of the table by partition."""
     rows = spark.read.format("delta").load(f"file:{root}").select("partition").collect()
     return Counter(row[0] for row in rows)
 
 
 def left(root: Path) -> list[str]:
-    """Everything in the spool except the locks."""
+    """Return the names of all files in the spool except the locks."""
     return [p.name for p in (root / "_spool").rglob("*") if p.is_file() and "lock" not in p.name]
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Tables cost seconds: one for all tests that only count their own partitions."""
+    """Return a table for all tests that only count their own partitions: a table takes seconds."""
     return tmp_path_factory.mktemp("ledger")
 
 
 def kill_at(wanted: str, times: int = 1):
-    seen = Counter()
+    counts = Counter()
 
     def on_step(step: str) -> None:
-        seen[step] += 1
-        if step == wanted and seen[step] == times:
+        counts[step] += 1
+        if step == wanted and counts[step] == times:
             raise Killed(step)
 
     return on_step
@@ -98,7 +98,7 @@ def test_killed_at_each_step_and_repeated_each_row_is_there_once(spark, tables):
         spool(str(tables), second, rows=3)
         with pytest.raises(Killed):
             fold(spark, str(tables), on_step=kill_at(step, times))
-        spool(str(tables), late, rows=1)  # meanwhile the query goes on
+        spool(str(tables), late, rows=1)  # The query goes on meanwhile.
         fold(spark, str(tables))
         expected += Counter({first: 2, second: 3, late: 1})
         assert partitions(spark, tables) == expected, (step, times)
@@ -148,8 +148,8 @@ def test_big_spools_are_read_by_tasks_and_cut_into_several_folds(spark, tables, 
         spool(str(tables), number, rows=4)
     summary = fold(spark, str(tables))
     assert (summary.folds, summary.files, summary.rows) == (2, 6, 24)
-    found = partitions(spark, tables)
-    assert [found[number] for number in numbers] == [4] * 6
+    rows_of = partitions(spark, tables)
+    assert [rows_of[number] for number in numbers] == [4] * 6
 
 
 def test_two_folds_at_once(spark, tables):
@@ -177,7 +177,7 @@ def test_two_folds_at_once(spark, tables):
 
 
 def test_numbers_come_from_deltas_log(spark, tables):
-    """A lost counter would give an old number again, and Delta would skip the rows."""
+    """Number folds by the log: a lost counter would repeat a number, and Delta would skip rows."""
     ledger_id = ensure_table(spark, resolve_path(tables))
     before = last_txn_version(spark, str(tables), fold_app_id(ledger_id))
     spool(str(tables), 9500)
@@ -218,7 +218,7 @@ def test_a_manifest_that_cannot_be_read_is_named(spark, tables):
 
 
 def stranger_behind(root: Path, link: str) -> tuple[Path, dict[Path, bytes]]:
-    """A folder of somebody else's, behind a link in the ledger; returns its files' bytes."""
+    """Make a foreign folder behind a link in the ledger, and return it with its files' bytes."""
     folder = root.parent / f"stranger-{uuid.uuid4().hex}"
     victim = Path(spool(str(folder), 9700))
     target = victim.parents[1] if "spool" in link else victim.parent
@@ -227,7 +227,7 @@ def stranger_behind(root: Path, link: str) -> tuple[Path, dict[Path, bytes]]:
 
 
 def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
-    """A fold appended and deleted another ledger's spool file, or any `*.arrow` of any folder."""
+    """Keep a fold from appending and deleting files outside the spool, such as any `*.arrow`."""
     before = partitions(spark, tables)
     link, files = stranger_behind(tables, "_spool/q-x")
     (victim,) = files
@@ -273,7 +273,7 @@ def test_vacuum_deletes_nothing_behind_a_link(spark, tables):
 
 @pytest.mark.parametrize("by_spark_alone", [False, True])
 def test_spark_reads_no_other_ledgers_rows(spark, tmp_path, monkeypatch, by_spark_alone):
-    """A commit by hand may name any file of the host."""
+    """Reject files outside the ledger: a commit by hand may name any file of the host."""
     for name in ("ledger", "other"):
         ensure_table(spark, resolve_path(tmp_path / name))
         spool(str(tmp_path / name), 1)
@@ -326,7 +326,7 @@ def test_vacuum_is_a_matter_of_few_tasks(spark, tables):
         stage for job in tracker.getJobIdsForGroup("vacuum")
         for stage in tracker.getJobInfo(job).stageIds
     }  # fmt: skip
-    tasks = [found.numTasks for found in map(tracker.getStageInfo, stages) if found]
+    tasks = [stage.numTasks for stage in map(tracker.getStageInfo, stages) if stage]
     assert 1 < max(tasks) <= 64
 
 
@@ -338,7 +338,7 @@ def test_history_cannot_be_edited(spark, tables):
 
 
 def test_on_an_object_store(spark, tmp_path, monkeypatch):
-    """No append, no rename, no kernel lock: a local folder stands in for one."""
+    """Fold without append, rename and kernel locks; a local folder stands in for the store."""
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.2)
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     spool(place, 0)
@@ -360,13 +360,13 @@ def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypa
         with ledger_lock(place, 0.3) as second:
             assert not second
         owner = holder.partition(" ")[0].rpartition("~")[0]
-        path.write_text(f"{owner}~1 dead")  # our pid, of a process of long ago
+        path.write_text(f"{owner}~1 dead")  # An old process had our pid.
         with ledger_lock(place, 5) as third:
             assert third
 
 
 def damage(path: str) -> bytes:
-    """Change one byte of the file's values; gives what it held."""
+    """Change a byte of the file's values and return the original bytes."""
     data = Path(path).read_bytes()
     at = data.index(b"broker-a")
     Path(path).write_bytes(data[:at] + b"c" + data[at + 1 :])
@@ -393,7 +393,7 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
     assert ledger.quarantined() == [aside]
     assert ledger.report(spark).quarantined_files == 1
     assert fold(spark, str(tmp_path)).damaged == ()
-    # Mended and moved back, it goes in.
+    # The fold takes the file after it was mended and moved back.
     Path(aside).unlink()
     Path(broken).parent.mkdir(parents=True, exist_ok=True)
     Path(broken).write_bytes(data)
@@ -429,8 +429,8 @@ def test_a_file_that_is_damaged_in_an_unfinished_fold_is_put_aside_unless_it_is_
     if step == "append":
         damage(path)
     summary = fold(spark, str(tables))
-    found = partitions(spark, tables)
-    assert (found[number], found[number + 1]) == ((2, 0) if step == "append" else (2, 2))
+    rows_of = partitions(spark, tables)
+    assert (rows_of[number], rows_of[number + 1]) == ((2, 0) if step == "append" else (2, 2))
     assert len(summary.damaged) == (step == "append")
     shutil.rmtree(tables / "_spool" / "_quarantine", ignore_errors=True)
     assert left(tables) == []
@@ -455,7 +455,7 @@ def test_an_older_versions_file_goes_in(spark, tables):
     rows = sends(context(partition=9940), 4)
     with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, LEDGER_SCHEMA) as stream:
         stream.write_batch(rows)
-    # Its name, too, was another.
+    # An older version also named the file differently.
     path.rename(path.with_name(path.name.partition("~")[0] + "~host~12~34.arrow"))
     assert fold(spark, str(tables)).rows == 4
     assert partitions(spark, tables)[9940] == 4

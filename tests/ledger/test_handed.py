@@ -1,4 +1,4 @@
-"""Ledger rows that go to the driver with a task's result (`ledgerVia`)."""
+"""Ledger rows that travel to the driver with a task's result (`ledgerVia`)."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def rows_of(*batches: pa.RecordBatch) -> HandedRows:
 
 def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path: Path) -> None:
     ctx = context()
-    given = [sends(ctx, 3), letter(ctx), accounts(ctx, acked=3, dead=1)]
+    batches = [sends(ctx, 3), letter(ctx), accounts(ctx, acked=3, dead=1)]
     place = resolve_path(tmp_path)
-    spool_handed(place, rows_of(*given))
-    assert kept(place) == [row for batch in given for row in batch.to_pylist()]
+    spool_handed(place, rows_of(*batches))
+    assert kept(place) == [row for batch in batches for row in batch.to_pylist()]
     [file] = sealed_files(place, place.filesystem())
     assert file.path.startswith(f"{tmp_path}/_spool/q-query/0/0-10-1-")
 
@@ -81,7 +81,7 @@ def test_changed_bytes_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def absent_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """A ledger in a store at whose address nothing listens."""
+    """Yield a ledger in a store at whose address nothing listens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -107,19 +107,19 @@ def test_where_the_store_fails_they_wait_on_the_drivers_host(
 def test_foreach_rows_wait_for_no_store(
     absent_store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark gives them to the driver on the thread that ends the tasks of all its jobs."""
+    """Do not wait for the store: the thread that takes the rows ends the tasks of all jobs."""
     place = resolve_path(absent_store)
     assert len(place.spools) == 2
-    rest = _RowsOnDriver(place).addInPlace(
+    remaining = _RowsOnDriver(place).addInPlace(
         [], [rows_of(sends(context())), rows_of(letter(context()))]
     )
-    assert rest == []
+    assert remaining == []
     assert [row["kind"] for row in kept(place.driver_folder)] == ["send", "dead_letter"]
     assert caplog.records == [], "the store was not asked"
 
 
 class NoAnswer:
-    """An object store on a disk, whose answers to uploads are lost; `has`: after they are done."""
+    """An object store on a disk that loses answers to uploads; if `has`, after the uploads."""
 
     type_name = "s3"
 

@@ -1,4 +1,4 @@
-"""The lock of object stores: a live holder keeps it however long, a killed one for the lease."""
+"""The lock of object stores: a live holder keeps it, a killed holder keeps it for the lease."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process looks at locks as one of another machine does."""
+    """Let this process look at locks like a process of another machine."""
     here = owner.this_process()
     monkeypatch.setattr(owner.Owner, "is_alive", lambda self: None)
     assert here.is_alive() is None
@@ -66,7 +66,7 @@ def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path
     other = Lease(LOCAL, str(path), lease_s=1.5)
     waits: list[str] = []
     try:
-        # Three leases long.
+        # The wait is three leases long.
         assert not other.acquire(4.5, on_wait=waits.append)
         assert waits == [f"process {holder.pid} on {owner.host_name()}"]
     finally:
@@ -80,7 +80,7 @@ def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path
 
 @pytest.mark.usefixtures("elsewhere")
 def test_looks_that_do_not_wait_find_a_dead_holder_in_the_end(tmp_path: Path) -> None:
-    """As the background fold looks: again and again, without a wait."""
+    """Look again and again without waiting, as the background fold does."""
     path = tmp_path / "lock"
     holder = held(path)
     holder.kill()
@@ -144,7 +144,7 @@ def test_a_holder_that_cannot_renew_it_says_so(
 def test_a_holder_that_was_stopped_before_its_write_does_not_take_it_for_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A successor may have come between the look and the write."""
+    """A successor may take the lock between the look and the write."""
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.5)
     assert lock.acquire(0)
     written = threading.Event()
@@ -174,7 +174,7 @@ def test_a_holder_must_have_it_until_what_it_begins_is_over(tmp_path: Path) -> N
 def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else no fold of this driver, or of another process of the host, would ever come again."""
+    """Release the lock: otherwise no process of the host could ever fold again."""
     path = tmp_path / "lock"
     lock = Lease(LOCAL, str(path), lease_s=0.3)
     assert lock.acquire(0)

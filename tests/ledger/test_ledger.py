@@ -1,4 +1,4 @@
-"""The views: which rows count, and the errors of a ledger that is not as it should be."""
+"""The views: which rows count, and the errors of a damaged or foreign ledger."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def ledger(spark, tmp_path_factory):
-    made = Ledger(tmp_path_factory.mktemp("views"))
-    assert not made.exists()
-    assert not made.exists(spark)
-    made.create(spark)
-    made.create(spark)
-    assert made.exists()
-    assert made.exists(spark)
-    return made
+    new_ledger = Ledger(tmp_path_factory.mktemp("views"))
+    assert not new_ledger.exists()
+    assert not new_ledger.exists(spark)
+    new_ledger.create(spark)
+    new_ledger.create(spark)
+    assert new_ledger.exists()
+    assert new_ledger.exists(spark)
+    return new_ledger
 
 
 def test_notebooks_show_what_needs_no_spark(ledger, tmp_path):
@@ -44,14 +44,14 @@ def test_notebooks_show_what_needs_no_spark(ledger, tmp_path):
 
 
 def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
-    """The rows at another time."""
+    """Return the rows with another time."""
     when = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)
     column = pa.array([when] * batch.num_rows, LEDGER_SCHEMA.field("at").type)
     return batch.set_column(1, LEDGER_SCHEMA.field("at"), column)
 
 
 def rows_by_duckdb(ledger: Ledger, view: str, where: str) -> list[dict]:
-    """Rows of a view, in a fraction of Spark's time; `test_spark_says_the_same` compares them."""
+    """Return rows of a view by DuckDB, which is faster; `test_spark_says_the_same` compares."""
     quick = open_quick(ledger.path)
     assert quick is not None, "the extra `fast` is part of the extra `test`"
     return quick.query(f"SELECT * FROM {view} WHERE {where}").to_pylist()
@@ -72,7 +72,7 @@ def second_attempt(ctx: RunContext) -> RunContext:
 
 
 def test_all_values_come_back_through_delta(spark, ledger):
-    """Also in a session whose time zone is not UTC, and through `mapInArrow`, as lane 3 writes."""
+    """Read all values in a time zone other than UTC, also from `mapInArrow` (foreachBatch)."""
     columns = {
         "body": pa.array([b"\x00\xff", None]), "keys": pa.array([["a", "b"], None]),
         "properties": pa.array([[("x", "1")], None], pa.map_(pa.string(), pa.string())),
@@ -110,10 +110,10 @@ def test_the_table_is_plain_delta_with_comments(spark, ledger):
 
 
 def test_the_accounts_of_an_epoch(spark, ledger):
-    one = context(query_id="sum")
-    two = dataclasses.replace(one, partition=1, task_attempt_id=11)
+    first = context(query_id="sum")
+    second = dataclasses.replace(first, partition=1, task_attempt_id=11)
     ledger.append(
-        spark, accounts(one, acked=5, degraded=1, dead=2), accounts(two, unknown=1, filtered=3)
+        spark, accounts(first, acked=5, degraded=1, dead=2), accounts(second, unknown=1, filtered=3)
     )
     row = epoch_of(ledger, "sum")
     assert (row["rows_in"], row["acked"], row["degraded"], row["dead"]) == (12, 5, 1, 2)
@@ -121,16 +121,16 @@ def test_the_accounts_of_an_epoch(spark, ledger):
     assert row["adds_up"] is True
     assert row["confirmed"] is False
     assert row["superseded_attempts"] == 0
-    ledger.append(spark, confirmed(one, 12))
+    ledger.append(spark, confirmed(first, 12))
     row = epoch_of(ledger, "sum")
     assert (row["confirmed"], row["num_input_rows"]) == (True, 12)
 
 
 def test_accounts_that_do_not_add_up_are_seen(spark, ledger):
-    """In one partition, though another one's error would make up for it."""
-    one = context(query_id="short")
-    two = dataclasses.replace(one, partition=1, task_attempt_id=11)
-    ledger.append(spark, accounts(one, rows_in=5, acked=4), accounts(two, rows_in=5, acked=6))
+    """See a partition that does not add up even if another's error makes up for it."""
+    first = context(query_id="short")
+    second = dataclasses.replace(first, partition=1, task_attempt_id=11)
+    ledger.append(spark, accounts(first, rows_in=5, acked=4), accounts(second, rows_in=5, acked=6))
     row = epoch_of(ledger, "short")
     assert row["rows_in"] == row["acked"] == 10
     assert row["adds_up"] is False
@@ -145,7 +145,7 @@ def test_a_partition_without_a_complete_attempt_does_not_add_up(spark, ledger):
 
 @pytest.mark.parametrize("first_complete", [True, False])
 def test_of_a_retried_partition_the_last_complete_attempt_counts(spark, ledger, first_complete):
-    """A first attempt may look complete: foreach ends it without an error (close(None))."""
+    """Count the last attempt: foreach may end a first one without an error (close(None))."""
     query = f"retry-{first_complete}"
     first = context(query_id=query)
     again = second_attempt(first)
@@ -153,7 +153,9 @@ def test_of_a_retried_partition_the_last_complete_attempt_counts(spark, ledger, 
         spark,
         at(accounts(first, complete=first_complete, acked=3, dead=1), 10),
         at(letter(first, b"first"), 10),
-        at(accounts(again, acked=7, dead=1), 10),  # clocks differ: the later attempt is no later
+        at(
+            accounts(again, acked=7, dead=1), 10
+        ),  # Clocks differ, so the later attempt's time is not later.
         at(letter(again, b"again"), 10),
     )
     row = epoch_of(ledger, query)
@@ -177,7 +179,7 @@ def test_an_attempt_that_failed_after_a_complete_one_changes_nothing(spark, ledg
 
 
 def test_a_replayed_epoch_with_other_partitions(spark, ledger):
-    """Run 1 died before Spark noted the epoch; run 2 cut it into fewer partitions."""
+    """Replay an epoch: run 1 died before Spark noted it, and run 2 uses fewer partitions."""
     old = context(query_id="replay", partition=4)
     new = context(query_id="replay", run_id="run-2", partition=0, task_attempt_id=1)
     ledger.append(
@@ -185,7 +187,7 @@ def test_a_replayed_epoch_with_other_partitions(spark, ledger):
         at(accounts(old, acked=2, dead=1), 1), at(letter(old, b"old"), 1),
         at(accounts(new, acked=2, dead=1), 2), at(letter(new, b"new"), 2),
     )  # fmt: skip
-    # Until Spark confirms, no run's letters may be hidden: the second could still die.
+    # Both runs' letters stay visible until Spark confirms, because the second run could still die.
     assert pending(ledger, "replay") == [b"new", b"old"]
     ledger.append(spark, at(confirmed(new, 3), 3))
     assert pending(ledger, "replay") == [b"new"]
@@ -216,45 +218,45 @@ def test_letters_of_no_task_are_pending(spark, ledger):
 
 def test_an_unparked_letter_is_pending_until_it_is_parked_again(spark, ledger):
     ctx = context(query_id="unparked")
-    one, sent = letter(ctx, b"one"), letter(ctx, b"sent")
+    plain, sent = letter(ctx, b"one"), letter(ctx, b"sent")
 
     def resolve(which, way, second):
         columns = {"letter_id": which.column("letter_id"), "resolution": way}
         return at(resolution_rows(columns, context(query_id="by hand")), second)
 
     ledger.append(
-        spark, one, sent, accounts(ctx, dead=2), resolve(one, "parked", 1),
-        resolve(one, "unparked", 2), resolve(sent, "resent", 1), resolve(sent, "unparked", 2),
+        spark, plain, sent, accounts(ctx, dead=2), resolve(plain, "parked", 1),
+        resolve(plain, "unparked", 2), resolve(sent, "resent", 1), resolve(sent, "unparked", 2),
     )  # fmt: skip
     assert pending(ledger, "unparked") == [b"one"], "what is stored stays settled"
-    ledger.append(spark, resolve(one, "dropped", 3))
+    ledger.append(spark, resolve(plain, "dropped", 3))
     assert pending(ledger, "unparked") == []
 
 
 @pytest.mark.parametrize("way", ["resent", "parked", "dropped"])
 def test_resolved_letters_are_not_pending(spark, ledger, way):
     ctx = context(query_id=f"resolved-{way}")
-    one, two = letter(ctx, b"one"), letter(ctx, b"two", letter_id=f"stays-{way}")
-    ledger.append(spark, one, two, accounts(ctx, dead=2))
+    first, second = letter(ctx, b"one"), letter(ctx, b"two", letter_id=f"stays-{way}")
+    ledger.append(spark, first, second, accounts(ctx, dead=2))
     assert len(pending(ledger, ctx.query_id)) == 2
-    settled = {"letter_id": one.column("letter_id"), "resolution": way}
+    settled = {"letter_id": first.column("letter_id"), "resolution": way}
     ledger.append(spark, resolution_rows(settled, context(query_id="backfill")))
     assert pending(ledger, ctx.query_id) == [b"two"]
-    number = one.column("letter_id")[0].as_py()
+    number = first.column("letter_id")[0].as_py()
     [row] = rows_by_duckdb(ledger, "resolutions", f"letter_id = '{number}'")
     assert row["resolution"] == way
 
 
 def test_spark_says_the_same(spark, ledger):
-    """Of all that the tests above have written."""
+    """Compare Spark's views with DuckDB's over all rows of the tests above."""
     epochs = {row["query_id"]: row.asDict() for row in ledger.epochs(spark).collect()}
     for row in rows_by_duckdb(ledger, "epochs", "true"):
         names = ("rows_in", "acked", "dead", "adds_up", "confirmed", "superseded_rows", "run_id")
         assert [epochs[row["query_id"]][name] for name in names] == [row[name] for name in names]
-    found = ledger.dead_letters(spark).select("query_id", "body").collect()
+    letters = ledger.dead_letters(spark).select("query_id", "body").collect()
     expected = rows_by_duckdb(ledger, "pending_letters", "true")
-    assert len(found) > 5
-    assert sorted((row["query_id"], bytes(row["body"])) for row in found) == sorted(
+    assert len(letters) > 5
+    assert sorted((row["query_id"], bytes(row["body"])) for row in letters) == sorted(
         (row["query_id"], row["body"]) for row in expected
     )
     assert ledger.dead_letters(spark, pending=False).count() == len(
@@ -264,7 +266,7 @@ def test_spark_says_the_same(spark, ledger):
 
 def test_sends_in_flight_show_up_only_without_an_answer(spark, ledger):
     ctx = context(query_id="flight")
-    dead = second_attempt(ctx)  # the same numbers in another attempt are other requests
+    dead = second_attempt(ctx)  # Equal numbers of another attempt are other requests.
     ledger.append(
         spark,
         in_flight_rows([1, 2], ctx, topic="t", message_count=[3, 4], body_bytes=[1, 1]),
@@ -272,8 +274,8 @@ def test_sends_in_flight_show_up_only_without_an_answer(spark, ledger):
         in_flight_rows([1], dead, topic="t", message_count=[9], body_bytes=[1]),
     )
     rows = ledger.sends(spark).where("query_id = 'flight'").collect()
-    found = sorted((r["task_attempt_id"], r["request"], r["outcome"]) for r in rows)
-    assert found == [
+    flights = sorted((r["task_attempt_id"], r["request"], r["outcome"]) for r in rows)
+    assert flights == [
         (10, 1, "acked"), (10, 1, "acked"), (10, 2, "in_flight"), (20, 1, "in_flight"),
     ]  # fmt: skip
     by_attempt = {
@@ -335,7 +337,7 @@ def test_a_ledger_ahead_of_its_checkpoint_is_refused(spark, ledger):
     writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
     writer.option("txnVersion", 5).save(ledger.uri)
     assert last_txn_version(spark, ledger.path, app_id) == 5
-    check_not_ahead(spark, ledger.path, "ahead", 5)  # recorded, then the crash
+    check_not_ahead(spark, ledger.path, "ahead", 5)  # The epoch was recorded before the crash.
     check_not_ahead(spark, ledger.path, "ahead", 6)
     check_not_ahead(spark, ledger.path, "another-query", 0)
     with pytest.raises(CheckpointError, match=r"epochs up to 5 .* starts at epoch 4"):

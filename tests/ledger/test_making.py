@@ -1,6 +1,6 @@
-"""The table when it is made: by several queries at once, and when its log is damaged.
+"""The making of the table by several queries at once, and with a damaged log.
 
-The judge of what is in the table is delta-rs.
+delta-rs judges the contents of the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_made(path: Path, rows: int) -> None:
 
 
 def at_once(count: int, work: Any) -> None:
-    """Run it in threads that start together; raises what one of them raised."""
+    """Run `work` in threads that start together. Raise the error of a thread that failed."""
     start, failed = threading.Barrier(count), list[BaseException]()
 
     def run() -> None:
@@ -62,7 +62,7 @@ def at_once(count: int, work: Any) -> None:
 
 @pytest.fixture
 def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are made as on a store to which delta-rs does not commit."""
+    """Let Spark make tables, as on a store to which delta-rs does not commit."""
     monkeypatch.setattr(table_module, "create_table", lambda *given: False)
 
 
@@ -83,7 +83,7 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(
         at_once(WRITERS, work)
         assert len(ids) == 1
         check_made(path, 2 * WRITERS)
-        # The version is set once: each change more would fail an append that is under way.
+        # The version is set once: another change would fail an append that is under way.
         changes = [entry for entry in DeltaTable(path).history() if "SET" in entry["operation"]]
         assert len(changes) == (maker != "delta-rs")
 
@@ -92,7 +92,7 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(
 def test_a_ledger_that_is_just_being_made_is_read(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two commits that Spark's Delta makes."""
+    """Read a table between the two commits of its making by Spark's Delta."""
     ledger = Ledger(tmp_path)
     with monkeypatch.context() as stopped:
         stopped.setattr(table_module, "_set_version", lambda spark, place: None)
@@ -104,16 +104,16 @@ def test_a_ledger_that_is_just_being_made_is_read(
 
 
 def test_of_tables_that_are_made_at_once_one_is_made(tmp_path: Path) -> None:
-    """Without a lock: its holder may be on a host whose locks are not seen here."""
+    """Make one table without a lock: its holder may be on a host whose locks are not seen here."""
     schema = pa.schema([("kind", pa.string()), ("epoch", pa.int64())])
     for number in range(10 * ROUNDS):
-        path, made = tmp_path / str(number), list[bool]()
+        path, results = tmp_path / str(number), list[bool]()
         place = resolve_path(path)
         at_once(
             WRITERS,
-            lambda place=place, made=made: made.append(create_table(place, schema, {})),
+            lambda place=place, made=results: made.append(create_table(place, schema, {})),
         )
-        assert sorted(made) == [False] * (WRITERS - 1) + [True]
+        assert sorted(results) == [False] * (WRITERS - 1) + [True]
         assert DeltaTable(path).version() == 0
 
 
@@ -182,21 +182,21 @@ def test_drivers_that_start_at_once_on_a_new_ledger_all_write(tmp_path: Path) ->
             assert driver.stdin is not None
             driver.stdin.write("\n")
             driver.stdin.flush()
-        ended = [driver.communicate(timeout=300) for driver in drivers]
+        outputs = [driver.communicate(timeout=300) for driver in drivers]
     finally:
         for driver in drivers:
             driver.kill()
             driver.wait()
-    assert [driver.returncode for driver in drivers] == [0, 0], [err for _, err in ended]
-    assert ended[0][0] == ended[1][0]
-    assert len(ended[0][0].split()) == ROUNDS
+    assert [driver.returncode for driver in drivers] == [0, 0], [err for _, err in outputs]
+    assert outputs[0][0] == outputs[1][0]
+    assert len(outputs[0][0].split()) == ROUNDS
     for number in range(ROUNDS):
         check_made(tmp_path / str(number), 4)
 
 
 @pytest.fixture(scope="module")
 def whole(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger of two commits and more."""
+    """Return a ledger with more than two commits."""
     folder = tmp_path_factory.mktemp("whole")
     for _ in range(2):
         Ledger(folder).append(spark, sends(context(), 2))

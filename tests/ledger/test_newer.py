@@ -1,4 +1,4 @@
-"""What tasks read of the ledger's log, beside what Spark says of the same table."""
+"""The reading of the ledger's log by tasks, compared with Spark's state of the table."""
 
 from __future__ import annotations
 

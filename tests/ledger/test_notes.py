@@ -1,4 +1,4 @@
-"""Small files: a reader sees the complete text of one writer, with concurrent writers."""
+"""Small files: a reader sees the complete text of one of several concurrent writers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -
     start, files = threading.Barrier(WRITERS), plain_files(str(tmp_path))
 
     def write(writer: int) -> list[tuple[bool, bytes]]:
-        seen = []
+        writes = []
         for number in range(ROUNDS):
             path = tmp_path / f"{number}.json"
             start.wait(timeout=60)
-            mine = write_bytes(
+            has_written = write_bytes(
                 files, str(path), bytes([65 + writer]) * 100_000, is_local=True, replace=replace
             )
-            seen.append((mine, path.read_bytes()))
-        return seen
+            writes.append((has_written, path.read_bytes()))
+        return writes
 
     with ThreadPoolExecutor(WRITERS) as threads:
-        found = list(threads.map(write, range(WRITERS)))
+        by_writer = list(threads.map(write, range(WRITERS)))
     for number in range(ROUNDS):
-        results = [of_writer[number] for of_writer in found]
+        results = [of_writer[number] for of_writer in by_writer]
         assert all(len(data) == 100_000 and len(set(data)) == 1 for _, data in results)
         assert sum(mine for mine, _ in results) == (WRITERS if replace else 1)
         if not replace:
@@ -48,7 +48,7 @@ def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -
 def test_writers_on_a_store_without_conditions_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have looked before either writes, and the second one writes later."""
+    """Let two writers look before either writes; the second writes later."""
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     monkeypatch.setattr(notes_module, "_SETTLE_S", 4.0)
     both_have_looked, plain = threading.Barrier(2), notes_module.write_bytes

@@ -1,4 +1,4 @@
-"""The spool and the locks on an S3 API; the judge is what the store lists, asked by boto3."""
+"""The spool and the locks on an S3 API; boto3 lists the store for the judge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPOCHS = 30
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Any]:
-    """A client of an S3 server on loopback; pyarrow finds it by the environment."""
+    """Yield a client of an S3 server on loopback; pyarrow finds the server by the environment."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -61,8 +61,8 @@ def place(
 
 def keys(store: Any, place: LedgerPath) -> list[str]:
     prefix = place.root.partition("/")[2]
-    found = store.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
-    return [item["Key"].removeprefix(f"{prefix}/") for item in found]
+    objects = store.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
+    return [item["Key"].removeprefix(f"{prefix}/") for item in objects]
 
 
 def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
@@ -71,7 +71,7 @@ def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
         writer = SpoolWriter(place, context(epoch=epoch))
         writer.append(sends(context(epoch=epoch), 2))
         writer.seal()
-    # Of an older version.
+    # An older version made such folders.
     for epoch in range(5):
         filesystem.create_dir(f"{place.spool}/q-query/{epoch}", recursive=True)
     files = spool_files.sealed_files(place, filesystem)
@@ -110,7 +110,7 @@ HOLDER = """
 def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
     store: Any, place: LedgerPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Owner, "is_alive", lambda self: None)  # as seen from another host
+    monkeypatch.setattr(Owner, "is_alive", lambda self: None)  # A remote host cannot know.
     holder = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOLDER), place.uri],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -119,7 +119,7 @@ def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert not lock.acquire(2 * 3)  # two leases long it lives, and keeps it
+        assert not lock.acquire(2 * 3)  # The holder lives and keeps the lock for two leases.
     finally:
         holder.kill()
         holder.communicate()
@@ -131,22 +131,22 @@ def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
 
 @pytest.fixture
 def s3a(store: Any, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A ledger whose store only Spark's configuration tells of."""
-    # Data source writers that other tests made in this process, as Spark does in processes of
-    # their own, have left their session's properties.
+    """Yield a ledger whose store is named by Spark's configuration only."""
+    # Writers that other tests made in this process have left their session's properties. Spark
+    # makes writers in processes of their own.
     monkeypatch.setattr(storage_module, "_remembered", {})
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     conf = spark.sparkContext._jsc.hadoopConfiguration()
-    given = {
+    settings = {
         "fs.s3a.endpoint": endpoint, "fs.s3a.access.key": "elsewhere", "fs.s3a.secret.key": "s",
         "fs.s3a.bucket.bucket.access.key": "test", "fs.s3a.endpoint.region": "us-east-1",
     }  # fmt: skip
-    for name, value in given.items():
+    for name, value in settings.items():
         conf.set(name, value)
     yield "s3a://bucket/told-by-spark"
-    for name in given:
+    for name in settings:
         conf.unset(name)
 
 
@@ -176,9 +176,9 @@ def test_driver_and_tasks_reach_the_store_by_sparks_settings(
 
 @pytest.mark.spark
 def test_a_data_source_takes_the_settings_along(spark: Any, store: Any, s3a: str) -> None:
-    found = all_properties(spark)
-    assert {name: value.reveal() for name, value in found.items()} == {
-        "fs.s3a.endpoint": found["fs.s3a.endpoint"].reveal(), "fs.s3a.access.key": "elsewhere",
+    properties = all_properties(spark)
+    assert {name: value.reveal() for name, value in properties.items()} == {
+        "fs.s3a.endpoint": properties["fs.s3a.endpoint"].reveal(), "fs.s3a.access.key": "elsewhere",
         "fs.s3a.secret.key": "s", "fs.s3a.bucket.bucket.access.key": "test",
         "fs.s3a.endpoint.region": "us-east-1", "fs.s3a.connection.ssl.enabled": "true",
     }  # fmt: skip
@@ -206,7 +206,7 @@ def test_hadoops_names_are_pyarrows_arguments(
     uri: str, properties: dict[str, str], wanted: dict[str, Any] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fs, "S3FileSystem", lambda allow_delayed_open, **given: given)
+    monkeypatch.setattr(fs, "S3FileSystem", lambda allow_delayed_open, **arguments: arguments)
     secrets = {name: Secret(value) for name, value in properties.items()}
     assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
 
@@ -221,7 +221,7 @@ def test_hadoops_names_are_pyarrows_arguments(
 
 def test_azures_account_key_is_taken() -> None:
     key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
-    found = open_store("abfss://box@me.dfs.core.windows.net/l", key)
-    assert found is not None
-    assert found[0].type_name == "abfs"
-    assert found[1] == "box/l"
+    opened = open_store("abfss://box@me.dfs.core.windows.net/l", key)
+    assert opened is not None
+    assert opened[0].type_name == "abfs"
+    assert opened[1] == "box/l"

@@ -1,4 +1,4 @@
-"""Paths of ledgers: each names one folder, however often it is resolved."""
+"""Paths of ledgers: each names one folder, even after repeated resolving."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_white_space_around_a_path_is_no_part_of_it() -> None:
 def test_uris_of_others_are_unescaped() -> None:
     assert resolve_path("file:///a%20b%23").root == "/a b#"
     assert resolve_path("file://localhost/a%20b").root == "/a b"
-    # Hadoop's own form, in which Spark names paths, escapes nothing.
+    # Spark names paths in Hadoop's form, which escapes nothing.
     assert resolve_path("file:/a%20b").root == "/a%20b"
     for mark in "#?":
         with pytest.raises(LedgerError, match="no part of the path"):
@@ -59,7 +59,7 @@ def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path: P
 
 
 def test_long_ids_that_differ_at_their_end_have_files_of_their_own() -> None:
-    """A batch write's id is its appId and the write's own."""
+    """A batch write's id joins its appId and the write's own id."""
     app_id = "warehouse/" + 80 * "a"
     parts = {path_part(f"{app_id}/{write}") for write in ("1", "2")}
     assert len(parts) == 2 and all(len(part) == 80 and "_" not in part for part in parts)

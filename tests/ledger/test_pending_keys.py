@@ -32,7 +32,7 @@ def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path:
     letters = [letter(ctx, sharding_key=key) for key in "ab"]
     ledger.append(spark, *letters, accounts(ctx, dead=2))
     assert release(spark, place) == 0
-    ids = [one["letter_id"][0].as_py() for one in letters]
+    ids = [row["letter_id"][0].as_py() for row in letters]
     ledger.append(spark, resolution_rows({"letter_id": ids[:1], "resolution": "resent"}, ctx))
     assert release(spark, place) == 0, "b is pending"
     assert keys.held_for(later) == {"t": {"a", "b"}}
@@ -51,7 +51,7 @@ def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path:
 def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
     spark: Any, tmp_path: Path
 ) -> None:
-    """One that was refused here, before it was sent, holds nobody back."""
+    """Hold the key of a row that a broker refused, but not of a row that the sink refused."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys = PendingKeys(place)
     ledger.create(spark)
@@ -69,14 +69,14 @@ def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
     )
     assert release(spark, place) == 0
     assert keys.held_for(context(epoch=9)) == {"t": {"refused", "illegal"}}
-    held = _pending(spark.read.format("delta").load(str(tmp_path)))
-    assert held == {("t", "refused")}
+    pending = _pending(spark.read.format("delta").load(str(tmp_path)))
+    assert pending == {("t", "refused")}
 
 
 def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path: Path) -> None:
-    """Their rows went in another run, which cut them into other partitions.
+    """Release keys whose rows another run sent in other partitions.
 
-    Rows that were held back behind them hold nothing for themselves.
+    Rows that were held back behind those keys hold nothing by themselves.
     """
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys = PendingKeys(place)
@@ -88,17 +88,17 @@ def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path:
 
     replay = context(epoch=2, partition=0, run_id="run-2", task_attempt_id=1)
     ledger.append(spark, accounts(replay, acked=1), confirmed(replay, 1))
-    held = context(epoch=3, run_id="run-2", task_attempt_id=2)
-    assert keys.held_for(held) == {"t": {"a"}}
-    keys.note(held, {"t": {"a", "b"}})
-    back = letter(held, sharding_key="a", reason="held_back")
-    other = letter(held, sharding_key="b")
-    ledger.append(spark, back, other, accounts(held, dead=2))
+    replay_later = context(epoch=3, run_id="run-2", task_attempt_id=2)
+    assert keys.held_for(replay_later) == {"t": {"a"}}
+    keys.note(replay_later, {"t": {"a", "b"}})
+    back = letter(replay_later, sharding_key="a", reason="held_back")
+    other = letter(replay_later, sharding_key="b")
+    ledger.append(spark, back, other, accounts(replay_later, dead=2))
     assert release(spark, place) == 1
     assert keys.held_for(context(epoch=9)) == {"t": {"a", "b"}}, "b has a letter of its own"
 
-    ids = [one["letter_id"][0].as_py() for one in (other,)]
-    ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, held))
+    ids = [row["letter_id"][0].as_py() for row in (other,)]
+    ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, replay_later))
     assert release(spark, place) == 1, "a: held back behind nothing that counts"
     assert keys.held_for(context(epoch=9)) == {}
 
@@ -106,15 +106,15 @@ def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path:
 def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
     spark: Any, tmp_path: Path
 ) -> None:
-    """Else later rows would overtake them."""
+    """Hold the key for the held-back rows: otherwise later rows would overtake them."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     ledger.create(spark)
     keys, ctx = PendingKeys(place), context(epoch=2)
     keys.note(ctx, {"t": {"a"}})
     cause, behind = letter(ctx, sharding_key="a"), letter(ctx, sharding_key="a", reason="held_back")
     ledger.append(spark, cause, behind, accounts(ctx, dead=2))
-    for one, gone in ((cause, 0), (behind, 1)):
-        ids = one["letter_id"].to_pylist()
+    for resent, gone in ((cause, 0), (behind, 1)):
+        ids = resent["letter_id"].to_pylist()
         ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, ctx))
         assert release(spark, place) == gone
 
@@ -126,20 +126,20 @@ def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(spark: Any, tmp_
     newer = context(epoch=2, run_id="run-2", task_attempt_id=1)
     keys = PendingKeys(place)
     keys.note(newer, {"t": {"a"}})
-    # Its dead letters are not in the table, so the key seems to have none.
+    # The table lacks the new attempt's dead letters, so the key seems to have none.
     assert release(spark, place) == 0
     assert keys.held_for(context(epoch=9)) == {"t": {"a"}}
 
 
 def test_keys_of_a_file_that_is_not_folded_yet_are_held(spark: Any, tmp_path: Path) -> None:
-    """A fold leaves one that it cannot read now, and takes those of later epochs."""
+    """Hold keys of a file that a fold cannot read now, even after files of later epochs."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, ctx, later = PendingKeys(place), context(epoch=2), context(epoch=4)
     ledger.create(spark)
     keys.note(ctx, {"t": {"a"}})
-    left = SpoolWriter(place, ctx)
-    left.append(letter(ctx, sharding_key="a"), accounts(ctx, dead=1))
-    left.seal()
+    writer = SpoolWriter(place, ctx)
+    writer.append(letter(ctx, sharding_key="a"), accounts(ctx, dead=1))
+    writer.seal()
     ledger.append(spark, accounts(context(epoch=3), acked=1))
     assert release(spark, place) == 0
     assert keys.held_for(later) == {"t": {"a"}}
@@ -148,7 +148,7 @@ def test_keys_of_a_file_that_is_not_folded_yet_are_held(spark: Any, tmp_path: Pa
 
 
 def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path: Path) -> None:
-    """Each other attempt of any query cost the driver 1.4 KB, at each fold."""
+    """Read only attempts that hold keys: others would cost the driver 1.4 KB each per fold."""
     ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     names = ("plain", "of a/team: \u00e9\U0001f600 'x'", "n" * 90, "n" * 90 + "o")
     others = [
@@ -163,5 +163,5 @@ def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path:
     assert len(notes) == len(attempts._counts) == len(names)
     assert all(attempts.knows(note) and not attempts.overruled(note) for note in notes)
     assert attempts._last == {path_part(query): 5 for query in names}
-    # No dead letter of theirs is pending.
+    # The queries have no pending dead letters.
     assert release(spark, place) == len(names)

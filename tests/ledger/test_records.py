@@ -1,4 +1,4 @@
-"""Row builders: what goes in is in the row, and nothing else."""
+"""Row builders: a row has all given values, and nothing else."""
 
 from __future__ import annotations
 

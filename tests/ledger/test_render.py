@@ -1,4 +1,4 @@
-"""A report's tables: every figure is seen, and hostile text stays text."""
+"""A report's tables show every figure, and hostile text stays text."""
 
 from __future__ import annotations
 

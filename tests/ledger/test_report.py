@@ -1,4 +1,4 @@
-"""A report's figures against a ledger whose every row is known."""
+"""A report's figures of a ledger with known rows."""
 
 from __future__ import annotations
 
@@ -33,48 +33,51 @@ START_MS = 1_700_000_000_000
 
 @pytest.fixture(scope="module")
 def ledger(spark, tmp_path_factory) -> Ledger:
-    made = Ledger(tmp_path_factory.mktemp("report"))
-    one = context()
-    two = dataclasses.replace(one, partition=1, task_attempt_id=11, worker="host:2")
-    lost = dataclasses.replace(one, partition=2, task_attempt_id=13)
+    new_ledger = Ledger(tmp_path_factory.mktemp("report"))
+    first = context()
+    second = dataclasses.replace(first, partition=1, task_attempt_id=11, worker="host:2")
+    lost = dataclasses.replace(first, partition=2, task_attempt_id=13)
     other = context(query_id="o'th\\er {1}", task_attempt_id=12)
-    # 102 with the retried one: percentiles fall between two values, where definitions differ.
+    # With the retried attempt there are 102, so percentiles fall between two values, where
+    # definitions differ.
     good = [attempt(rtt_ms=float(i), started_ms=START_MS) for i in (42, *range(1, 101))]
     bad = attempt(
         broker_name="broker-b", outcome=Outcome.UNKNOWN, response_code=None, rtt_ms=3000.0,
         error_code="REQUEST_TIMEOUT", remark="no answer", started_ms=START_MS,
     )  # fmt: skip
     retried = attempt(attempt=2, rtt_ms=5.0, started_ms=START_MS + 60_000)
-    refused = letter(one, reason="data", last_error_code="NULL_BODY", last_error="null")
+    refused = letter(first, reason="data", last_error_code="NULL_BODY", last_error="null")
     isolation = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
     settled = {"letter_id": refused.column("letter_id"), "resolution": "dropped"}
     kept = {"keys": pa.array([["a", "b"]]), "properties": pa.array([[("x", "1")]], PROPERTIES)}
-    made.append(
+    new_ledger.append(
         spark,
-        send_rows([*good, bad, retried], one),
+        send_rows([*good, bad, retried], first),
         in_flight_rows([7], lost, topic="t", message_count=[0], body_bytes=[0]),
-        refused, letter(two, last_error_code="CONNECT", last_error="refused", **kept),
-        *(isolation_rows(isolation, c, now_s=5.0, now_us=START_MS * 1000) for c in (one, two)),
-        accounts(one, acked=700, dead=1), accounts(two, acked=1, dead=1), confirmed(one, 703),
+        refused, letter(second, last_error_code="CONNECT", last_error="refused", **kept),
+        *(isolation_rows(isolation, c, now_s=5.0, now_us=START_MS * 1000)
+          for c in (first, second)),
+        accounts(first, acked=700, dead=1), accounts(second, acked=1, dead=1),
+        confirmed(first, 703),
         accounts(other, rows_in=9, acked=8),
         resolution_rows(settled, context(query_id="backfill")),
     )  # fmt: skip
-    return made
+    return new_ledger
 
 
 def both(spark, ledger, scope: Scope = Scope()) -> Report:  # noqa: B008 (frozen)
-    """Spark's report, after delta-rs and DuckDB have given the same."""
+    """Return Spark's report after comparing it with the report by delta-rs and DuckDB."""
     quick = open_quick(ledger.path)
     assert quick is not None, "the extra `fast` is part of the extra `test`"
-    found = ledger.report(
+    by_spark = ledger.report(
         spark, query=scope.query_id, since=scope.since, until=scope.until, charts=True
     )
-    assert figures(quick.query, quick.path, scope, series=True) == found
-    return found
+    assert figures(quick.query, quick.path, scope, series=True) == by_spark
+    return by_spark
 
 
 def quickly(ledger, scope: Scope) -> Report:
-    """The report of delta-rs and DuckDB alone."""
+    """Return the report by delta-rs and DuckDB alone."""
     quick = open_quick(ledger.path)
     assert quick is not None
     return figures(quick.query, quick.path, scope)
@@ -103,7 +106,7 @@ def test_brokers(report):
     assert a.p95_ms == pytest.approx(95.0, abs=1)
     assert a.p99_ms == pytest.approx(99.0, abs=1)
     assert b.outcomes == {"unknown": 1}
-    assert b.p99_ms is None  # no answer: the length of a wait is no latency
+    assert b.p99_ms is None  # A wait without an answer is no latency.
 
 
 def test_series_have_the_sums_of_the_figures(report):
@@ -122,8 +125,8 @@ def test_series_have_the_sums_of_the_figures(report):
         (a.p50_ms, a.p95_ms, a.p99_ms, a.p999_ms), abs=0.001
     )
     assert [(f[3], f[10]) for f in series.failures] == [("t", "REQUEST_TIMEOUT")]
-    given = {(reason): (n, settled) for _, reason, n, settled, _ in series.letters if n}
-    assert given["transport"] == (1, 0) and sum(row[3] for row in series.letters) == 1
+    by_reason = {(reason): (n, settled) for _, reason, n, settled, _ in series.letters if n}
+    assert by_reason["transport"] == (1, 0) and sum(row[3] for row in series.letters) == 1
 
 
 def test_isolations_noted_by_two_workers_are_one(report):
@@ -149,8 +152,8 @@ def test_a_broker_that_died_since_the_last_fold_is_named(spark, tmp_path):
 
 
 def test_dead_letters_and_errors(report):
-    found = {d.error_code: (d.reason, d.letters, d.pending) for d in report.dead_letters}
-    assert found == {"NULL_BODY": ("data", 1, 0), "CONNECT": ("transport", 1, 1)}
+    letters = {d.error_code: (d.reason, d.letters, d.pending) for d in report.dead_letters}
+    assert letters == {"NULL_BODY": ("data", 1, 0), "CONNECT": ("transport", 1, 1)}
     [error] = report.errors
     assert (error.error_code, error.attempts, error.messages) == ("REQUEST_TIMEOUT", 1, 7)
     assert error.first_at == dt.datetime.fromtimestamp(START_MS / 1000, dt.timezone.utc)
@@ -168,11 +171,14 @@ def test_scopes(spark, ledger):
 
 @pytest.fixture(scope="module")
 def mixed(spark, tmp_path_factory) -> tuple[Ledger, dt.datetime]:
-    """Degraded answers, one request that failed three times before it was stored, two queries whose
-    ids begin alike; and when the epoch's task ended."""
-    made = Ledger(tmp_path_factory.mktemp("mixed"))
-    one = context(query_id="5b2f1111-aaaa")
-    two = context(query_id="5b2f2222-bbbb", task_attempt_id=12)
+    """Return a ledger of mixed rows and the end of its epoch's task.
+
+    It has degraded answers, a request that failed three times before it was stored, and two queries
+    whose ids begin alike.
+    """
+    new_ledger = Ledger(tmp_path_factory.mktemp("mixed"))
+    first = context(query_id="5b2f1111-aaaa")
+    second = context(query_id="5b2f2222-bbbb", task_attempt_id=12)
     kept = attempt(outcome=Outcome.ACKED_DEGRADED, response_code=10)
     failed = [
         attempt(
@@ -182,12 +188,12 @@ def mixed(spark, tmp_path_factory) -> tuple[Ledger, dt.datetime]:
         for n in (1, 2, 3)
     ]  # fmt: skip
     stored = attempt(attempt=4, started_ms=START_MS)
-    ended = accounts(one, acked=7, degraded=7)
-    made.append(
-        spark, send_rows([kept, *failed, stored], one, requests=[1, 2, 2, 2, 2]), ended,
-        accounts(two, acked=1), confirmed(one, 14),
+    account = accounts(first, acked=7, degraded=7)
+    new_ledger.append(
+        spark, send_rows([kept, *failed, stored], first, requests=[1, 2, 2, 2, 2]), account,
+        accounts(second, acked=1), confirmed(first, 14),
     )  # fmt: skip
-    return made, ended.column("at")[0].as_py()
+    return new_ledger, account.column("at")[0].as_py()
 
 
 class TestMixed:
@@ -216,20 +222,25 @@ class TestMixed:
         assert epoch.confirmed and epoch.at == mixed[1]
 
     def test_the_beginning_of_an_id_will_do(self, spark, mixed):
-        whole = both(spark, mixed[0], Scope(query_id="5b2f1111"))
-        others = [quickly(mixed[0], Scope(query_id=given)) for given in ("5b2f1111-aaaa", "5b2f1")]
-        for found in (whole, *others):
-            assert found.scope.query_id == "5b2f1111-aaaa"
-            assert found.totals.rows_in == 14
+        by_prefix = both(spark, mixed[0], Scope(query_id="5b2f1111"))
+        others = [
+            quickly(mixed[0], Scope(query_id=query_id)) for query_id in ("5b2f1111-aaaa", "5b2f1")
+        ]
+        for scoped in (by_prefix, *others):
+            assert scoped.scope.query_id == "5b2f1111-aaaa"
+            assert scoped.totals.rows_in == 14
 
     def test_an_id_of_several_queries_or_none_is_an_error(self, spark, mixed):
         quick = open_quick(mixed[0].path)
         assert quick is not None
-        for given, said in (("5b2f", "2 queries .* 5b2f1111-aaaa, 5b2f2222"), ("x'y", "no rows")):
-            with pytest.raises(LedgerError, match=said):
-                mixed[0].report(spark, query=given)
-            with pytest.raises(LedgerError, match=said):
-                figures(quick.query, quick.path, Scope(query_id=given))
+        for query_id, message in (
+            ("5b2f", "2 queries .* 5b2f1111-aaaa, 5b2f2222"),
+            ("x'y", "no rows"),
+        ):
+            with pytest.raises(LedgerError, match=message):
+                mixed[0].report(spark, query=query_id)
+            with pytest.raises(LedgerError, match=message):
+                figures(quick.query, quick.path, Scope(query_id=query_id))
 
 
 def test_no_ledger(spark, tmp_path):
@@ -238,7 +249,7 @@ def test_no_ledger(spark, tmp_path):
 
 
 class TestWithoutSpark:
-    """delta-rs and DuckDB read the same table and say the same; the figures, see `both`."""
+    """delta-rs and DuckDB read the same rows from the same table; `both` compares the figures."""
 
     @pytest.mark.parametrize(
         "view",
@@ -247,18 +258,18 @@ class TestWithoutSpark:
     def test_views(self, spark, ledger, view):
         quick = open_quick(ledger.path)
         assert quick is not None
-        found, expected = (
+        rows, expected = (
             sorted(map(repr, rows_of(table)))
             for table in (
                 quick.query(newest(view, 1000)),
                 queried(ledger.rows(spark), newest(view, 1000)).toArrow(),
             )
         )
-        assert found == expected
-        assert len(found) > 0
+        assert rows == expected
+        assert len(rows) > 0
 
     def test_nothing_is_printed_and_memory_is_bounded(self, ledger):
-        """By default DuckDB shows its progress on standard output, and takes most of the memory."""
+        """Change DuckDB's defaults: progress on standard output, and most of the memory."""
         quick = open_quick(ledger.path)
         assert quick is not None
         names = ("enable_progress_bar", "memory_limit", "temp_directory")
@@ -274,8 +285,8 @@ class TestWithoutSpark:
         spool.seal()
         quick = open_quick(ledger.path)
         assert quick is not None and quick.unfolded_epochs == 1
-        found = figures(quick.query, quick.path, Scope(), unfolded_epochs=quick.unfolded_epochs)
-        assert found.as_dict()["unfolded_epochs"] == 1
+        report = figures(quick.query, quick.path, Scope(), unfolded_epochs=quick.unfolded_epochs)
+        assert report.as_dict()["unfolded_epochs"] == 1
 
     def test_only_a_ledger_of_this_version_is_read(self, spark, ledger, tmp_path):
         assert open_quick(tmp_path) is None

@@ -71,7 +71,7 @@ class Page:
             time.sleep(0.05)
 
     def choose(self, name: str, value: str) -> None:
-        """Choose a value as a user does, and wait until the charts are drawn again."""
+        """Choose a value like a user, and wait until the charts are drawn again."""
         drawn = self.run("return Number(document.documentElement.dataset.drawn)")
         self.run(
             "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
@@ -80,7 +80,7 @@ class Page:
         self.wait(f"return Number(document.documentElement.dataset.drawn) > {drawn}")
 
     def table(self, where: str) -> list[dict[str, str]]:
-        """A table's rows, by the names of the columns."""
+        """Return a table's rows by the names of the columns."""
         names, rows = self.run(
             "const t = document.querySelector(arguments[0] + ' table');"
             "const text = (row) => [...row.cells].map((c) => c.textContent);"
@@ -89,10 +89,10 @@ class Page:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def complaints(self) -> list[str]:
-        return [one["message"] for one in self.driver.get_log("browser")]
+        return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requested(self) -> set[str]:
-        """Schemes of all that the page asked for."""
+        """Return the schemes of all addresses that the page requested."""
         events = (json.loads(one["message"])["message"] for one in
                   self.driver.get_log("performance"))  # fmt: skip
         return {
@@ -111,17 +111,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    found = {name: shutil.which(name) for name in TOOLS}
-    if not all(found.values()):
+    paths = {name: shutil.which(name) for name in TOOLS}
+    if not all(paths.values()):
         pytest.fail("these tests need a browser: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
-    options.binary_location = str(found["chromium"])
+    options.binary_location = str(paths["chromium"])
     for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     # Selenium's own manager would look for drivers on the network.
     with mock.patch.dict(os.environ, SE_OFFLINE="true", SE_AVOID_STATS="true"):
-        driver = webdriver.Chrome(options=options, service=Service(found["chromedriver"]))
+        driver = webdriver.Chrome(options=options, service=Service(paths["chromedriver"]))
         driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Shanghai"})
         yield Page(driver)
         driver.quit()
@@ -155,7 +155,7 @@ def test_one_look_names_the_killed_broker(shown: Page, made: tuple[Report, Path]
     assert set(drawn) == CHARTS
     assert shown.complaints() == []
     assert shown.requested() <= {"file", "data"}
-    # The rows of the heat map: broker-b's end in the middle, where its isolations are.
+    # In the heat map broker-b's rows end in the middle, at its isolations.
     heat = shown.table("#heat-data")
     last = max(row["from"] for row in heat if row["broker"] == "broker-b")
     assert last < "2026-03-01 22:15:00" < max(row["from"] for row in heat)
@@ -210,33 +210,33 @@ def test_the_broker_is_named_when_it_went_before_the_reports_time(
 
 
 def test_what_if_is_what_tune_says(shown: Page, made: tuple[Report, Path]) -> None:
-    said = run_command("tune", made[0].ledger, "--json").json()
+    advice = run_command("tune", made[0].ledger, "--json").json()
     latency, suspicion = shown.run(
         "return [...document.querySelectorAll('#what-if table')].map((t) => "
         "[...t.tBodies[0].rows].map((row) => [...row.cells].map((c) => c.textContent)))"
     )
     assert latency == [
-        [one["name"] + (" suggested" if one["suggested"] else ""), cell(one["isolations"]),
-         cell(round(one["isolated_s"], 1)), cell(one["moved"]),
-         *(cell(round(one[name], 2)) for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms"))]
-        for one in said["candidates"]
+        [c["name"] + (" suggested" if c["suggested"] else ""), cell(c["isolations"]),
+         cell(round(c["isolated_s"], 1)), cell(c["moved"]),
+         *(cell(round(c[name], 2)) for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms"))]
+        for c in advice["candidates"]
     ]  # fmt: skip
     assert suspicion == [
-        [cell(one["suspect_after_ms"]) + (" suggested" if one["suggested"] else ""),
-         cell(round(100 * one["late_share"], 3)), cell(one["troubles"]),
-         cell(round(one["sooner_s"], 1))]
-        for one in said["suspicion"]
+        [cell(candidate["suspect_after_ms"]) + (" suggested" if candidate["suggested"] else ""),
+         cell(round(100 * candidate["late_share"], 3)), cell(candidate["troubles"]),
+         cell(round(candidate["sooner_s"], 1))]
+        for candidate in advice["suspicion"]
     ]  # fmt: skip
     assert {row[0].split()[-1] for row in latency} >= {"suggested"}
     text = shown.run("return document.getElementById('what-if').textContent")
-    assert f"{said['attempts']:,} attempts from 2026-03-01 21:45:00" in text
+    assert f"{advice['attempts']:,} attempts from 2026-03-01 21:45:00" in text
     assert f"rocket-sink tune {made[0].ledger} says the same" in text
-    assert said["options"], "else this test is of less than it could be"
+    assert advice["options"], "else this test is of less than it could be"
     pasted = shown.run("return document.querySelector('#what-if pre').textContent")
-    assert dict(line.split("=", 1) for line in pasted.splitlines()) == said["options"]
-    for one in said["suggestions"]:
-        assert f"set {one['option']}={one['value']}: {one['reason']}" in text
-    # What can be scrolled or copied is reached by the Tab key.
+    assert dict(line.split("=", 1) for line in pasted.splitlines()) == advice["options"]
+    for suggestion in advice["suggestions"]:
+        assert f"set {suggestion['option']}={suggestion['value']}: {suggestion['reason']}" in text
+    # The Tab key reaches everything that can be scrolled or copied.
     reached = "return document.querySelectorAll('#what-if [tabindex=\"0\"]').length"
     assert shown.run(reached) == 3
 
@@ -246,10 +246,10 @@ def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
     few = store(tmp_path / "ledger", [send_rows([attempt()] * (FEWEST - 1), context())])
     file.write_text(to_html(report_of(few)), encoding="utf-8")
     browser.open(file)
-    said = browser.run("return document.getElementById('what-if').textContent")
-    assert "Nothing to compare: 999 attempts" in said
+    text = browser.run("return document.getElementById('what-if').textContent")
+    assert "Nothing to compare: 999 attempts" in text
     assert browser.run("return document.querySelectorAll('#what-if table').length") == 0
-    # One more, and there is something: what it says of settings is harmless text in every path.
+    # A further attempt is enough for advice, which stays harmless text with any path.
     hostile = tmp_path / "<img src=x onerror=window.hacked=1>"
     enough = store(hostile, [send_rows([attempt()] * FEWEST, context())])
     file.write_text(to_html(report_of(enough)), encoding="utf-8")
@@ -264,7 +264,7 @@ def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
 def test_filters(shown: Page, made: tuple[Report, Path]) -> None:
     report, _ = made
     shown.choose("broker", "broker-a")
-    (broker,) = [one for one in report.brokers if one.broker == "broker-a"]
+    (broker,) = [candidate for candidate in report.brokers if candidate.broker == "broker-a"]
     assert sum(number(row["rows"]) for row in shown.table("#rows-data")) == broker.messages
     assert {row["broker"] for row in shown.table("#shares-data")} == {"broker-a"}
     both = sum(number(row["messages"]) for row in shown.table("#queues-data"))
@@ -283,7 +283,7 @@ def test_filters(shown: Page, made: tuple[Report, Path]) -> None:
 def test_a_click_leads_to_the_epochs_and_attempts(shown: Page) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
-    # The last place of broker-b: it is the 14:15 step's neighbour, so the one before the kill.
+    # The last place of broker-b is the step before 14:15, which is before the kill.
     places = shown.run(
         "return [...document.querySelectorAll('#heat svg .mark-rect path[aria-label]')]"
         ".filter((p) => p.getAttribute('aria-label').includes('broker: broker-c'))"
@@ -359,7 +359,7 @@ def test_phones_and_both_themes(shown: Page) -> None:
 
 
 def test_what_a_screen_reader_needs(shown: Page) -> None:
-    """Names of all controls and regions, headings without gaps, labels of marks."""
+    """Check names of all controls and regions, headings without gaps, and labels of marks."""
     nameless = shown.run(
         "return [...document.querySelectorAll('select, button, figure, [role=region]')]"
         ".filter((e) => !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && "
@@ -396,7 +396,7 @@ def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
     assert browser.run("return window.hacked") is None
     assert browser.run("return document.images.length") == 0
     assert HOSTILE in browser.run("return document.getElementById('behind').textContent")
-    # A shell that the command is pasted into runs nothing else, and SQL finds this query's rows.
+    # A shell runs nothing but the pasted command, and SQL finds this query's rows.
     command = browser.run("return document.querySelector('#behind code').textContent")
     words = subprocess.run(
         ["bash", "-c", f"rocket-sink() {{ printf '%s\\0' \"$@\"; }}; {command}"],
@@ -428,7 +428,7 @@ def test_without_the_charts_package_the_tables_are_there(
 def test_the_policy_forbids_requests(
     browser: Page, made: tuple[Report, Path], tmp_path: Path
 ) -> None:
-    """A planted image and a planted script's request do not leave the page."""
+    """Keep requests of a planted image and a planted script inside the page."""
     planted = made[1].read_text().replace(
         "</body>", '<img src="http://127.0.0.1:9/x.png"><script>fetch("http://127.0.0.1:9/y")'
         ".catch(() => {})</script></body>",
@@ -437,4 +437,6 @@ def test_the_policy_forbids_requests(
     file.write_text(planted, encoding="utf-8")
     browser.open(file)
     complaints = browser.complaints()
-    assert len([one for one in complaints if "Content Security Policy" in one]) >= 2, complaints
+    assert (
+        len([complaint for complaint in complaints if "Content Security Policy" in complaint]) >= 2
+    ), complaints

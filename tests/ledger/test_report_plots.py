@@ -17,18 +17,18 @@ def test_figures_of_a_report_are_charts_of_its_series(tmp_path: Path) -> None:
     quick = open_quick(night(tmp_path / "ledger"))
     assert quick is not None
     report = figures(quick.query, quick.path, Scope(), series=True)
-    made = {name: getattr(report, name)().to_dict() for name in dir(report) if "plot_" in name}
-    assert set(made) == {
+    charts = {name: getattr(report, name)().to_dict() for name in dir(report) if "plot_" in name}
+    assert set(charts) == {
         "plot_rows", "plot_latency", "plot_heat", "plot_failures", "plot_dead_letters",
     }  # fmt: skip
     assert report.series is not None
-    rows = made["plot_rows"]["data"]["values"]
+    rows = charts["plot_rows"]["data"]["values"]
     assert sum(row["messages"] for row in rows) == sum(row[5] for row in report.series.cells)
     assert min(row["at"] for row in rows) <= report.series.first_ms
-    spent = made["plot_heat"]["layer"][1]["data"]["values"]
+    spent = charts["plot_heat"]["layer"][1]["data"]["values"]
     assert {row["broker"] for row in spent} == {row[0] for row in report.series.isolations}
-    failed = made["plot_failures"]["data"]["values"]
-    assert sum(row["attempts"] for row in failed) == sum(one.attempts for one in report.errors)
+    failed = charts["plot_failures"]["data"]["values"]
+    assert sum(row["attempts"] for row in failed) == sum(error.attempts for error in report.errors)
 
 
 def test_figures_need_a_report_with_charts(tmp_path: Path) -> None:

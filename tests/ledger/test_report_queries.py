@@ -1,4 +1,4 @@
-"""A report's figures of ledgers that need no Spark; `test_report.py` compares the engines."""
+"""A report's figures without Spark; `test_report.py` compares the engines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report_of(path: str, scope: Scope = Scope(), **lists: Any) -> Report:  # noq
 
 
 def sends(*from_to_s: tuple[int, int]) -> pa.RecordBatch:
-    """A send a second to each of two brokers; the second one is away between these seconds."""
+    """Return a send a second to each of two brokers; broker-b is away in these spans."""
     attempts = []
     for second in range(600):
         is_away = any(begin <= second < end for begin, end in from_to_s)
@@ -52,8 +52,10 @@ def isolation(from_s: float, to_s: float) -> pa.RecordBatch:
 
 
 def test_two_outages_are_two(tmp_path: Path) -> None:
-    """The broker is there for minutes between them. A send that got through in the first seconds
-    of an outage does not end it."""
+    """Count two outages if the broker is there for minutes between them.
+
+    A send that succeeds in the first seconds of an outage does not end it.
+    """
     report = report_of(store(tmp_path, in_order([sends((60, 62), (63, 100), (480, 510))], 1 << 32)))
     lengths = [(a.back_at - a.since).total_seconds() for a in report.absences if a.back_at]
     assert lengths == [40.0, 30.0]
@@ -72,7 +74,7 @@ def test_penalties_that_overlap_are_one_isolation(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_died_since_the_last_fold_is_named(tmp_path: Path) -> None:
-    """The failures are in the spool alone, in the file of a task that still runs."""
+    """Read failures that are only in the spool, in the file of a task that still runs."""
     path = store(tmp_path, in_order([sends()], 1 << 32))
     late = at(sends((0, 600)), START + dt.timedelta(minutes=11))
     writer = SpoolWriter(path, context(epoch=7))
@@ -98,19 +100,19 @@ def test_letters_that_were_exported_twice_count_once(tmp_path: Path) -> None:
         dead_letter_rows(columns, context(query_id=f"export-{n}", partition=None))[0]
         for n in range(2)
     ]
-    found = report_of(store(tmp_path, in_order(exports, 1 << 32)))
-    assert [(d.letters, d.pending) for d in found.dead_letters] == [(2, 2)]
+    report = report_of(store(tmp_path, in_order(exports, 1 << 32)))
+    assert [(d.letters, d.pending) for d in report.dead_letters] == [(2, 2)]
 
 
 def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path: Path) -> None:
-    """Those of closed topics, of which another line tells, hid them when they were as many."""
-    one = context()
+    """Tell of letters without a key even if as many letters of closed topics have keys."""
+    ctx = context()
     of_keys = {"reason": "permission", "sharding_key": pa.array(["k"])}
-    rows = [letter(one, **of_keys), letter(one, reason="transport"), accounts(one, dead=2)]
-    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
-    assert [(w.rows, w.forbidden) for w in found.waiting] == [(1, 1)]
-    told = [finding.name for finding in found.verdict if finding.level == "problem"]
-    assert told == ["keys_wait", "letters_pending", "letters_forbidden"]
+    rows = [letter(ctx, **of_keys), letter(ctx, reason="transport"), accounts(ctx, dead=2)]
+    report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert [(w.rows, w.forbidden) for w in report.waiting] == [(1, 1)]
+    problems = [finding.name for finding in report.verdict if finding.level == "problem"]
+    assert problems == ["keys_wait", "letters_pending", "letters_forbidden"]
 
 
 @pytest.mark.parametrize(
@@ -126,11 +128,11 @@ def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path: Path) 
 def test_a_letter_is_settled_by_what_was_not_taken_back(
     tmp_path: Path, ways: tuple[str, ...], settled: int | None
 ) -> None:
-    one = context(partition=None)
-    rows = [at(letter(one, letter_id=pa.array(["l"])), START)]
+    ctx = context(partition=None)
+    rows = [at(letter(ctx, letter_id=pa.array(["l"])), START)]
     for hour, way in enumerate(ways, 1):
-        made = resolution_rows({"letter_id": ["l"], "resolution": way}, one)
-        rows.append(at(made, START + dt.timedelta(hours=hour)))
+        resolutions = resolution_rows({"letter_id": ["l"], "resolution": way}, ctx)
+        rows.append(at(resolutions, START + dt.timedelta(hours=hour)))
     series = report_of(store(tmp_path, in_order(rows, 1 << 32)), series=True).series
     assert series is not None
     times = [row[0] * series.step_ms / 1000 for row in series.letters if row[3]]
@@ -139,20 +141,23 @@ def test_a_letter_is_settled_by_what_was_not_taken_back(
 
 
 def test_sums_are_there_without_their_lists(tmp_path: Path) -> None:
-    one = context()
+    ctx = context()
     isolated = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
-    rows = [accounts(one, acked=7), isolation_rows(isolated, one, now_s=5.0, now_us=0)]
+    rows = [accounts(ctx, acked=7), isolation_rows(isolated, ctx, now_s=5.0, now_us=0)]
     path = store(tmp_path, in_order(rows, 1 << 32))
-    found = report_of(path, epochs=0, isolations=0)
-    assert (found.totals.epochs, found.totals.acked, found.epochs) == (1, 7, [])
-    assert (found.isolation_count, found.isolations) == (1, [])
-    assert [one.broker for one in found.isolated] == ["broker-b"]
+    report = report_of(path, epochs=0, isolations=0)
+    assert (report.totals.epochs, report.totals.acked, report.epochs) == (1, 7, [])
+    assert (report.isolation_count, report.isolations) == (1, [])
+    assert [isolated_broker.broker for isolated_broker in report.isolated] == ["broker-b"]
     both = report_of(path, epochs=1, isolations=1)
     assert (len(both.epochs), len(both.isolations)) == (1, 1)
 
 
 def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> None:
-    """The table is sent again as a whole; those of an older rocket-sink have no such account."""
+    """Skip such letters, because the whole table is sent again.
+
+    Letters of an older rocket-sink have no such account and count.
+    """
     failed, good = (
         context(query_id="table-1", epoch=n, partition=None, task_attempt_id=None, lane="table")
         for n in (1, 2)
@@ -164,36 +169,39 @@ def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> Non
     ]  # fmt: skip
     quick = open_quick(store(tmp_path, in_order(rows, 1 << 32)))
     assert quick is not None
-    found = quick.query("SELECT body FROM pending_letters").column("body").to_pylist()
-    assert sorted(found) == [b"good", b"old"]
+    bodies = quick.query("SELECT body FROM pending_letters").column("body").to_pylist()
+    assert sorted(bodies) == [b"good", b"old"]
 
 
 def test_a_table_send_that_failed_adds_up_and_is_told(tmp_path: Path) -> None:
-    """Its caller has the error, and no later epoch takes its place. Other lanes try again."""
+    """Count such a send as complete: its caller has the error, and no later epoch replaces it.
+
+    Other lanes try again.
+    """
     table = {"query_id": "table-1", "partition": None, "task_attempt_id": None, "lane": "table"}
     failed, good = (context(epoch=epoch, **table) for epoch in (1, 2))
     rows = [
         accounts(failed, complete=False, rows_in=9, acked=3, unknown=2), accounts(good, acked=9),
         confirmed(good, 9, rows_in=9), accounts(context(), complete=False, rows_in=9, acked=3),
     ]  # fmt: skip
-    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
-    assert {(e.query_id, e.epoch): e.adds_up for e in found.epochs} == {
+    report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert {(e.query_id, e.epoch): e.adds_up for e in report.epochs} == {
         ("table-1", 1): True, ("table-1", 2): True, ("query", 0): False
     }  # fmt: skip
-    totals = found.totals
+    totals = report.totals
     assert (totals.not_adding_up, totals.unconfirmed, totals.failed_sends) == (1, 1, 1)
-    assert "sends_failed" in [finding.name for finding in found.verdict]
+    assert "sends_failed" in [finding.name for finding in report.verdict]
 
 
 def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path: Path) -> None:
-    """The commit of its rows is its end."""
+    """An epoch of foreachBatch ends with the commit of its rows."""
     rows = [
         accounts(context(query_id=lane, lane=lane), acked=1)
         for lane in ("foreach_batch", "foreach")
     ]
-    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
-    assert (found.totals.epochs, found.totals.unconfirmed) == (2, 1)
-    confirmed = {epoch.query_id: epoch.confirmed for epoch in found.epochs}
+    report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert (report.totals.epochs, report.totals.unconfirmed) == (2, 1)
+    confirmed = {epoch.query_id: epoch.confirmed for epoch in report.epochs}
     assert confirmed == {"foreach_batch": True, "foreach": False}
 
 
@@ -206,8 +214,8 @@ OLD, NEW = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b", "6b2f11aa-0c4d-4f5e-9a6b-7c8d
         (NEW, "t", 0, 10, [(NEW, OLD, "t")]),
         ("an-app-id", "t", 0, 10, []),
         (NEW, "other", 0, 10, []),
-        (NEW, "t", 1, 10, []),  # the ledger has its beginning no more, or is another one's
-        (NEW, "t", 0, 3, []),  # it began while the other query still sent
+        (NEW, "t", 1, 10, []),  # The query's beginning is in no ledger, or in another.
+        (NEW, "t", 0, 3, []),  # The query began while the other still sent.
         (OLD, "t", 1, 10, []),
     ],
 )
@@ -222,8 +230,8 @@ def test_a_query_whose_checkpoint_may_have_been_deleted_is_told(
 
     rows = epoch_rows(OLD, "t", 0, 0) + epoch_rows(OLD, "t", 5, 5)
     rows += epoch_rows(query, topic, epoch, minute)
-    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
-    assert [(s.query_id, s.earlier, s.topic) for s in found.successors] == successors
-    assert [f.name for f in found.verdict if f.level != "note"] == (
+    report = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert [(s.query_id, s.earlier, s.topic) for s in report.successors] == successors
+    assert [f.name for f in report.verdict if f.level != "note"] == (
         ["query_began_again"] if successors else ["all_is_well"]
     )

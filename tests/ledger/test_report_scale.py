@@ -1,4 +1,4 @@
-"""A report of very many rows: sums are made where the data is, so memory and page stay bounded."""
+"""A report of very many rows: DuckDB makes the sums, so memory and page stay bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .night import store
 from .values import accounts, confirmed, context, letter, sends
 
 MEMORY: int = 3 << 30
-"""Peak of the whole process: DuckDB's 1 GB, Arrow's batches on their way, the chart library."""
+"""The limit of the process's peak: DuckDB's 1 GB, Arrow's batches, and the chart library."""
 PAGE = 2_000_000
 REPORT = """
 import resource, sys
@@ -41,17 +41,17 @@ def test_memory_and_page_stay_bounded(tmp_path: Path, rows: int, per_file: int) 
         [sys.executable, "-c", REPORT, "report", "--ledger", ledger, "--json", "--html", str(page)],
         cwd=tmp_path, capture_output=True, text=True, timeout=3600, check=True,
     )  # fmt: skip
-    found = json.loads(done.stdout)
-    assert sum(broker["requests"] for broker in found["brokers"]) == rows // 2
-    assert "in_flight" not in {name for b in found["brokers"] for name in b["outcomes"]}
-    assert found["verdict"][0]["level"] == "well"
+    report = json.loads(done.stdout)
+    assert sum(broker["requests"] for broker in report["brokers"]) == rows // 2
+    assert "in_flight" not in {name for b in report["brokers"] for name in b["outcomes"]}
+    assert report["verdict"][0]["level"] == "well"
     assert int(done.stderr.split()[-1]) * 1024 < MEMORY
     assert page.stat().st_size < PAGE
     assert {path.name for path in tmp_path.iterdir()} == {"ledger", "page.html"}
 
 
 def folds(folder: Path, count: int) -> str:
-    """A ledger of so many folds, each with files of its own."""
+    """Make a ledger with this number of folds, each with files of its own."""
     path = store(folder, in_order([confirmed(context(epoch=0), 0)], 1 << 32))
     for epoch in range(1, count):
         ctx = context(epoch=epoch, task_attempt_id=epoch)
@@ -63,7 +63,7 @@ def folds(folder: Path, count: int) -> str:
 
 
 def test_the_files_of_many_folds_are_opened_once(tmp_path: Path) -> None:
-    """Each query opened all files to find their columns: 3,000 folds took 230 s and 10 GB."""
+    """Open each file once: if each query opened all, 3,000 folds would take 230 s and 10 GB."""
     count = 40
     path = folds(tmp_path, count)
     quick = open_quick(path)

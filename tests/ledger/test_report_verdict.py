@@ -1,4 +1,4 @@
-"""The verdict: each rule says its sentence and its next command, and only where it holds."""
+"""The verdict: each rule that holds prints its sentence and its next command."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BACKFILL = "`rocket-sink backfill --ledger /data/ledger -n HOST:9876`"
 
 
 def broker(name: str, p99: float = 12.0, **changes: Any) -> BrokerFigures:
-    made = BrokerFigures(
+    figures = BrokerFigures(
         name, 100, 1000, 10_000, 0, {"acked": 100}, 1.0, 5.0, p99, 2 * p99, 0.5, LATER, LATER
     )
-    return replace(made, **changes)
+    return replace(figures, **changes)
 
 
 HEALTHY = Facts(
@@ -139,22 +139,26 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "changes", "sentence"), CASES, ids=[case[0] for case in CASES])
 def test_a_rule_says_its_sentence(name: str, changes: dict[str, Any], sentence: str) -> None:
-    found = verdict(replace(HEALTHY, **changes))
-    assert [str(one) for one in found if one.name == name] == [sentence]
+    findings = verdict(replace(HEALTHY, **changes))
+    assert [str(finding) for finding in findings if finding.name == name] == [sentence]
     (level,) = [rule.level for rule in RULES if rule.name == name]
-    wells = [one for one in found if one.level == "well"]
+    wells = [finding for finding in findings if finding.level == "well"]
     assert bool(wells) == (level == "note"), "all is well, unless it is a problem or a warning"
-    others = [one.name for one in found if one.name != name and one.level != "well"]
+    others = [
+        finding.name for finding in findings if finding.name != name and finding.level != "well"
+    ]
     assert others == []
 
 
 @pytest.mark.parametrize("name", [rule.name for rule in RULES])
 def test_without_the_rule_nothing_else_says_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule has a case, and the case would fail if the rule were gone (a planted defect)."""
+    """Prove by a planted defect that each rule has a case: it fails without the rule."""
     changes = [more for rule, more, _ in CASES if rule == name]
     assert changes, "each rule needs a case"
     monkeypatch.setattr(module, "RULES", tuple(rule for rule in RULES if rule.name != name))
-    assert [one for one in verdict(replace(HEALTHY, **changes[0])) if one.name == name] == []
+    assert [
+        finding for finding in verdict(replace(HEALTHY, **changes[0])) if finding.name == name
+    ] == []
 
 
 def test_a_command_has_the_name_servers_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,19 +194,19 @@ def test_the_gravest_comes_first() -> None:
         HEALTHY, absences=[GONE], waiting=[WAITS], unfolded_epochs=1,
         **totals(duplicates_possible=1, not_adding_up=1),
     )  # fmt: skip
-    names = [one.name for one in verdict(worst)]
+    names = [finding.name for finding in verdict(worst)]
     assert names == [
         "broker_left_route", "epochs_do_not_add_up", "not_folded", "duplicates_announced"
     ]  # fmt: skip
 
 
 def test_letters_that_the_line_of_a_broker_tells_of_are_not_told_twice() -> None:
-    told = replace(HEALTHY, absences=[GONE], waiting=[WAITS], **letters("transport", pending=300))
-    assert [one.name for one in verdict(told)] == ["broker_left_route"]
-    more = replace(told, **letters("transport", pending=301))
-    assert [one.name for one in verdict(more)] == ["broker_left_route", "letters_pending"]
-    closed = replace(told, waiting=[replace(WAITS, forbidden=1)])
-    assert [one.name for one in verdict(closed)] == ["broker_left_route", "letters_pending"]
+    facts = replace(HEALTHY, absences=[GONE], waiting=[WAITS], **letters("transport", pending=300))
+    assert [finding.name for finding in verdict(facts)] == ["broker_left_route"]
+    more = replace(facts, **letters("transport", pending=301))
+    assert [finding.name for finding in verdict(more)] == ["broker_left_route", "letters_pending"]
+    closed = replace(facts, waiting=[replace(WAITS, forbidden=1)])
+    assert [finding.name for finding in verdict(closed)] == ["broker_left_route", "letters_pending"]
 
 
 def test_names_of_the_network_stay_in_their_line() -> None:
@@ -211,7 +215,7 @@ def test_names_of_the_network_stay_in_their_line() -> None:
         HEALTHY, ledger="/data/my ledger", absences=[replace(GONE, broker=hostile)],
         waiting=[replace(WAITS, broker=hostile)],
     )  # fmt: skip
-    (found,) = verdict(facts)
-    assert found.text.isprintable() and len(found.text) < 300
-    assert "{ledger}" in found.text
-    assert "--ledger '/data/my ledger'" in found.next
+    (finding,) = verdict(facts)
+    assert finding.text.isprintable() and len(finding.text) < 300
+    assert "{ledger}" in finding.text
+    assert "--ledger '/data/my ledger'" in finding.next

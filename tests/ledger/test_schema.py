@@ -1,4 +1,4 @@
-"""The one definition: Arrow schema, DDL, and the names that others rely on."""
+"""The ledger's definition: Arrow schema, DDL, and the names that others rely on."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_every_kind_says_who_wrote_its_rows():
 
 
 def test_a_dead_letter_has_the_columns_of_the_row_contract():
-    """What a row may hold must fit into its letter; these differ on purpose."""
+    """A letter has all columns of a row except these, which differ on purpose."""
     differ = {
-        "body_is_text", "order_by",  # a letter's body is bytes; `ordinal` is its order
-        "delivery_timestamp_ms", "event_time_ms",  # under the contract's own names
+        "body_is_text", "order_by",  # A letter's body is bytes, and `ordinal` is its order.
+        "delivery_timestamp_ms", "event_time_ms",  # Letters have these under other names.
     }  # fmt: skip
     of_rows = {f.name for f in dataclasses.fields(RowBatch)} - differ
     letters = set(columns_of("dead_letter"))
@@ -56,7 +56,7 @@ def test_a_dead_letter_has_the_columns_of_the_row_contract():
 
 
 def test_numbers_of_rows_that_a_broker_would_refuse_still_fit():
-    """A refused row's level, flag or queue may be any number: the row contract has int64."""
+    """Keep any number of a refused row's level, flag or queue: the row contract has int64."""
     for name in ("delay_level", "flag", "queue_id", "delay_ms", "delivery_timestamp"):
         assert LEDGER_SCHEMA.field(name).type == pa.int64()
 

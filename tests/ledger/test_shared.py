@@ -1,4 +1,4 @@
-"""Tasks prove that they have the driver's ledger and can write to it."""
+"""The proof of tasks that they see the driver's ledger and can write to it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) ->
     for _ in range(2):
         with pytest.raises(LedgerError, match=r"_tokens/\w+.* is not here.*mount storage"):
             token.check()
-    ledger_token(place, spools=True)  # the other host's own
+    ledger_token(place, spools=True)  # The other host has a token of its own.
     with pytest.raises(LedgerError, match="not the one that the driver sees"):
         token.check()
 
@@ -85,7 +85,7 @@ def test_a_file_that_comes_into_view_late_is_waited_for(
 
 
 def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
-    """Root writes everywhere: a file stands in the way."""
+    """A file stands in the way of the spool, because root may write everywhere."""
     token = ledger_token(resolve_path(tmp_path), spools=True)
     (tmp_path / "_spool").write_text("in the way")
     with pytest.raises(LedgerError, match=r"as user \d+.*No row of it was sent; let the users"):
@@ -124,7 +124,7 @@ def test_from_a_connect_client_the_table_is_looked_for(tmp_path: Path) -> None:
 def test_where_nothing_can_be_appended_the_look_is_one_per_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder under another name stands in for an object store."""
+    """Check an object store; a folder under another name stands in for it."""
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     looked = []
     monkeypatch.setattr(shared, "resolve_path", lambda uri: looked.append(uri) or place)
@@ -141,7 +141,7 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(
 def test_spark_commits_on_a_store_that_executors_do_not_reach(
     reached: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tasks could not write their data files, after they have sent."""
+    """Refuse before tasks send rows whose data files they could not write."""
 
     def prove(*given: Any) -> None:
         if not reached:
@@ -162,7 +162,7 @@ def test_spark_commits_on_a_store_that_executors_do_not_reach(
     assert shared.open_for_commits(session, place) is (table if reached else None)
     assert (shared.executors_token(session, place) is not None) == reached
     assert ("Spark's Delta commits to the ledger s3a://b/k" in caplog.text) != reached
-    # The store may have been away: after a while executors are asked again.
+    # The store may have been away, so the driver asks executors again after a while.
     reached = True
     monkeypatch.setattr(shared, "_not_before_s", {})
     assert shared.open_for_commits(session, place) is table
@@ -206,11 +206,11 @@ def test_a_stopped_session_is_refused() -> None:
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """An S3 store that knows the bucket, and refuses every key."""
+    """An S3 store that has the bucket, and refuses every access key."""
 
     def do_HEAD(self) -> None:
-        found = self.path.strip("/") == "bucket"
-        self.send_response(200 if found else 403)
+        is_bucket = self.path.strip("/") == "bucket"
+        self.send_response(200 if is_bucket else 403)
         self.send_header("x-amz-bucket-region", "eu-north-1")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -239,7 +239,7 @@ def store() -> Iterator[str]:
 
 @pytest.mark.parametrize("side", ["driver", "task"])
 def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, side: str) -> None:
-    """In a process of its own: the S3 client reads its environment once."""
+    """Run in a process of its own, because the S3 client reads its environment once."""
     looks = {
         "driver": "ledger_token(resolve_path('s3://bucket/ledger'), spools=True)",
         "task": "LedgerToken('s3://bucket/ledger', 'x', spools=True).check()",
@@ -255,11 +255,13 @@ def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, 
         [sys.executable, "-c", code], env={**os.environ, **keys}, capture_output=True, text=True,
         timeout=300,
     )  # fmt: skip
-    said = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and said.startswith("rocket_sink.errors.LedgerError"), done.stderr
-    assert {"driver": "no such key", "task": "ACCESS_DENIED"}[side] in said
+    error_line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and error_line.startswith("rocket_sink.errors.LedgerError"), (
+        done.stderr
+    )
+    assert {"driver": "no such key", "task": "ACCESS_DENIED"}[side] in error_line
     for word in ("AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "spark.executorEnv"):
-        assert word in said
+        assert word in error_line
 
 
 def test_what_a_task_says_is_in_the_first_line() -> None:

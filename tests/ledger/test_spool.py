@@ -1,4 +1,4 @@
-"""Spool files: torn anywhere, every whole batch is read and nothing else; names tell owners."""
+"""Spool files: readers of a torn file read exactly its complete batches; names tell owners."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rows_go_through_a_sealed_file(tmp_path):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 3), accounts(context(), acked=3))
     [open_file] = files(tmp_path, ".open")
-    assert taken(tmp_path) == []  # its owner lives
+    assert taken(tmp_path) == []  # The owner lives.
     sealed = writer.seal()
     assert not open_file.exists()
     assert taken(tmp_path) == [sealed]
@@ -75,7 +75,7 @@ def test_after_a_seal_the_next_rows_make_another_file(tmp_path):
 
 
 def test_a_folder_that_another_task_makes_meanwhile_fails_none(tmp_path):
-    """Arrow lists it in vain, looks, and finds it there."""
+    """Arrow does not list the folder, but finds it when it looks again."""
 
     class Meanwhile:
         def get_file_info(self, selector):
@@ -109,13 +109,13 @@ def test_cut_at_every_byte_all_whole_batches_are_read(tmp_path):
     steps = sorted({*range(0, len(data), 7), *(e + d for e in ends for d in (-1, 0, 1)), len(data)})
     for size in steps:
         cut.write_bytes(data[:size])
-        whole = sum(end <= size for end in ends)
-        assert offsets(str(cut)) == [i for n in range(whole) for i in range(n + 1)], size
+        complete = sum(end <= size for end in ends)
+        assert offsets(str(cut)) == [i for n in range(complete) for i in range(n + 1)], size
         assert is_whole(str(cut), LOCAL) == (size == len(data))
 
 
 def test_blocks_that_were_never_written_are_not_rows(tmp_path):
-    """After a power cut a file may have its length and zeros in it."""
+    """Reject blocks of zeros: a file may have its full length after a power cut."""
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 2))
     [path] = files(tmp_path, ".open")
@@ -124,8 +124,8 @@ def test_blocks_that_were_never_written_are_not_rows(tmp_path):
     data = path.read_bytes()
     for start in (first, first + 8, first + 200, len(data) - 3000):
         path.write_bytes(data[:start] + b"\0" * (len(data) - start))
-        found = [k for b in read_batches(str(path), LOCAL) for k in b.column("kind").to_pylist()]
-        assert found in (["send"] * 2, ["send"] * 4), start
+        kinds = [k for b in read_batches(str(path), LOCAL) for k in b.column("kind").to_pylist()]
+        assert kinds in (["send"] * 2, ["send"] * 4), start
     body = data.rindex(b"sendsend")
     path.write_bytes(data[:body] + b"\0" * (len(data) - body))
     assert offsets(str(path)) == [0, 1]
@@ -180,11 +180,11 @@ def test_owners(monkeypatch):
     me = this_process()
     assert Owner.parse(str(me)) == me
     assert me.is_alive() is True
-    assert replace(me, start=me.start - 6_000).is_alive() is False  # the pid used again
+    assert replace(me, start=me.start - 6_000).is_alive() is False  # A new process uses the pid.
     assert replace(me, pid=2**22 + 12345).is_alive() is False
     assert replace(me, boot="elsewhere").is_alive() is None
     assert replace(me, pid_namespace="1").is_alive() is None
-    assert replace(me, host="renamed").is_alive() is True  # the boot id names the machine
+    assert replace(me, host="renamed").is_alive() is True  # The boot id names the machine.
     for text in ("", "a~b", "a~b~c", "~~", "~~~~", "h~b~n~1~x"):
         assert Owner.parse(text) is None
 
@@ -204,16 +204,16 @@ def test_another_hosts_file_is_taken_when_nobody_wrote_for_long(tmp_path):
     ("sealed", "owner", "is_taken"),
     [
         ("0-2-2-abc", "elsewhere~12~34", True),
-        ("driver--2-abc", "elsewhere~12~34", True),  # the epoch is done
-        ("1-2-2-abc", "elsewhere~12~34", False),  # another partition
-        ("0-0-0-abc", "elsewhere~12~34", False),  # an earlier attempt
-        ("0-2-2-abc", "", False),  # a second copy of the task, which lives
+        ("driver--2-abc", "elsewhere~12~34", True),  # The epoch is done.
+        ("1-2-2-abc", "elsewhere~12~34", False),  # This is another partition.
+        ("0-0-0-abc", "elsewhere~12~34", False),  # This is an earlier attempt.
+        ("0-2-2-abc", "", False),  # A second copy of the task lives.
     ],
 )
 def test_another_hosts_file_is_taken_when_its_attempt_does_not_count(
     tmp_path, sealed, owner, is_taken
 ):
-    """Before that hour, so that the epoch's accounts say which rows may be doubled."""
+    """Take such files before the hour is over: the epoch's accounts need their doubled rows."""
     folder = tmp_path / "_spool" / "q-x" / "0"
     folder.mkdir(parents=True)
     path, again = (
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 
 def test_what_a_failed_write_leaves_is_for_the_next_fold(tmp_path, monkeypatch):
-    """Its process may live on for days."""
+    """Leave the remains of a failed write to the next fold: the process may live for days."""
 
     def fsync(handle):
         raise OSError(errno.EIO, "Input/output error")
@@ -304,17 +304,17 @@ def test_places(tmp_path, monkeypatch):
 
 
 def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
-    """The file's bytes before its new name, and the name before `seal` returns."""
-    seen = []
+    """Sync the file's bytes before its new name, and the name before `seal` returns."""
+    calls = []
     real_fsync, real_rename = os.fsync, os.rename
 
     def fsync(handle):
         real_fsync(handle)
-        seen.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+        calls.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
 
     def rename(name, target, **folders):
         path = Path(os.readlink(f"/proc/self/fd/{folders['src_dir_fd']}"), name)
-        seen.append(("rename", str(path), path.stat().st_size))
+        calls.append(("rename", str(path), path.stat().st_size))
         return real_rename(name, target, **folders)
 
     writer = SpoolWriter(str(tmp_path), context())
@@ -323,26 +323,26 @@ def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     sealed = Path(writer.seal())
-    assert seen == [
+    assert calls == [
         ("fsync", open_file),
-        ("rename", open_file, sealed.stat().st_size),  # nothing was left in a buffer
+        ("rename", open_file, sealed.stat().st_size),  # The buffer is empty.
         ("fsync", str(sealed.parent)),
     ]
 
 
 def test_a_small_file_is_durable_before_it_is_seen(tmp_path, monkeypatch):
-    seen = []
+    calls = []
     real_fsync = os.fsync
 
     def fsync(handle):
         real_fsync(handle)
         name = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        seen.append((name.suffix, sorted(p.suffix for p in tmp_path.iterdir())))
+        calls.append((name.suffix, sorted(p.suffix for p in tmp_path.iterdir())))
 
     monkeypatch.setattr(os, "fsync", fsync)
     files = resolve_path(tmp_path).filesystem()
     assert write_bytes(files, f"{tmp_path}/a.json", b"{}", is_local=True)
-    assert seen == [(".part", [".part"]), ("", [".json"])]
+    assert calls == [(".part", [".part"]), ("", [".json"])]
 
 
 def test_a_fold_that_is_faster_than_the_end_of_a_seal_fails_no_task(tmp_path, monkeypatch):
@@ -419,7 +419,7 @@ def test_a_deleted_file_is_not_blamed_on_a_fold_alone(tmp_path):
 
 
 def test_what_a_link_shows_is_no_spool_file(tmp_path):
-    """A fold deletes what it has taken: a link into another folder must not aim it there."""
+    """Ignore links: a fold deletes the files that it has taken, also in a linked folder."""
     writer = SpoolWriter(str(tmp_path / "other"), context())
     writer.append(sends(context(), 1))
     elsewhere = Path(writer.seal())
@@ -432,7 +432,9 @@ def test_what_a_link_shows_is_no_spool_file(tmp_path):
     (spool / "q-query" / "0" / "0-1-x~y.arrow").symlink_to(elsewhere)
     (spool / "q-query" / "0" / "0-1-x~y.open").symlink_to(elsewhere)
     assert taken(tmp_path / "ledger") == [sealed]
-    (tmp_path / "link").symlink_to(tmp_path / "ledger")  # the user's own way to the ledger
+    (tmp_path / "link").symlink_to(
+        tmp_path / "ledger"
+    )  # The user's own path to the ledger has a link.
     assert len(taken(tmp_path / "link")) == 1
 
 
@@ -484,8 +486,8 @@ def test_a_query_that_writes_here_is_known_by_its_files(tmp_path: Path, is_local
     writer = SpoolWriter(place, context(query_id="a_b", epoch=-1))
     writer.append(sends(context(), 1))
     writer.seal()
-    found = [name for name in ("a_b", "a", "b") if spool_files.has_files(place, LOCAL, name)]
-    assert found == ["a_b"]
+    queries = [name for name in ("a_b", "a", "b") if spool_files.has_files(place, LOCAL, name)]
+    assert queries == ["a_b"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Damaged spool files: of thousands of mutants none gives a row that was not written.
+"""Damaged spool files: no mutant of thousands gives a row that was not written.
 
-The judge is the original table: what is read from a mutant is equal to it, or is a typed error.
+The judge is the original table: reading a mutant returns equal rows, or raises a typed error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read(path: Path) -> list[pa.RecordBatch]:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One mutant; sometimes equal to the original."""
+    """Return a mutant of the data; sometimes it is equal to the original."""
     changed = bytearray(data)
     at = rng.randrange(len(data))
     length = rng.choice((1, 2, 4, 8, 64, 512))
@@ -72,22 +72,24 @@ def test_of_many_mutants_none_gives_other_rows(original: bytes, tmp_path: Path) 
         rng = random.Random(seed)
         data = mutated(original, rng)
         path.write_bytes(data)
-        whole = is_whole(str(path), LOCAL)
+        is_complete = is_whole(str(path), LOCAL)
         try:
-            found = read(path)
+            batches = read(path)
         except LedgerError as error:
-            assert whole
+            assert is_complete
             assert str(path) in str(error)
             ends[type(error).__name__] += 1
             continue
-        pa.Table.from_batches(found, LEDGER_SCHEMA).to_pylist()
-        if whole:
-            assert [batch.to_pylist() for batch in found] == [b.to_pylist() for b in written], seed
+        pa.Table.from_batches(batches, LEDGER_SCHEMA).to_pylist()
+        if is_complete:
+            assert [batch.to_pylist() for batch in batches] == [b.to_pylist() for b in written], (
+                seed
+            )
             ends["equal"] += 1
-        else:  # its end was hit: it counts as cut
-            assert all(a.equals(b) for a, b in zip(found, written, strict=False)), seed
+        else:  # A mutant with a damaged end counts as cut.
+            assert all(a.equals(b) for a, b in zip(batches, written, strict=False)), seed
             ends["cut"] += 1
-    # A change of what no reader looks at, such as padding, is none.
+    # A change of bytes that no reader looks at, such as padding, raises no error.
     assert ends["DamagedSpoolError"] > 0.6 * MUTANTS, ends
     assert ends["LedgerError"] < 0.05 * MUTANTS, ends
 
@@ -105,16 +107,16 @@ def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
         changed = bytearray(cut)
         changed[at] ^= 0x10
         path.write_bytes(changed)
-        if at >= len(cut) - len(last):  # as of a batch whose blocks a power cut left unwritten
+        if at >= len(cut) - len(last):  # A power cut may leave the last batch's blocks unwritten.
             assert len(read(path)) >= len(before) - 1
             continue
         try:
-            found = read(path)
+            batches = read(path)
         except DamagedSpoolError as error:
             assert "not only cut" in str(error)
             lost += 1
         else:
-            assert pa.Table.from_batches(found).equals(written), at
+            assert pa.Table.from_batches(batches).equals(written), at
     assert lost > 0.5 * len(range(0, len(cut) - len(last), 61))
 
 
@@ -130,7 +132,7 @@ def test_damage_is_told_behind_a_cut_too(original: bytes, tmp_path: Path) -> Non
 
 
 def without_checksums(data: bytes) -> bytes:
-    """The same rows as the version before wrote them."""
+    """Return the same rows in the form of the version before."""
     reader = pa.ipc.open_stream(data)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, LEDGER_SCHEMA) as stream:
@@ -149,11 +151,11 @@ def test_an_older_versions_file_is_read_and_checked_as_far_as_it_can_be(
     for seed in range(MUTANTS // 3):
         path.write_bytes(mutated(old, random.Random(seed)))
         try:
-            found = read(path)
+            batches = read(path)
         except LedgerError:
             continue
-        # Values can be read, whatever they are.
-        pa.Table.from_batches(found, LEDGER_SCHEMA).to_pylist()
+        # Reading works for all values, even if they are wrong.
+        pa.Table.from_batches(batches, LEDGER_SCHEMA).to_pylist()
 
 
 def one_batch(**columns: list[object]) -> pa.RecordBatch:
@@ -191,14 +193,14 @@ def test_values_that_no_task_writes(
 
 
 def batches_cut(data: bytes) -> list[bytes]:
-    """The file's messages as bytes: the schema, the batches, the end."""
-    cuts, rest = [], pa.BufferReader(data)
+    """Cut the file into its messages: the schema, the batches, the end."""
+    cuts, reader = [], pa.BufferReader(data)
     start = 0
     while start < len(data) - 8:
-        rest.seek(start)
-        pa.ipc.read_message(rest)
-        cuts.append(data[start : rest.tell()])
-        start = rest.tell()
+        reader.seek(start)
+        pa.ipc.read_message(reader)
+        cuts.append(data[start : reader.tell()])
+        start = reader.tell()
     return [*cuts, data[start:]]
 
 
@@ -228,9 +230,9 @@ def test_slices_have_the_checksum_that_their_reader_finds(tmp_path: Path) -> Non
     letters = pa.concat_batches([letter(context(), keys=[["k"] * n]) for n in range(20)])
     for start in range(0, 20, 7):
         writer.append(rows.slice(start, 5), letters.slice(start, 5))
-    found = read(Path(writer.seal() or ""))
+    batches = read(Path(writer.seal() or ""))
     expected = [b.slice(s, 5) for s in range(0, 20, 7) for b in (rows, letters)]
-    assert [b.to_pylist() for b in found] == [b.to_pylist() for b in expected]
+    assert [b.to_pylist() for b in batches] == [b.to_pylist() for b in expected]
 
 
 def test_a_storage_that_cannot_be_read_is_no_damage(
@@ -240,7 +242,7 @@ def test_a_storage_that_cannot_be_read_is_no_damage(
     path.write_bytes(original)
 
     class Away:
-        """A store whose connection breaks."""
+        """A store whose connection breaks while it is read."""
 
         type_name = "s3"
 

@@ -1,4 +1,4 @@
-"""Which row is the last one: by the table's order, and never by clocks, which may be set back."""
+"""The last row is the last by the table's order, and never by clocks, which may be set back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .values import accounts, confirmed, context, letter
 
 
 def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
-    """The rows at another time."""
+    """Return the rows with another time."""
     when = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)
     place = LEDGER_SCHEMA.get_field_index("at")
     column = pa.array([when] * batch.num_rows, LEDGER_SCHEMA.field("at").type)
@@ -30,7 +30,7 @@ def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
 
 
 def pending(ledger: Ledger) -> list[bytes]:
-    """As DuckDB reads it, in a fraction of Spark's time."""
+    """Return the pending letters by DuckDB, in a fraction of Spark's time."""
     quick = open_quick(ledger.path)
     assert quick is not None
     rows = quick.query("SELECT body FROM pending_letters").to_pylist()
@@ -38,10 +38,10 @@ def pending(ledger: Ledger) -> list[bytes]:
 
 
 def pending_of_both(spark: Any, ledger: Ledger) -> list[bytes]:
-    """As Spark reads it, and, the same, as DuckDB does."""
-    found = sorted(bytes(row["body"]) for row in ledger.dead_letters(spark).collect())
-    assert pending(ledger) == found
-    return found
+    """Return the pending letters by Spark after comparing them with DuckDB's."""
+    bodies = sorted(bytes(row["body"]) for row in ledger.dead_letters(spark).collect())
+    assert pending(ledger) == bodies
+    return bodies
 
 
 def spool(ledger: Ledger, ctx: RunContext, *batches: pa.RecordBatch) -> str:
@@ -59,18 +59,18 @@ def test_a_clock_that_is_set_back(spark: Any, tmp_path: Path) -> None:
     by_hand = context(query_id="export", partition=None)
     ledger.append(spark, letter(by_hand, b"parked", letter_id=pa.array(["l"])))
     for turn, way in enumerate(("parked", "unparked", "parked", "unparked")):
-        # Each one by a clock that is behind the one before it.
+        # The clock of each resolution is behind the one before.
         columns = {"letter_id": ["l"], "resolution": way}
         ledger.append(spark, at(resolution_rows(columns, by_hand), 100 - turn))
         assert pending(ledger) == ([b"parked"] if way == "unparked" else [])
     ledger.append(spark, resolution_rows({"letter_id": ["l"], "resolution": "dropped"}, by_hand))
 
-    # Of two unconfirmed runs the one that ended last counts.
+    # The run that ended last counts if both are unconfirmed.
     old, new = context(), context(run_id="run-2", task_attempt_id=1)
     ledger.append(spark, at(letter(old, b"old"), 50), at(accounts(old, dead=1), 50))
     ledger.append(spark, at(letter(new, b"new"), 10), at(accounts(new, dead=1), 10))
     assert pending(ledger) == [b"new"]
-    # Both are confirmed, the second one by a clock that is behind.
+    # The second run is confirmed last, by a clock that is behind.
     ledger.append(spark, at(confirmed(old, 1), 60))
     assert pending(ledger) == [b"old"]
     ledger.append(spark, at(confirmed(new, 1), 20))
@@ -79,7 +79,7 @@ def test_a_clock_that_is_set_back(spark: Any, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_two_runs_in_one_fold(spark: Any, tmp_path: Path) -> None:
-    """The files' own times are a clock, too."""
+    """Ignore the times of files, because they come from a clock, too."""
     pytest.importorskip("duckdb")
     ledger = Ledger(tmp_path)
     old, new = context(), context(run_id="run-2", task_attempt_id=1)
@@ -122,13 +122,13 @@ def test_rows_of_an_older_rocket_sink_come_first_in_the_order_of_their_clocks(
 
 def test_a_fold_takes_the_files_of_an_epoch_in_the_order_of_their_begin(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    made = []
+    paths = []
     for epoch in (11, 9):
         for turn in range(3):
             ctx = context(epoch=epoch, run_id=f"run-{turn}")
             path = spool(ledger, ctx, accounts(ctx, acked=1))
             os.utime(path, (100 - turn, 100 - turn))
-            made.append(path)
+            paths.append(path)
     place = resolve_path(tmp_path)
-    found = [info.path for info in sealed_files(place, place.filesystem())]
-    assert found == [*made[3:], *made[:3]], "by epoch, and within it as they were made"
+    listed = [info.path for info in sealed_files(place, place.filesystem())]
+    assert listed == [*paths[3:], *paths[:3]], "by epoch, and within it as they were made"

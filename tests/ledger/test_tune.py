@@ -1,4 +1,4 @@
-"""Recorded sends under other settings: figures of attempts that are known."""
+"""Recorded sends under other settings: the figures of known attempts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .values import attempt, context
 
 
 def attempts(*rows: tuple[float, str, float], **changes: Any) -> Attempts:
-    """(start in s, broker, time to the answer in ms), each one stored message; by start."""
+    """Return attempts from (start in s, broker, time to the answer in ms), each of one message."""
     brokers = sorted({broker for _, broker, _ in rows})
     count = len(rows)
     values: dict[str, Any] = {
@@ -55,28 +55,28 @@ MIXED = sorted([*SLOW, *QUICK])
 
 
 def test_the_record_is_what_was() -> None:
-    made = replay(attempts(*MIXED), None)
-    assert (made.isolations, made.moved, made.unsent) == (0, 0, 0)
-    assert made.percentile(0.5) == 2.0
-    assert made.percentile(1.0) == 600.0
-    assert made.weight[-1] == len(MIXED)
+    replayed = replay(attempts(*MIXED), None)
+    assert (replayed.isolations, replayed.moved, replayed.unsent) == (0, 0, 0)
+    assert replayed.percentile(0.5) == 2.0
+    assert replayed.percentile(1.0) == 600.0
+    assert replayed.weight[-1] == len(MIXED)
 
 
 def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one() -> None:
-    made = replay(attempts(*MIXED), PROFILES["5.x"])
-    # The first takes 600 ms, which isolates for 2 s from its answer at 10.6 on: those of 11 and 12
-    # move; that of 13 is slow again, and so on.
-    assert made.isolations == 2
-    assert made.moved == 4
-    assert made.isolated_s == pytest.approx(4.0)
-    assert sorted(made.latency_ms)[-2:] == [600.0, 600.0]
-    assert list(made.latency_ms).count(2.0) == len(QUICK) + 4
+    replayed = replay(attempts(*MIXED), PROFILES["5.x"])
+    # The first answer takes 600 ms and isolates the broker for 2 s from second 10.6 on. The
+    # messages of seconds 11 and 12 move, that of second 13 is slow again, and so on.
+    assert replayed.isolations == 2
+    assert replayed.moved == 4
+    assert replayed.isolated_s == pytest.approx(4.0)
+    assert sorted(replayed.latency_ms)[-2:] == [600.0, 600.0]
+    assert list(replayed.latency_ms).count(2.0) == len(QUICK) + 4
 
 
 def test_no_other_broker_nothing_moves() -> None:
-    made = replay(attempts(*SLOW), PROFILES["5.x"])
-    assert made.moved == 0
-    assert made.isolations > 0
+    replayed = replay(attempts(*SLOW), PROFILES["5.x"])
+    assert replayed.moved == 0
+    assert replayed.isolations > 0
 
 
 def test_hosts_have_tables_of_their_own() -> None:
@@ -92,24 +92,24 @@ def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves
         (5.0, "dead", 1000.0), (6.0, "good", 1.0),
     ]  # fmt: skip
     dead = np.array([False, True, False, True, False])
-    given = attempts(
+    recorded = attempts(
         *rows, stored=~dead, isolates=dead, request=np.array([-1, 7, 7, 8, 8])
     )  # fmt: skip
-    was = replay(given, None)
+    was = replay(recorded, None)
     assert sorted(was.latency_ms) == [1.0, 1001.0, 1001.0]
-    made = replay(given, PROFILES["5.x"])
-    assert sorted(made.latency_ms) == [1.0, 1.0, 1001.0], "the second failure did not happen"
-    assert (made.moved, made.isolations, made.isolated_s) == (1, 1, 10.0)
+    replayed = replay(recorded, PROFILES["5.x"])
+    assert sorted(replayed.latency_ms) == [1.0, 1.0, 1001.0], "the second failure did not happen"
+    assert (replayed.moved, replayed.isolations, replayed.isolated_s) == (1, 1, 10.0)
 
 
 def test_what_failed_for_good_is_in_no_latency() -> None:
     dead = np.array([True, True])
-    given = attempts(
+    recorded = attempts(
         (0.0, "a", 10.0), (1.0, "a", 10.0), stored=~dead, isolates=dead, request=np.array([1, 1])
     )  # fmt: skip
-    made = replay(given, None)
-    assert made.unsent == 1
-    assert made.percentile(0.5) is None
+    replayed = replay(recorded, None)
+    assert replayed.unsent == 1
+    assert replayed.percentile(0.5) is None
 
 
 def test_a_group_stands_for_its_percentiles() -> None:
@@ -117,15 +117,20 @@ def test_a_group_stands_for_its_percentiles() -> None:
         (0.0, "a", 40.0), messages=np.array([100]), frames=np.array([100]),
         group_ms=np.array([[1.0, 10.0, 20.0]]),
     )  # fmt: skip
-    made = replay(group, None)
-    assert [made.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)] == [1.0, 10.0, 20.0, 40.0]
+    replayed = replay(group, None)
+    assert [replayed.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)] == [
+        1.0,
+        10.0,
+        20.0,
+        40.0,
+    ]
 
 
 def test_candidates_move_the_first_class_that_isolates() -> None:
-    made = profiles()
-    assert made[RECORDED] is None
-    assert made[DEFAULT] == PROFILES["5.x"]
-    profile = made["from 1,000 ms"]
+    candidates = profiles()
+    assert candidates[RECORDED] is None
+    assert candidates[DEFAULT] == PROFILES["5.x"]
+    profile = candidates["from 1,000 ms"]
     assert profile is not None
     assert profile.duration_ms(999, isolation=False) == 0
     assert profile.duration_ms(1000, isolation=False) == 2000
@@ -135,8 +140,8 @@ def test_suspicion_tells_false_alarms_from_trouble() -> None:
     rows = [(float(n), "a", 1.0) for n in range(997)]
     rows += [(997.0, "a", 300.0), (998.0, "a", 5000.0), (999.0, "b", 3000.0)]
     failed = np.arange(1000) == 999
-    given = attempts(*rows, stored=~failed, isolates=failed)
-    figures = {one.suspect_after_ms: one for one in suspicions(given)}
+    recorded = attempts(*rows, stored=~failed, isolates=failed)
+    figures = {suspicion.suspect_after_ms: suspicion for suspicion in suspicions(recorded)}
     assert figures[250].late_share == pytest.approx(1 / 998)
     assert figures[500].late_share == 0
     assert figures[500].troubles == 2
@@ -144,27 +149,27 @@ def test_suspicion_tells_false_alarms_from_trouble() -> None:
 
 
 def test_a_broker_that_is_always_slow_is_in_no_trouble() -> None:
-    given = attempts(*[(float(n), "far", 700.0) for n in range(100)])
-    assert {one.troubles for one in suspicions(given)} == {0}
+    recorded = attempts(*[(float(n), "far", 700.0) for n in range(100)])
+    assert {suspicion.troubles for suspicion in suspicions(recorded)} == {0}
 
 
 def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
-    """It never moves, so under no profile it becomes a message that took a minute."""
+    """Ignore the wait: it never moves, so it must not become a message that took a minute."""
     failed = {"outcome": Outcome.NOT_SENT, "response_code": None, "broker_name": "broker-b"}
     wait = attempt(**failed, error_code="INVALID_QUEUE", wire_bytes=0, queue_wait_ms=60_000.0)
     fast = open_quick(store(tmp_path, [send_rows([attempt(), wait], context())]))
     assert fast is not None
-    found = tune(fast.query, fast.path, Scope())
-    assert found.attempts == 1
-    assert {one.max_ms for one in found.candidates} == {1.75}
+    tuning = tune(fast.query, fast.path, Scope())
+    assert tuning.attempts == 1
+    assert {candidate.max_ms for candidate in tuning.candidates} == {1.75}
 
 
 @pytest.mark.spark
 def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = Ledger(tmp_path)
-    one = context()
+    ledger = Ledger(tmp_path)
+    ctx = context()
     slow, quick = {"broker_name": "broker-b", "rtt_ms": 600.0}, {"rtt_ms": 2.0}
     records = [
         attempt(started_ms=1_700_000_000_000 + int(start * 1000), message_count=1,
@@ -172,16 +177,16 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
         for start, broker, _ in MIXED
     ]  # fmt: skip
     failed = attempt(outcome=Outcome.UNKNOWN, error_code="REQUEST_TIMEOUT", response_code=None)
-    made.append(spark, send_rows([*records, failed], one))
+    ledger.append(spark, send_rows([*records, failed], ctx))
     fast = open_quick(tmp_path)
     assert fast is not None
     scope = Scope("query", dt.datetime.fromtimestamp(1_700_000_001, dt.timezone.utc))
     by_duckdb = tune(fast.query, fast.path, scope)
-    rows = made.rows(spark)
+    rows = ledger.rows(spark)
     by_spark = tune(lambda select: queried(rows, select).toArrow(), fast.path, scope)
     assert by_duckdb == by_spark
     assert by_duckdb.attempts == len(MIXED)
-    (default,) = [one for one in by_duckdb.candidates if one.name == DEFAULT]
+    (default,) = [candidate for candidate in by_duckdb.candidates if candidate.name == DEFAULT]
     assert (default.isolations, default.moved) == (2, 4)
     assert tune(fast.query, fast.path, Scope(), limit=3).limited
     few = tune(fast.query, fast.path, Scope(), fewest=len(MIXED) + 2)

@@ -1,4 +1,4 @@
-"""Values that the ledger's tests share."""
+"""The values that the ledger's tests share."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def accounts(ctx: RunContext, *, complete: bool = True, **counts: int) -> pa.Rec
 
 
 def letter(ctx: RunContext, body: bytes = b"body", **columns: Any) -> pa.RecordBatch:
-    given = {"body": pa.array([body]), "topic": "t", "reason": "transport", **columns}
-    return dead_letter_rows(given, ctx)[0]
+    values = {"body": pa.array([body]), "topic": "t", "reason": "transport", **columns}
+    return dead_letter_rows(values, ctx)[0]
 
 
 def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.RecordBatch:

@@ -1,6 +1,6 @@
-"""A ledger's views as delta-rs and DuckDB read them, in a fraction of Spark's time.
+"""A ledger's views by delta-rs and DuckDB, in a fraction of Spark's time.
 
-`test_ledger.py::test_spark_says_the_same` compares the two.
+`test_ledger.py::test_spark_says_the_same` compares them with Spark's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rocket_sink.ledger.duckdb_reader import open_quick
 
 
 def view_rows(path: str | os.PathLike[str], select: str) -> list[SimpleNamespace]:
-    """What a query over the views finds, columns as attributes."""
+    """Return the rows of a query over the views, with columns as attributes."""
     quick = open_quick(path)
     assert quick is not None, "the extra `fast` is part of the extra `test`"
     return [SimpleNamespace(**row) for row in quick.query(select).to_pylist()]
