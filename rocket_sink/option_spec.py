@@ -73,6 +73,7 @@ class Kind(enum.Enum):
     INTEGERS = "integers"
     COLUMNS = "column=source, ..."
     WEIGHTS = "name=number, ..."
+    DURATIONS = "name=duration, ..."
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,14 @@ def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
     return number.numerator
 
 
-_MS_SCALES: Final = {"ms": 1, "min": 60_000, "m": 60_000, "h": 3_600_000, "s": 1000}
+_MS_SCALES: Final = {
+    "ms": 1,
+    "min": 60_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "s": 1000,
+}
 _S_SCALES: Final = {suffix: Fraction(ms, 1000) for suffix, ms in _MS_SCALES.items()}
 _BYTE_SCALES: Final = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30,
@@ -239,6 +247,13 @@ def _weights(value: Any) -> tuple[tuple[str, float], ...]:
     return weights
 
 
+def _durations(value: Any) -> tuple[tuple[str, int], ...]:
+    spans = tuple((name, _scaled(span, _MS_SCALES)) for name, span in _columns(value))
+    if any(span <= 0 for _, span in spans):
+        raise ValueError(value)
+    return spans
+
+
 _UNITS: Final = {Kind.MILLISECONDS, Kind.SECONDS, Kind.BYTES}
 _PARSERS: Final[dict[Kind, Callable[[Any], Any]]] = {
     Kind.TEXT: _text,
@@ -253,6 +268,7 @@ _PARSERS: Final[dict[Kind, Callable[[Any], Any]]] = {
     Kind.INTEGERS: _integers,
     Kind.COLUMNS: _columns,
     Kind.WEIGHTS: _weights,
+    Kind.DURATIONS: _durations,
 }
 _EXPECTED: Final = {
     Kind.TEXT: "text",
@@ -266,6 +282,7 @@ _EXPECTED: Final = {
     Kind.CHOICE: "one word",
     Kind.INTEGERS: "whole numbers separated by commas",
     Kind.COLUMNS: "pairs of different names, as in 'body=payload, keys=order_id'",
+    Kind.DURATIONS: "durations of different names, as in 'send=7d, epoch=400d'",
     Kind.WEIGHTS: "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'",
 }
 

@@ -122,6 +122,8 @@ class SinkOptions:
     ledger_via: str = option("ledgerVia", Kind.CHOICE, "auto", _L, "foreach and data source: how a task's ledger rows reach the driver. spool: files in the ledger's folder, where those of a failed or killed task stay on record too. spark: with the task's result (commit message, accumulator), so that tasks need no way to the ledger; what failed tasks sent is then not in it. auto: spark where the ledger is on a store that tasks cannot reach, else spool", choices=("auto", "spool", "spark"))
     include_body: bool = option("dlqIncludeBody", Kind.BOOLEAN, True, _L, "keep bodies in dead letters (a backfill needs them)", aliases=("dlq.includeBody",))
     fold_interval_ms: int = option("foldIntervalMs", Kind.MILLISECONDS, 10_000, _L, "shortest time between two folds of the spool into the ledger while a query runs", low=0)
+    ledger_retention_ms: tuple[tuple[str, int], ...] = option("ledgerRetention", Kind.DURATIONS, (), _L, "how long rows of the ledger stay, by kind, as in 'send=7d, epoch=400d' (others stay for ever); checked once a day while a query runs. Dead letters that are pending, open transactions and the last epochs of a query stay in any case")
+    settled_body_retention_ms: int = option("settledBodyRetention", Kind.MILLISECONDS, 604_800_000, _L, "how long bodies of dead letters stay that were stored or dropped since; the letters stay, with digests; 0: the bodies stay, too", low=0)
 
     columns: tuple[tuple[str, str], ...] = option("columns", Kind.COLUMNS, (), _K, "row contract columns taken from others, as in 'body=payload, keys=order_id'")
     body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
@@ -231,6 +233,10 @@ class SinkOptions:
     _repr_html_ = to_html
 
 
+LEDGER_KINDS: Final = (
+    "send", "dead_letter", "resolution", "isolation", "epoch", "backfill", "transaction",
+)  # fmt: skip
+"""`ledger.schema.KINDS`."""
 _APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
 
 
@@ -261,6 +267,8 @@ def _checked(given: SinkOptions) -> SinkOptions:
         (given.ledger_via == "spark" and given.using_ledger_files, "ledgerVia",
          (f"ledgerVia=spark lets tasks do without the ledger's folder, in which "
           f"{' and '.join(given.using_ledger_files)} keeps notes; leave one of them out")),
+        (not {kind for kind, _ in given.ledger_retention_ms} <= set(LEDGER_KINDS), "ledgerRetention",
+         f"option ledgerRetention: the kinds of ledger rows are {', '.join(LEDGER_KINDS)}"),
         (given.dead_letter_topic
          and with_namespace(given.namespace, given.dead_letter_topic)
          == with_namespace(given.namespace, given.topic),

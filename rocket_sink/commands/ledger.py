@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,8 @@ from rocket_sink.commands.common.ledger_input import (
 from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options
+from rocket_sink.errors import OptionError
+from rocket_sink.options import LEDGER_KINDS, find_option
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
@@ -51,6 +54,14 @@ def _which(where_help: str) -> Callable[[Decorated], Decorated]:
         click.option("--where", metavar="SQL", help=where_help),
         click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each."),
     )  # fmt: skip
+
+
+def _age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """Return the milliseconds of an age on the command line."""
+    try:
+        return None if text is None else int(find_option("settledBodyRetention").parse(text))
+    except OptionError as error:
+        raise click.BadParameter(f"{text!r} is no age, as 30d or 12h") from error
 
 
 @click.group(cls=Group)
@@ -111,6 +122,66 @@ def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
     with opened("ledger vacuum", path, **spark) as (session, opened_ledger):
         opened_ledger.vacuum(session, retain_hours)
     note("done")
+
+
+@ledger.command(
+    example="""
+    rocket-sink ledger expire --ledger ledger/
+    rocket-sink ledger expire --ledger ledger/ --older-than 30d --kind send --dry-run"""
+)
+@_ledger
+@click.option(
+    "--older-than", metavar="AGE", callback=_age, help="Drop rows of this age, as in 30d."
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(LEDGER_KINDS),
+    metavar="KIND",
+    help="Of this kind only; repeatable.",
+)
+@click.option(
+    "--settled-bodies",
+    metavar="AGE",
+    callback=_age,
+    default="7d",
+    show_default=True,
+    help="Remove bodies of dead letters that were stored or dropped so long ago.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@spark_options
+@json_option
+def expire(
+    path: str, older_than: int | None, kinds: tuple[str, ...], settled_bodies: int, dry_run: bool,
+    as_json: bool, **spark: Any,
+) -> None:  # fmt: skip
+    """Drop old rows, and bodies of dead letters that are settled.
+
+    Without --older-than only bodies go. Pending dead letters, open transactions, resolutions of
+    dead letters that stay, and the last two epochs of each query stay whatever their age.
+    """
+    if kinds and older_than is None:
+        raise click.UsageError("which age? give --older-than, as in --older-than 30d")
+    spans = [dt.timedelta(milliseconds=ms) for ms in (older_than or 0, settled_bodies)]
+    ages = {} if older_than is None else dict.fromkeys(kinds or LEDGER_KINDS, spans[0])
+    with opened("ledger expire", path, **spark) as (session, opened_ledger):
+        done = opened_ledger.expire(session, ages, settled_bodies=spans[1], dry_run=dry_run)
+    if as_json:
+        print_json(done)
+        return
+    if done.busy:
+        note("another process rewrote the ledger meanwhile: nothing was done; try again")
+    for kind in done.rows:
+        note(
+            f"{kind}: {counted(done.rows[kind], 'row')} of that age; {done.kept[kind]:,} more stay"
+        )
+    note(f"bodies of {counted(done.bodies, 'settled dead letter')}")
+    files = counted(done.files, "file")
+    if dry_run:
+        note(f"nothing was done: {files} would go or be written anew")
+    else:
+        note(f"{files} gone or written anew; the old ones are deleted in four hours")
 
 
 @ledger.command(

@@ -13,7 +13,7 @@ before they send, and send nothing more.
 
 A task may begin hours after its backfill was planned, and dead letters may have been parked since.
 The commits after the plan's version are few: their files are read as Delta's protocol names them
-(`_delta_log/<version>.json`, actions `add`; a ledger never removes rows).
+(`_delta_log/<version>.json`, actions `add`). Rewrites of files settle nothing, and are passed over.
 """
 
 from __future__ import annotations
@@ -197,7 +197,13 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
 
 
 def _added(place: LedgerPath, filesystem: fs.FileSystem, version: int) -> Iterator[str]:
-    """Paths of the files with resolutions, commit after commit."""
+    """Paths of the files with resolutions, commit after commit.
+
+    Raises:
+        FileNotFoundError: the log was cleaned up since; it reaches back for four hours.
+    """
+    if commit_actions(place, filesystem, version) is None:
+        raise FileNotFoundError("its log no longer reaches back so far; start the backfill again")
     while True:
         version += 1
         actions = commit_actions(place, filesystem, version)

@@ -57,6 +57,7 @@ from rocket_sink.ledger.table import (
     upgrade_table,
     written_rows,
 )
+from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.private_file import check_folder
 
@@ -432,6 +433,7 @@ class _Folder:
                 path=self._place.uri,
             ) from error
         self._add(torn_files=torn, rows=rows)
+        keep_small(append)
         return append.is_own
 
     def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:

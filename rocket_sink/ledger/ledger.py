@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
 from rocket_sink.ledger.append.appender import Append
-from rocket_sink.ledger.append.delta_rs import check_files, data_files
+from rocket_sink.ledger.append.delta_rs import check_files
 from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.records import in_order
@@ -26,6 +26,8 @@ from rocket_sink.ledger.table import (
     read_table,
     table_version,
 )
+from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
+from rocket_sink.ledger.upkeep.growth import keep_small, merge
 from rocket_sink.tables import html_table
 
 if TYPE_CHECKING:
@@ -142,6 +144,7 @@ class Ledger:
         ensure_table(spark, self._place)
         append = Append(spark, self._place)
         append.save_rows(list(in_order(batches, append.sequence)))
+        keep_small(append)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the rows of every kind, as stored."""
@@ -248,15 +251,37 @@ class Ledger:
         """Compact small files; {"files_added", "files_removed"}."""
         table = open_for_commits(spark, self._place)
         if table is not None:
-            data_files(self._place, table)
+            check_files(self._place)
             check_table(spark, self._place)
-            done = table.optimize.compact()
-            return {"files_added": done["numFilesAdded"], "files_removed": done["numFilesRemoved"]}
+            removed, added = merge(self._place, table, everything=True)
+            return {"files_added": added, "files_removed": removed}
         metrics = self._delta(spark).optimize().executeCompaction().select("metrics").head()
         if metrics is None:
             return {"files_added": 0, "files_removed": 0}
         done = metrics["metrics"]
         return {"files_added": done["numFilesAdded"], "files_removed": done["numFilesRemoved"]}
+
+    def expire(
+        self, spark: SparkSession, older_than: Mapping[str, dt.timedelta] | None = None, *,
+        settled_bodies: dt.timedelta | None = dt.timedelta(days=7), dry_run: bool = False,
+    ) -> Expired:  # fmt: skip
+        """Drop old rows, and bodies of dead letters that were stored or dropped.
+
+        What something still asks for stays: pending dead letters, open transactions, resolutions
+        of dead letters that stay, and the last two epochs of each query. Streams, folds and
+        reports may run meanwhile. Files that were replaced are deleted four hours later.
+
+        Args:
+            older_than: by kind of row; a kind that is not named stays.
+            settled_bodies: how long ago a dead letter was settled at least; None: bodies stay.
+            dry_run: only count.
+
+        Raises:
+            LedgerError: also, Spark's Delta commits to the ledger.
+        """
+        rows_ms = {kind: _millis(age) for kind, age in (older_than or {}).items()}
+        bodies_ms = None if settled_bodies is None else _millis(settled_bodies)
+        return expire_ledger(spark, self._place, Retention(rows_ms, bodies_ms), dry_run=dry_run)
 
     def vacuum(self, spark: SparkSession, retain_hours: float | None = None) -> None:
         """Delete data files that no version within `retain_hours` needs (Delta's default: 168).
@@ -305,6 +330,10 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, previous)
+
+
+def _millis(span: dt.timedelta) -> int:
+    return span // dt.timedelta(milliseconds=1)
 
 
 def _in_utc(moment: dt.datetime | None) -> dt.datetime | None:

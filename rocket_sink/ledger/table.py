@@ -44,6 +44,7 @@ from rocket_sink.ledger.append.delta_rs import (
     data_files,
     is_told,
     last_version,
+    newest_for_readers,
     open_any,
     open_table,
 )
@@ -93,9 +94,12 @@ _HISTORY: Final = 100
 """Commits of the table that are looked through for the rows of a fold that has just been made."""
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
 """Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
-_PROPERTIES: Final = {
-    # History must not be edited. OPTIMIZE and VACUUM still work, for they change no data.
+PROPERTIES: Final = {
+    # History must not be edited; `upkeep.rewrite` tells what takes rows out.
     "delta.appendOnly": "true",
+    # Files that were merged, and old commits, stay for readers that are open.
+    "delta.deletedFileRetentionDuration": "interval 4 hours",
+    "delta.logRetentionDuration": "interval 4 hours",
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
 }
 
@@ -112,7 +116,7 @@ def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
 
     A client of Spark Connect may be on another host than the driver.
     """
-    return open_table(place) if is_classic(spark) else None
+    return newest_for_readers(place) if is_classic(spark) else None
 
 
 def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
@@ -375,11 +379,11 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
         version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
-        is_created = create_table(place, pa.schema(columns), {**_PROPERTIES, **version})
+        is_created = create_table(place, pa.schema(columns), {**PROPERTIES, **version})
         if is_created or is_table(spark, place):
             return
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
-    for name, value in _PROPERTIES.items():
+    for name, value in PROPERTIES.items():
         writer = writer.option(name, value)
     try:
         writer.partitionBy("kind").save(place.uri)

@@ -43,6 +43,7 @@ from rocket_sink.ledger.table import (
     reading,
     txn_app_id,
 )
+from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
@@ -369,7 +370,9 @@ _writing = ForkLock()
 
 def _append(results: DataFrame, append: Append) -> list[DataFile] | None:
     """The one action: the tasks send, and the driver commits."""
-    return append.save(results)
+    files = append.save(results)
+    keep_small(append)
+    return files
 
 
 def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: int) -> None:

@@ -26,6 +26,7 @@ from rocket_sink.ledger.spool.files import has_files
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
+from rocket_sink.ledger.upkeep.expire import Retention, expire_daily
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
@@ -67,7 +68,9 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         return None
     place = resolve_path(options.ledger)
     app_id = "" if place.problem else options.app_id  # which is noted in the ledger's folder
-    folder.add(place, options.fold_interval_ms / 1000, app_id)
+    bodies_ms = options.settled_body_retention_ms or None
+    retention = Retention(dict(options.ledger_retention_ms), bodies_ms)
+    folder.add(place, options.fold_interval_ms / 1000, app_id, retention)
     try:
         observe(place, lambda: follow(session, place))
     except (LedgerError, OSError) as error:
@@ -85,6 +88,7 @@ class FoldThread:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._intervals: dict[LedgerPath, float] = {}
+        self._retentions: dict[LedgerPath, Retention] = {}
         self._app_ids: dict[LedgerPath, set[str]] = {}
         self._names: dict[tuple[LedgerPath, str], str] = {}
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
@@ -110,12 +114,16 @@ class FoldThread:
         if self._thread is not None:
             self._thread.join(_END_S)
 
-    def add(self, place: LedgerPath, interval_s: float, app_id: str = "") -> None:
+    def add(
+        self, place: LedgerPath, interval_s: float, app_id: str = "",
+        retention: Retention = Retention(),  # noqa: B008 (a value)
+    ) -> None:  # fmt: skip
         """Fold this ledger too, to which queries write under this `appId` as well, if any.
 
-        The shortest interval asked for counts.
+        The shortest interval asked for counts, and the longest retention.
         """
         with self._wake:
+            self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
             self._intervals[place] = min(interval_s, self._intervals.get(place, interval_s))
 
@@ -187,6 +195,7 @@ class FoldThread:
                     now = folded[place] = time.monotonic()
                     if is_folded:
                         self._warn_of_successors(place)
+                        self._expire(place)
                     is_due = urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S
                     if is_folded and is_due and not self._is_finished:
                         self._count(place)
@@ -206,6 +215,15 @@ class FoldThread:
             if self._session.sparkContext._jsc is not None:
                 _LOG.warning("the ledger %s is not folded yet: %s", place.uri, first_line(error))
             return False
+
+    def _expire(self, place: LedgerPath) -> None:
+        """Drop what is older than the queries' retention, once a day."""
+        try:
+            if not place.problem:
+                expire_daily(self._session, place, self._retentions[place])
+        except Exception as error:
+            if self._session.sparkContext._jsc is not None:
+                _LOG.warning("nothing of %s expires now: %s", place.uri, first_line(error))
 
     def _confirm_new(self) -> None:
         """Note the epochs that Spark has told of since the last call, for all ledgers."""

@@ -30,6 +30,7 @@ from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, STATS_COLUMNS
 from rocket_sink.ledger.table import last_txn_version
+from rocket_sink.ledger.upkeep.growth import keep_small
 
 from .values import accounts, confirmed, context, letter, sends
 
@@ -54,6 +55,7 @@ def place(new: Path, tmp_path: Path) -> LedgerPath:
 def by_delta_rs(spark: Any, place: LedgerPath, query: str, version: int) -> None:
     append = Append(spark, place, query, version)
     append.save_rows([sends(context(query_id=query, epoch=version), ROWS)])
+    keep_small(append)
 
 
 def by_spark(spark: Any, place: LedgerPath, query: str, version: int) -> None:

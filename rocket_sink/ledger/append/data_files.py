@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.ledger.path import LedgerPath, failing, is_object_store
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS, columns_of
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -29,8 +29,6 @@ OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function for `mapInArrow`."""
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
-_SCHEMA: Final = LEDGER_SCHEMA.remove(_KIND)
-"""A partition column's values are in the commit, not in the files."""
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 """Rows of so many bytes make a row group."""
 
@@ -127,11 +125,15 @@ class _KindFile:
             filesystem.create_dir(f"{root}/kind={kind}", recursive=False)
         import pyarrow.parquet as pq
 
+        # A column that is in no file is null for every reader. A partition column's values are in
+        # the commit.
+        self._columns = columns_of(kind)
         self._metadata: list[pq.FileMetaData] = []
         self._file = filesystem.open_output_stream(self._path)
         self._writer = pq.ParquetWriter(
-            self._file, _SCHEMA, store_schema=False, metadata_collector=self._metadata
-        )
+            self._file, pa.schema([LEDGER_SCHEMA.field(name) for name in self._columns]),
+            store_schema=False, metadata_collector=self._metadata,
+        )  # fmt: skip
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
 
@@ -163,7 +165,7 @@ class _KindFile:
     def _flush(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if waiting:
-            table = pa.Table.from_batches(waiting, LEDGER_SCHEMA).remove_column(_KIND)
+            table = pa.Table.from_batches(waiting, LEDGER_SCHEMA).select(self._columns)
             self._writer.write_table(table, row_group_size=table.num_rows)
 
 
@@ -173,6 +175,9 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
     places = {groups[0].column(n).path_in_schema: n for n in range(groups[0].num_columns)}
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     for name in STATS_COLUMNS:
+        if name not in places:
+            nulls[name] = metadata.num_rows
+            continue
         column_stats = [group.column(places[name]).statistics for group in groups]
         nulls[name] = sum(stats.null_count for stats in column_stats)
         # Columns of nulls, and groups with too long texts, have no bounds.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tempfile
 import time
@@ -32,17 +33,13 @@ from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
-from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyarrow import fs
 
-_LOG: Final = log.logger(__name__)
 _TRIES: Final = 10
 """Attempts at a commit; delta-rs alone needs 15 requests for each."""
-_CHECKPOINT_COMMITS: Final = 10
-"""Spark's default: its readers read each commit since the last checkpoint."""
 _USER_METADATA: Final = "userMetadata"
 """Entry of a commit for which Spark's Delta has an option, and which its history shows."""
 ESCAPED: Final = frozenset("%#?")
@@ -86,6 +83,38 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
     return table if is_plain and is_known else None
+
+
+_read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
+"""The tables that `newest_for_readers` opened last, and the file of their last commit."""
+
+
+def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
+    """Return the newest version, as `open_table`: to open it costs as much as its log is long.
+
+    Nobody may commit by this object: who does checks against the version that it was opened at.
+    """
+    key = os.getpid(), place
+    last_commit, table = _read.get(key, (None, None))
+    if table is not None and _last_commit(place, table) == last_commit:
+        return table
+    table = open_table(place)
+    if table is not None:
+        _read[key] = _last_commit(place, table), table
+    return table
+
+
+def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
+    """Return what tells the file of the table's last commit from another one of that name.
+
+    None if it is gone, or another one follows it.
+    """
+    log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
+    paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
+    last, following = place.filesystem().get_file_info(paths)
+    if following.is_file or not last.is_file:
+        return None
+    return version, last.mtime_ns, last.size
 
 
 def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
@@ -397,8 +426,14 @@ def commit(
     filesystem = place.filesystem()
     # In a store each is a request; there it is enough to see whether the folder was deleted.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
-    # A commit without the one before it would begin a log that nobody can read.
-    looked_at.append(f"{LOG_FOLDER}/{table.version():020}.json")
+    ledger_id, tries = table.metadata().id, 0
+    if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:
+        # Another driver has cleaned the log up since, or the folder was deleted. A commit without
+        # the one before it would begin a log that nobody can read.
+        newer = open_table(place)
+        if newer is None or newer.metadata().id != ledger_id:
+            raise _failed(place, "its log is gone; was the folder deleted?")
+        table = newer
     for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
         if not info.is_file:
             # A version that names it could not be read again.
@@ -412,7 +447,6 @@ def commit(
     ]
     transactions = [Transaction(app_id, version, now_ms)] if app_id else None
     metadata = {_USER_METADATA: token} if token else None
-    ledger_id, tries = table.metadata().id, 0
     while True:
         tries += 1
         try:
@@ -437,16 +471,13 @@ def commit(
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
                 raise _failed(place, _reason(error)) from error
             if _names(newer, files):
-                # A store's answer to our own commit was lost, and it was made again.
-                table = newer
-                break
+                break  # A store's answer to our own commit was lost, and it was made again.
             last = last_version(place, newer, app_id) if app_id else None
             if last is not None and last >= version:
                 raise _failed(place, f"another process has committed {app_id} {last}") from error
             if not isinstance(error, CommitFailedError):
                 raise _failed(place, _reason(error)) from error
             table = newer
-    _checkpoint(place, filesystem, table)
 
 
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
@@ -467,23 +498,3 @@ def _reason(error: BaseException) -> str:
     text = _STACK.split(_COLOURS.sub("", str(error)))[0][:_LONGEST_REASON]
     lines = [line.strip(" \u21b3") for line in text.splitlines()]
     return ": ".join(line.rstrip(":.") for line in lines if line) or type(error).__name__
-
-
-def _checkpoint(place: LedgerPath, filesystem: fs.FileSystem, table: DeltaTable) -> None:
-    """Sum up the log when many commits follow the last checkpoint; what fails is tried again."""
-    log_folder = f"{place.root}/{LOG_FOLDER}"
-    try:
-        note = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
-        last = 0 if note is None else int(json.loads(note)["version"])
-        if table.version() + 1 - last < _CHECKPOINT_COMMITS:
-            return
-        table.update_incremental()
-        if place.is_local:
-            # Hadoop's checksum of the one that Spark wrote: of ours there is none, and Spark would
-            # hold it to be damaged.
-            Path(log_folder, "._last_checkpoint.crc").unlink(missing_ok=True)
-        table.create_checkpoint()
-        if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
-            table.cleanup_metadata()
-    except Exception as error:
-        _LOG.warning("no checkpoint of the ledger %s: %s", place.uri, error)

@@ -1,0 +1,1 @@
+"""What keeps a ledger small for years: merging, retention and erasure."""

@@ -1,0 +1,117 @@
+"""Merging of small files, and the table's log: checkpoints, and the removal of what is old.
+
+Every fold makes a file per kind and a commit. Files of a kind are merged by size: when a tier has
+`_FAN` files, they and all smaller ones become one. So a row is written about four times, and
+a kind has some twenty files that are not full.
+
+Files that were replaced, and old commits, stay for `RETENTION`, for readers that are open and for
+time travel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.notes import read_bytes
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.upkeep.rewrite import StoredFile, rewrite, stored_files
+from rocket_sink.net import log
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from rocket_sink.ledger.append.appender import Append
+
+_LOG: Final = log.logger(__name__)
+_PASS_COMMITS: Final = 10
+"""Commits from one look at the files to the next."""
+_CHECKPOINT_COMMITS: Final = 10, 50
+"""Fewest and most commits from one checkpoint to the next: every reader reads those after it."""
+_ACTIONS_PER_COMMIT: Final = 50
+"""A checkpoint of so many times more actions than commits follow it is not written again yet."""
+_VACUUM_COMMITS: Final = 200
+_FAN: Final = 8
+_SMALLEST: Final = 256 * 1024
+"""Bytes; the tiers are below this, and below `_FAN` times and its square."""
+_TIERS: Final = 3
+
+_passed: dict[LedgerPath, int] = {}
+"""Version of the table at this process's last pass."""
+
+
+def keep_small(append: Append) -> None:
+    """Merge files, sum up the log and clean up, where delta-rs has committed; never raises."""
+    place, version = append.place, append.sequence >> 32
+    if not append.is_own or version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
+        return
+    _passed[place] = version
+    try:
+        table = open_table(place)
+        if table is not None:
+            merge(place, table)
+            _sum_up(place, table)
+    except Exception as error:
+        _LOG.warning("the ledger %s is not kept small now: %s", place.uri, error)
+
+
+def merge(place: LedgerPath, table: DeltaTable, *, everything: bool = False) -> tuple[int, int]:
+    """Merge small files where a tier is full; returns how many became how many.
+
+    Args:
+        everything: merge all files below the largest tier's bound, whatever their number.
+    """
+    files = stored_files(place, table)
+    groups = list(_groups(files, 2 if everything else _FAN))
+    if not groups or not rewrite(place, table, groups):
+        return 0, 0
+    return sum(map(len, groups)), len(groups)
+
+
+def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFile]]:
+    """Return the files to be merged, by kind."""
+    tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
+    for file in files:
+        tier = next((n for n in range(_TIERS) if file.size < _SMALLEST * _FAN**n), None)
+        if tier is not None:
+            tiers[file.kind][tier].append(file)
+    for of_kind in tiers.values():
+        full = [n for n, tier in enumerate(of_kind) if len(tier) >= fewest]
+        if fewest < _FAN:
+            full = [_TIERS - 1] if sum(map(len, of_kind)) > 1 else []
+        if full:
+            # Rows of a file stay together, so the older files come first.
+            yield sorted(
+                (file for tier in of_kind[: full[-1] + 1] for file in tier),
+                key=lambda file: (file.oldest is not None, file.oldest, file.path),
+            )
+
+
+def _sum_up(place: LedgerPath, table: DeltaTable) -> None:
+    """Write a checkpoint when one is due, after a vacuum now and then.
+
+    A checkpoint leaves out files that were removed for longer than the retention, and a vacuum
+    only knows files that the log names: so the vacuum comes first.
+    """
+    filesystem, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
+    data = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
+    note = json.loads(data) if data else {}
+    last = int(note.get("version", 0))
+    fewest, most = _CHECKPOINT_COMMITS
+    due = min(max(fewest, int(note.get("size", 0)) // _ACTIONS_PER_COMMIT), most)
+    if table.version() + 1 - last < due:
+        return
+    if table.version() // _VACUUM_COMMITS != last // _VACUUM_COMMITS:
+        table.vacuum(dry_run=False)
+    table.update_incremental()
+    if place.is_local:
+        # Hadoop's checksum of the one that Spark wrote: of ours there is none, and Spark would
+        # hold it to be damaged.
+        Path(log_folder, "._last_checkpoint.crc").unlink(missing_ok=True)
+    table.create_checkpoint()
+    if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
+        table.cleanup_metadata()

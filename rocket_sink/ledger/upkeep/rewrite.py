@@ -1,0 +1,145 @@
+"""The commit that replaces data files of the table; nothing else takes rows out of a ledger.
+
+The table is append-only (`delta.appendOnly`), and stays so for everybody: a DELETE, UPDATE or
+MERGE by any Delta writer is refused. Delta lets compactions through, whose removals are marked
+`dataChange=false`. A rewrite is such a commit, by delta-rs, also where rows go. Streams that read
+the table pass over it, so they neither fail nor see a row twice.
+
+Two rewrites of one file would bring its rows back, or double them: delta-rs 1.6 does not compare
+the removals of two commits, not even of two `optimize.compact`. So each rewrite is the next
+transaction of one application id. Of two from one version of the table Delta refuses the second.
+Appends are no such transactions, and neither wait for a rewrite nor fail because of it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.append.delta_rs import check_named, last_version, open_table
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_BATCH_ROWS: Final = 8192
+
+Change = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Returns the rows that stay of a batch."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A data file of the table.
+
+    Attributes:
+        path: below the table's folder.
+        oldest, newest: the bounds of `at`; None if the file has no such statistics.
+    """
+
+    path: str
+    kind: str
+    size: int
+    rows: int
+    oldest: dt.datetime | None
+    newest: dt.datetime | None
+
+
+def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
+    """Return the data files of this version of the table.
+
+    Raises:
+        LedgerError: the log names files that are not a ledger's.
+    """
+    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    check_named(place.uri, ((row["path"], row["partition.kind"]) for row in actions))
+    return [
+        StoredFile(
+            row["path"], row["partition.kind"], row["size_bytes"], row["num_records"] or 0,
+            row.get("min.at"), row.get("max.at"),
+        )
+        for row in actions
+    ]  # fmt: skip
+
+
+def read_file(
+    place: LedgerPath, file: StoredFile, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a data file, in the columns of the table; those not named are null."""
+    import pyarrow.parquet as pq
+
+    with place.filesystem().open_input_file(f"{place.root}/{file.path}") as source:
+        # Spark's OPTIMIZE writes INT96, which in nanoseconds has no years before 1678.
+        parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
+            values = dict(zip(batch.schema.names, batch.columns, strict=True))
+            values["kind"] = pa.repeat(file.kind, batch.num_rows)
+            nulls = {f.name: pa.nulls(batch.num_rows, f.type) for f in LEDGER_SCHEMA}
+            arrays = [values.get(f.name, nulls[f.name]).cast(f.type) for f in LEDGER_SCHEMA]
+            yield pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
+
+
+def rewrite(
+    place: LedgerPath, table: DeltaTable, groups: Sequence[Sequence[StoredFile]],
+    change: Change = lambda batch: batch, dropped: Sequence[StoredFile] = (),
+) -> bool:  # fmt: skip
+    """Replace each group of files by one file per kind with the rows that `change` lets stay.
+
+    Args:
+        dropped: files of which no row stays.
+
+    Returns:
+        False if another process has rewritten the table since `table` was opened. Nothing has
+        changed then.
+
+    Raises:
+        LedgerError: the commit failed for another reason.
+    """
+    from deltalake import CommitProperties, PostCommitHookProperties
+    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.transaction import AddAction, RemoveAction, Transaction
+
+    added = []
+    for group in groups:
+        batches = (change(batch) for file in group for batch in read_file(place, file))
+        added += write_data_files(place, (batch for batch in batches if batch.num_rows))
+    app_id = f"rocket-sink/rewrites/{table.metadata().id}"
+    number = (last_version(place, table, app_id) or 0) + 1
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[Any] = [
+        RemoveAction(file.path, False, now_ms, file.size, {"kind": file.kind})
+        for group in (*groups, dropped)
+        for file in group
+    ]
+    actions += [
+        AddAction(file.path, file.size, {"kind": file.kind}, file.modified_ms, False, file.stats)
+        for file in added
+    ]
+    transaction = Transaction(app_id, number, now_ms)
+    try:
+        table.create_write_transaction(
+            actions, "append", table.schema(), ["kind"],
+            commit_properties=CommitProperties(app_transactions=[transaction]),
+            post_commithook_properties=PostCommitHookProperties(False, False),
+        )  # fmt: skip
+    except (DeltaError, OSError) as error:
+        # The new files stay. A store's answer may have been lost after the commit, and then the
+        # table names them.
+        newer = open_table(place)
+        names = set() if newer is None else {file.path for file in stored_files(place, newer)}
+        if added and added[0].path in names:
+            return True
+        if isinstance(error, CommitFailedError):
+            return False
+        raise LedgerError(
+            f"cannot rewrite files of the ledger {place.uri}: {error}", path=place.uri
+        ) from error
+    return True

@@ -1,0 +1,198 @@
+"""A ledger of very many epochs: what folds cost, how many files there are, and what a report takes.
+
+    python -m tests.growth 3000 20000
+
+prints the table of docs/operate/ledger.md, a row per number of epochs. Each epoch is a commit of
+the rows of eight tasks, as a fold makes it every ten seconds; the last ten are folded from a spool.
+The simulated hours pass in minutes, so the time for which the ledger keeps what was replaced is
+shorter by the same factor.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.append.delta_rs import commit, create_table, open_table
+from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.records import placed
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.table import PROPERTIES
+from rocket_sink.ledger.upkeep.growth import keep_small
+from tests.ledger.values import accounts, confirmed, context, sends
+
+QUERY: Final = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
+START: Final = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
+TASKS: Final = 8
+REQUESTS: Final = 12
+"""Of a task; a ledger of 3,000 epochs has the 290,000 send rows of a trial of eight hours."""
+EPOCH_S: Final = 10
+KEPT_EPOCHS: Final = 4 * 360
+REAL_FOLDS: Final = 10
+SPARK: Any = SimpleNamespace(
+    _jsparkSession=1, sparkContext=SimpleNamespace(master="local[2]", applicationId="growth")
+)
+"""A local session; a fold of few rows asks Spark for nothing."""
+REPORT: Final = """
+import resource, sys
+from rocket_sink.cli import main
+code = main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss // 1024, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+class Size(NamedTuple):
+    """The size of a ledger after so many epochs; what was replaced is on disk for a while."""
+
+    epochs: int
+    files: int
+    files_on_disk: int
+    data_mb: float
+    log_files: int
+    log_mb: float
+    fold_cpu_ms: float
+    commit_cpu_ms: float
+    report_cpu_s: float
+    report_mb: int
+
+
+def rows_of_task(epoch: int, task: int) -> list[pa.RecordBatch]:
+    ctx = context(
+        query_id=QUERY, epoch=epoch, partition=task, task_attempt_id=epoch * TASKS + task,
+        worker=f"worker-{task % 2}:4711",
+    )  # fmt: skip
+    return [sends(ctx, REQUESTS), accounts(ctx, acked=7 * REQUESTS)]
+
+
+class Growth:
+    """A ledger that grows by an epoch at a time."""
+
+    def __init__(self, folder: str, kept_s: float) -> None:
+        self.place: LedgerPath = resolve_path(folder)
+        kept = f"interval {int(kept_s * 1000)} milliseconds"
+        kept_for = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+        properties = {**PROPERTIES, **dict.fromkeys(kept_for, kept)}
+        properties[VERSION_PROPERTY] = str(SCHEMA_VERSION)
+        assert create_table(self.place, LEDGER_SCHEMA, properties)
+        batches = [batch for task in range(TASKS) for batch in rows_of_task(0, task)]
+        batches.append(confirmed(context(query_id=QUERY), TASKS * 7 * REQUESTS))
+        # Batches of a kind are joined, as a fold of few files writes a file per kind.
+        self.template = pa.Table.from_batches(batches, LEDGER_SCHEMA)
+        self.epochs = 0
+
+    def grow(self) -> float:
+        """Commit the rows of the next epoch; return the CPU seconds of the commit."""
+        moment = START + dt.timedelta(seconds=EPOCH_S * self.epochs)
+        table = self.template
+        ids = pa.array(
+            [n and n + self.epochs * TASKS for n in table["task_attempt_id"].to_pylist()],
+            pa.int64(),
+        )
+        for name, values in (
+            ("at", pa.array([moment] * len(table), pa.timestamp("us", tz="UTC"))),
+            ("epoch", pa.array([self.epochs] * len(table), pa.int64())),
+            ("task_attempt_id", ids),
+        ):
+            table = table.set_column(table.schema.get_field_index(name), table.field(name), values)
+        begin_s = time.process_time()
+        current = open_table(self.place)
+        assert current is not None
+        sequence = (current.version() + 1) << 32
+        files = write_data_files(
+            self.place, [placed(batch, sequence) for batch in table.combine_chunks().to_batches()]
+        )
+        commit(self.place, current, files, "growth", self.epochs)
+        append: Any = SimpleNamespace(place=self.place, is_own=True, sequence=sequence)
+        keep_small(append)
+        self.epochs += 1
+        return time.process_time() - begin_s
+
+    def fold(self) -> float:
+        """Fold the next epoch from a spool; return the CPU seconds of the fold."""
+        for task in range(TASKS):
+            spool = SpoolWriter(self.place, context(
+                query_id=QUERY, epoch=self.epochs, partition=task,
+                task_attempt_id=self.epochs * TASKS + task,
+            ))  # fmt: skip
+            spool.append(*rows_of_task(self.epochs, task))
+            spool.seal()
+        begin_s = time.process_time()
+        fold(SPARK, self.place)
+        self.epochs += 1
+        return time.process_time() - begin_s
+
+    def size(self, fold_s: float, commit_s: float) -> Size:
+        root = Path(self.place.root)
+        log = list((root / "_delta_log").iterdir())
+        stored = list(root.glob("kind=*/*.parquet"))
+        done = subprocess.run(
+            [sys.executable, "-c", REPORT, "report", "--ledger", str(root), "--json"],
+            capture_output=True, text=True, check=True, timeout=3600,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["verdict"], "the report is empty"
+        cpu_s, memory_mb = done.stderr.split()[-2:]
+        table = DeltaTable(root)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        rows = len(self.template) * self.epochs - self.folded
+        assert sum(actions["num_records"].to_pylist()) == rows
+        return Size(
+            self.epochs, len(actions), len(stored),
+            sum(path.stat().st_size for path in stored) / 1e6, len(log),
+            sum(path.stat().st_size for path in log) / 1e6, fold_s * 1e3, commit_s * 1e3,
+            float(cpu_s), int(memory_mb),
+        )  # fmt: skip
+
+    folded = 0
+    """Epochs that were folded: these have no row of the driver."""
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def measure(folder: str, marks: list[int], kept_s: float) -> list[Size]:
+    """Grow a ledger; return its size at each of these numbers of epochs."""
+    growth, sizes, commits = Growth(folder, kept_s), [], []
+    for mark in marks:
+        while growth.epochs < mark - REAL_FOLDS:
+            commits.append(growth.grow())
+        folds = [growth.fold() for _ in range(REAL_FOLDS)]
+        growth.folded += REAL_FOLDS
+        last = commits[-1000:]
+        sizes.append(growth.size(median(folds), sum(last) / len(last)))
+        texts = (f"{n:,.1f}" if isinstance(n, float) else f"{n:,}" for n in sizes[-1])
+        print("|", " | ".join(texts), "|", flush=True)
+    return sizes
+
+
+def main(arguments: list[str]) -> None:
+    marks = [100, *map(int, arguments)]
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        with tempfile.TemporaryDirectory() as trial:
+            begin_s = time.monotonic()
+            measure(f"{trial}/ledger", [60], 60.0)
+            epoch_s = (time.monotonic() - begin_s) / 80
+        print("|", " | ".join(Size._fields), "|")
+        measure(f"{folder}/ledger", marks, KEPT_EPOCHS * epoch_s)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "MB at most in this process")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

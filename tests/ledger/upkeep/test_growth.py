@@ -1,0 +1,146 @@
+"""What keeps a ledger small: merged files, checkpoints, a short log; and who must not notice."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.append.delta_rs import commit, open_table
+from rocket_sink.ledger.backfill_marks import settled_since
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.upkeep.growth import merge
+from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file
+from tests.growth import TASKS, Growth
+
+from ..values import context, sends
+
+EPOCHS = 60
+KEPT_S = 600.0
+
+
+def by_delta_rs(folder: str | Path) -> dict[int, int]:
+    """Accounts of tasks by epoch, read by delta-rs."""
+    rows = DeltaTable(folder).to_pyarrow_table(columns=["kind", "epoch", "partition"])
+    epochs = rows.filter((pc.field("kind") == "epoch") & pc.field("partition").is_valid())
+    counts = epochs.group_by("epoch").aggregate([([], "count_all")]).to_pylist()
+    return {row["epoch"]: row["count_all"] for row in counts}
+
+
+@pytest.fixture
+def growth(tmp_path: Path) -> Growth:
+    return Growth(str(tmp_path / "ledger"), KEPT_S)
+
+
+def test_files_and_log_stay_few(tmp_path: Path) -> None:
+    """Each tenth commit merges; what was merged goes after its time, the log with it."""
+    growth = Growth(str(tmp_path / "ledger"), 0.001)
+    growth.grow()
+    pinned = DeltaTable(growth.place.root).to_pyarrow_dataset().count_rows()
+    for _ in range(2 * EPOCHS):
+        growth.grow()
+    folder = tmp_path / "ledger"
+    assert pinned == len(growth.template)
+    assert len(DeltaTable(folder).file_uris()) < 40
+    assert len(list((folder / "_delta_log").glob("*.json"))) < EPOCHS
+    assert by_delta_rs(folder) == dict.fromkeys(range(2 * EPOCHS + 1), TASKS)
+    quick = open_quick(folder)
+    assert quick is not None
+    assert quick.query("SELECT count(*) AS n, bool_and(adds_up) AS ok FROM epochs").to_pylist() == [
+        {"n": 2 * EPOCHS + 1, "ok": True}
+    ]
+
+
+def test_an_open_reader_and_an_old_version_live_on(growth: Growth) -> None:
+    for _ in range(5):
+        growth.grow()
+    reader, version = open_quick(growth.place.root), DeltaTable(growth.place.root).version()
+    assert reader is not None
+    for _ in range(EPOCHS):
+        growth.grow()
+    assert reader.query("SELECT count(*) AS n FROM epochs").to_pylist() == [{"n": 5}]
+    old = DeltaTable(growth.place.root, version=version)
+    assert len(set(old.to_pyarrow_table(columns=["epoch"])["epoch"].to_pylist())) == 5
+
+
+def test_of_two_rewrites_of_a_version_one_is_refused(growth: Growth) -> None:
+    """delta-rs lets two compactions of the same files through: each row is there twice then."""
+    for _ in range(5):
+        growth.grow()
+    first, second = (open_table(growth.place) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert merge(growth.place, first, everything=True) == (10, 2)
+    assert merge(growth.place, second, everything=True) == (0, 0)
+    assert by_delta_rs(growth.place.root) == dict.fromkeys(range(5), TASKS)
+
+
+def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
+    """A second driver, whose epoch took longer than the log reaches back."""
+    for _ in range(5):
+        growth.grow()
+    begun, table = open_table(growth.place), open_table(growth.place)
+    assert begun is not None
+    assert table is not None
+    merge(growth.place, table, everything=True)
+    DeltaTable(growth.place.root).create_checkpoint()
+    Path(growth.place.root, "_delta_log", f"{begun.version():020}.json").unlink()
+    files = write_data_files(growth.place, [sends(context(query_id="begun"))])
+    commit(growth.place, begun, files, "begun", 0)
+    assert by_delta_rs(growth.place.root) == dict.fromkeys(range(5), TASKS)
+    rows = DeltaTable(growth.place.root).to_pyarrow_table(columns=["query_id"])
+    assert rows["query_id"].to_pylist().count("begun") == 1
+
+
+def test_the_table_is_append_only_for_others(growth: Growth) -> None:
+    for _ in range(12):
+        growth.grow()
+    with pytest.raises(CommitFailedError, match="append-only"):
+        DeltaTable(growth.place.root).delete("epoch = 3")
+
+
+def test_times_that_spark_wrote_do_not_wrap(growth: Growth, tmp_path: Path) -> None:
+    """Spark's OPTIMIZE writes INT96; in nanoseconds the years 1, 2300 and 9999 are others."""
+    years = [1, 2300, 9999]
+    moments = [dt.datetime(year, 6, 1, tzinfo=dt.timezone.utc) for year in years]
+    rows = sends(context(), len(years))
+    at = rows.schema.field("at")
+    rows = rows.set_column(rows.schema.get_field_index("at"), at, pa.array(moments, at.type))
+    path = Path(growth.place.root, "kind=send", "x.parquet")
+    path.parent.mkdir(exist_ok=True)
+    table = pa.Table.from_batches([rows])
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    file = StoredFile("kind=send/x.parquet", "send", 1, len(years), None, None)
+    times = [t for batch in read_file(growth.place, file) for t in batch["at"].to_pylist()]
+    assert times == moments
+
+
+def test_a_row_is_written_a_few_times_only(growth: Growth) -> None:
+    for _ in range(4 * EPOCHS):
+        growth.grow()
+    actions = [
+        line
+        for path in Path(growth.place.root, "_delta_log").glob("*.json")
+        for line in path.read_text().splitlines()
+    ]
+    written = sum('"add":' in line and "kind=send" in line for line in actions)
+    assert written < 1.2 * 4 * EPOCHS
+
+
+def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth: Growth) -> None:
+    """Letters that were parked since would be sent: the commits that say so are gone."""
+    growth.grow()
+    version = DeltaTable(growth.place.root).version()
+    growth.grow()
+    assert settled_since(growth.place, version) == set()
+    Path(growth.place.root, "_delta_log", f"{version:020}.json").unlink()
+    with pytest.raises(LedgerError, match="no longer reaches back"):
+        settled_since(growth.place, version)
