@@ -42,7 +42,7 @@ TASKS: Final = 8
 REQUESTS: Final = 12
 """Of a task; a ledger of 3,000 epochs has the 290,000 send rows of a trial of eight hours."""
 EPOCH_S: Final = 10
-KEPT_EPOCHS: Final = 4 * 360
+KEPT_EPOCHS: Final = 6 * 360
 REAL_FOLDS: Final = 10
 SPARK: Any = SimpleNamespace(
     _jsparkSession=1, sparkContext=SimpleNamespace(master="local[2]", applicationId="growth")

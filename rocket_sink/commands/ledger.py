@@ -181,7 +181,7 @@ def expire(
     if dry_run:
         note(f"nothing was done: {files} would go or be written anew")
     else:
-        note(f"{files} gone or written anew; the old ones are deleted in four hours")
+        note(f"{files} gone or written anew; the old ones are deleted in six hours")
 
 
 @ledger.command(

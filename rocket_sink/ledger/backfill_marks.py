@@ -200,7 +200,7 @@ def _added(place: LedgerPath, filesystem: fs.FileSystem, version: int) -> Iterat
     """Paths of the files with resolutions, commit after commit.
 
     Raises:
-        FileNotFoundError: the log was cleaned up since; it reaches back for four hours.
+        FileNotFoundError: the log was cleaned up since; it reaches back for six hours.
     """
     if commit_actions(place, filesystem, version) is None:
         raise FileNotFoundError("its log no longer reaches back so far; start the backfill again")

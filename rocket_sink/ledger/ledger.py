@@ -269,7 +269,7 @@ class Ledger:
 
         What something still asks for stays: pending dead letters, open transactions, resolutions
         of dead letters that stay, and the last two epochs of each query. Streams, folds and
-        reports may run meanwhile. Files that were replaced are deleted four hours later.
+        reports may run meanwhile. Files that were replaced are deleted six hours later.
 
         Args:
             older_than: by kind of row; a kind that is not named stays.

@@ -58,7 +58,7 @@ class LedgerFollower:
     Reads Delta's log from its end on, and the files that commits add.
 
     Files that OPTIMIZE wrote anew have no new rows and are passed over. A commit is read once it
-    is there whole; its log file is kept for four hours.
+    is there whole; its log file is kept for six hours.
     """
 
     def __init__(self, place: LedgerPath, columns: tuple[str, ...]) -> None:

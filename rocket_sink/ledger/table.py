@@ -98,8 +98,8 @@ PROPERTIES: Final = {
     # History must not be edited; `upkeep.rewrite` tells what takes rows out.
     "delta.appendOnly": "true",
     # Files that were merged, and old commits, stay for readers that are open.
-    "delta.deletedFileRetentionDuration": "interval 4 hours",
-    "delta.logRetentionDuration": "interval 4 hours",
+    "delta.deletedFileRetentionDuration": "interval 6 hours",
+    "delta.logRetentionDuration": "interval 6 hours",
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
 }
 

@@ -42,6 +42,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert table is not None
         files = write_data_files(place, [sends(context(epoch=epoch), 1)])
         delta_rs.commit(place, table, files, "query", epoch)
+        table.update_incremental()
+        if f"{table.version():020}" in CHECKPOINT:
+            table.create_checkpoint()
     assert (folder / LOG_FOLDER / CHECKPOINT).exists()
     return folder
 

@@ -27,6 +27,7 @@ from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PRO
 from rocket_sink.ledger.spool.files import fetched
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import QueueSnapshots, with_queues
@@ -67,6 +68,8 @@ def commit(place: LedgerPath, query: str, version: int, token: str = "") -> None
     assert table is not None
     files = write_data_files(place, [sends(context(query_id=query), ROWS)])
     delta_rs.commit(place, table, files, query, version, token)
+    append: Any = SimpleNamespace(place=place, is_own=True, sequence=(table.version() + 1) << 32)
+    keep_small(append)
 
 
 def rows_in(server: S3Server, place: LedgerPath) -> Counter[str]:
@@ -114,6 +117,8 @@ def test_a_checkpoint_sums_up_the_log(server: S3Server, place: LedgerPath) -> No
         commit(place, "q", version, f"token-{version}")
     names = stored_keys(server.client(), place.root.partition("/")[0], "ledger")
     assert sum(name.endswith(".checkpoint.parquet") for name in names) == 1
+    merged = delta_rs.open_table(place)
+    assert merged is not None and len(merged.file_uris()) < 12
     assert rows_in(server, place) == {"q": 12 * ROWS}
     table = delta_rs.open_table(place)
     assert table is not None and table.transaction_version("q") == 11

@@ -47,7 +47,8 @@ _passed: dict[LedgerPath, int] = {}
 def keep_small(append: Append) -> None:
     """Merge files, sum up the log and clean up, where delta-rs has committed; never raises."""
     place, version = append.place, append.sequence >> 32
-    if not append.is_own or version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
+    # A ledger that was made anew has a smaller version than before.
+    if not append.is_own or 0 <= version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
         return
     _passed[place] = version
     try:
