@@ -68,9 +68,16 @@ def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json"
     """The bytes of a frame before its body.
 
     Raises:
-        LocalProtocolError: the frame exceeds the limit at which servers close the connection.
+        LocalProtocolError: the frame is too long.
     """
     header_length = len(header)
+    check_lengths(header_length, body_length)
+    mark = header_length | (_ROCKETMQ << 24) if serialize == "rocketmq" else header_length
+    return _PREFIX.pack(4 + header_length + body_length, mark) + header
+
+
+def check_lengths(header_length: int, body_length: int) -> None:
+    """Raises LocalProtocolError when servers would close the connection for such a frame."""
     length = 4 + header_length + body_length
     if 4 + length > DEFAULT_LIMITS.frame_bytes or header_length > DEFAULT_LIMITS.header_bytes:
         raise LocalProtocolError(
@@ -80,8 +87,6 @@ def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json"
             size=4 + length,
             limit=DEFAULT_LIMITS.frame_bytes,
         )
-    mark = header_length | (_ROCKETMQ << 24) if serialize == "rocketmq" else header_length
-    return _PREFIX.pack(length, mark) + header
 
 
 def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json") -> bytes:

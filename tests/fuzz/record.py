@@ -50,8 +50,7 @@ def _argument(name: str) -> Callable[[dict[str, Any]], Any]:
 _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]], ...]] = (
     (frames.FrameReader.receive_data, _argument("data"), ("frame",)),
     (headers.decode_json_header, _argument("header"),
-     ("json header", "json header of fastjson", "send answer")),
-    (headers.decode_any_json_header, _argument("header"), ("json header of fastjson",)),
+     ("json header", "send answer")),
     (headers.decode_binary_header, _argument("header"), ("binary header",)),
     (route.decode_route, _argument("body"), ("route",)),
     (stored_module.decode_stored, _argument("buffer"), ("stored",)),

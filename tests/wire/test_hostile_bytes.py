@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame
 from rocket_sink.wire.headers import (
-    decode_any_json_header,
     decode_binary_header,
     decode_json_header,
     encode_binary_header,
@@ -124,37 +123,6 @@ def test_pushed_replies(ext: dict[str, str]):
 def test_texts(text: str):
     for decode in (decode_offset_message_id, decode_properties):
         check_value_or_refusal(lambda _, decode=decode: decode(text), b"")
-
-
-plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-
-
-@given(
-    code=st.integers(-5, 2**31 - 1),
-    opaque=st.integers(-5, 2**31 - 1),
-    flag=st.integers(0, 3),
-    ext=st.dictionaries(plain, plain, max_size=5),
-    raw=st.binary(max_size=4),
-    language=st.sampled_from(["JAVA", "PYTHON", "KLINGON"]),
-)
-def test_the_short_way_for_common_headers_agrees_with_the_general_one(
-    code: int, opaque: int, flag: int, ext: dict[str, str], raw: bytes, language: str
-):
-    fields = json.dumps(ext, ensure_ascii=False, separators=(",", ":")).encode()
-    if fields != b"{}":
-        fields = fields[:-2] + raw + fields[-2:]
-    header = (
-        f'{{"code":{code},"extFields":'.encode() + fields
-        + f',"flag":{flag},"language":"{language}","opaque":{opaque},'.encode()
-        + b'"serializeTypeCurrentRPC":"JSON","version":479}'
-    )  # fmt: skip
-    results = []
-    for decode in (decode_json_header, decode_any_json_header):
-        try:
-            results.append(decode(header, DEFAULT_LIMITS))
-        except RemoteProtocolError:
-            results.append(None)
-    assert results[0] == results[1]
 
 
 def test_frames_from_a_socket_that_speaks_something_else():

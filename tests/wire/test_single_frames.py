@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
+from rocket_sink.wire import headers
 from rocket_sink.wire.acl import Credentials
-from rocket_sink.wire.columns import single_frames
 from rocket_sink.wire.columns.single_frames import SingleMessages, fill_frames
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.send_header import SendTemplate
@@ -97,7 +97,7 @@ def test_too_long_a_frame_is_refused():
 
 
 def test_digits_in_a_shared_field_are_no_hole():
-    shared = f'orders-{single_frames._OPAQUE},"opaque":{single_frames._OPAQUE}'
+    shared = f'orders-{headers._HOLE},"opaque":{headers._HOLE}'
     model = Frame(37, {"topic": shared, "one": ""}, flag=0)
     decoded = whole(fill_frames(model, {"one": pa.array(["a", "b"])}, 7).to_pybytes())
     assert [(frame.opaque, frame.ext["topic"]) for frame in decoded] == [(7, shared), (8, shared)]

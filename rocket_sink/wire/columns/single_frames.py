@@ -7,9 +7,8 @@ it: with credentials (a signature covers the body) and in the binary serialisati
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias
 
@@ -28,7 +27,8 @@ from rocket_sink.wire.columns.buffers import (
     offsets_of,
     uniform,
 )
-from rocket_sink.wire.headers import Frame, encode_json_header
+from rocket_sink.wire.frame import check_lengths
+from rocket_sink.wire.headers import Frame, cut_json_header
 from rocket_sink.wire.send_header import SendTemplate
 
 Ints: TypeAlias = "int | Int64s"
@@ -81,23 +81,19 @@ class SingleMessages:
         Raises:
             LocalProtocolError: a frame passes the limits.
         """
-        parts = template.parts(queue_id, born_ms, broker_name)
-        if parts is None:
+        if not template.takes_columns:
             frames = template.frames(
                 self._messages(), first_opaque=first_opaque, queue_id=queue_id, born_ms=born_ms,
                 broker_name=broker_name,
             )  # fmt: skip
             return pa.py_buffer(frames)
-        pieces: list[Piece] = [
-            parts.start, _text(self.sys_flag), parts.before_flag, _text(self.flag),
-            parts.before_properties, _json_text(self.properties),
-            _json_suffix(self.suffix) + parts.before_opaque, _opaques(first_opaque, len(self)),
-            parts.end,
-        ]  # fmt: skip
-        header_bytes = _header_bytes(pieces, len(self))
-        lengths = header_bytes + lengths_of(self.body)
-        template.check_lengths(int(header_bytes.max()), int(lengths.max()))
-        return _framed([*pieces, as_binary(self.body)], header_bytes, lengths)
+        texts = as_binary(self.properties)
+        if self.suffix:
+            suffix = pa.scalar(self.suffix, texts.type)
+            texts = pc.binary_join_element_wise(texts, suffix, pa.scalar(b"", texts.type))
+        model = template.frame(queue_id, born_ms, "-", broker_name)
+        columns = {"f": self.sys_flag, "h": self.flag, "i": texts}
+        return fill_frames(model, columns, first_opaque, self.body)
 
     def _messages(self) -> Iterator[tuple[bytes, str, int, int]]:
         """Yield (body, properties, sys_flag, flag) of each message, for `SendTemplate.frames`."""
@@ -106,39 +102,36 @@ class SingleMessages:
         return zip(self.body.to_pylist(), texts, *flags, strict=True)
 
 
-_OPAQUE: Final = 1_987_654_321
-"""Stands for the ids in a header that is cut at its holes."""
-
-
-def fill_frames(frame: Frame, columns: Mapping[str, pa.Array], first_opaque: int) -> pa.Buffer:
-    """JSON frames without a body that differ in some header fields, with consecutive opaque ids.
+def fill_frames(
+    frame: Frame,
+    columns: Mapping[str, pa.Array | Ints],
+    first_opaque: int,
+    bodies: pa.Array | None = None,
+) -> pa.Buffer:
+    """JSON frames that differ in some header fields, with consecutive opaque ids.
 
     Args:
         frame: what they share.
-        columns: {header field: its text in each frame}.
+        columns: {header field: its value in each frame, or in all}, in the order of the header.
+        bodies: binary; None: the frames have none.
+
+    Raises:
+        LocalProtocolError: a frame passes the limits.
     """
-    count = len(next(iter(columns.values())))
-    marks = {name: f"\ue000{number}\ue001" for number, name in enumerate(columns)}
-    header = encode_json_header(replace(frame, ext={**(frame.ext or {}), **marks}, opaque=_OPAQUE))
-    values = {mark: uniform(_json_text(columns[name])) for name, mark in marks.items()}
-    before, name, after = header.decode().partition(f'"opaque":{_OPAQUE}')
-    values[name] = _opaques(first_opaque, count)
-    marked = re.split(f"({'|'.join(marks.values())})", before)
-    parts = [*marked, '"opaque":', name, after]
-    pieces = [values[part] if part in values else part.encode() for part in parts]
-    header_bytes = _header_bytes(pieces, count)
-    return _framed(pieces, header_bytes, header_bytes)
-
-
-def _opaques(first: int, count: int) -> Piece:
-    return _text(np.arange(first, first + count))
-
-
-def _header_bytes(pieces: Sequence[Piece], count: int) -> Int64s:
-    sizes = np.zeros(count, np.int64)
+    rows: Any = next(iter(columns.values())) if bodies is None else bodies
+    count = len(rows)
+    parts = [text.encode() for text in cut_json_header(frame, list(columns))]
+    values = [*columns.values(), np.arange(first_opaque, first_opaque + count)]
+    pieces: list[Piece] = [parts[0]]
+    for value, part in zip(values, parts[1:], strict=True):
+        pieces += (_text(value), part)
+    header_bytes = np.zeros(count, np.int64)
     for piece in pieces:
-        sizes += _sizes(piece)
-    return sizes
+        header_bytes += _sizes(piece)
+    body_bytes = np.zeros(count, np.int64) if bodies is None else lengths_of(bodies)
+    check_lengths(int(header_bytes.max()), int((header_bytes + body_bytes).max()))
+    bodies = [] if bodies is None else [as_binary(bodies)]
+    return _framed([*pieces, *bodies], header_bytes, header_bytes + body_bytes)
 
 
 def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> pa.Buffer:
@@ -156,11 +149,13 @@ def _list(values: Ints, count: int) -> list[int]:
     return [values] * count if isinstance(values, int) else values.tolist()
 
 
-def _text(values: Ints) -> Piece:
-    """The numbers in decimal."""
+def _text(values: pa.Array | Ints) -> Piece:
+    """The values between the quotes of JSON strings; numbers in decimal."""
     if isinstance(values, int):
         return str(values).encode()
-    return uniform(as_binary(pa.array(values).cast(pa.string())))
+    if isinstance(values, np.ndarray):
+        return uniform(as_binary(pa.array(values).cast(pa.string())))
+    return uniform(_json_text(values))
 
 
 def _sizes(piece: Piece) -> Any:
@@ -168,10 +163,6 @@ def _sizes(piece: Piece) -> Any:
     if isinstance(piece, bytes):
         return len(piece)
     return piece.dtype.itemsize if isinstance(piece, np.ndarray) else lengths_of(piece)
-
-
-def _json_suffix(text: bytes) -> bytes:
-    return encode_basestring(text.decode())[1:-1].encode()
 
 
 def _json_text(texts: pa.Array) -> pa.Array:
