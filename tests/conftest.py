@@ -25,6 +25,7 @@ from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, kept_logs, rest, two_brokers, wake
 from tests.jvms import SMALL_PLANS, fetch_packages, quick_brokers, submit_args
+from tests.short import WITH_JAVA, is_long
 
 # The cores of a build machine are shared, so no example has a time limit.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +45,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("crash harness (tests/crash, -m slow)")
     group.addoption("--crash-seed", type=int, default=1, help="seed of the first schedule")
     group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
+    parser.getgroup("short form (tests/short.py)").addoption(
+        "--long", action="store_true", help="whole runs have the long tests, too"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the long tests out of whole runs: those that name neither files nor a `-k`."""
+    option = config.option
+    is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS and not option.keyword
+    # Workers get the controller's options.
+    if is_whole and not option.long and not hasattr(config, "workerinput"):
+        asked = f"({option.markexpr}) and " if option.markexpr else ""
+        option.markexpr = f"{asked}(not long or slow)"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is long; in the short form (`--dist loadgroup`) one worker has Spark and a cluster,
+    beside one that has all files without."""
+    java = any(item.get_closest_marker(name) for name in _NEEDS)
+    nodeid = (
+        item.path.relative_to(Path(__file__).parents[1]).as_posix()
+        + "::"
+        + (item.nodeid.partition("::")[2])
+    )
+    if is_long(nodeid, java=java):
+        item.add_marker(pytest.mark.long)
+    with_java = item.path.relative_to(Path(__file__).parent).as_posix() in WITH_JAVA
+    item.add_marker(pytest.mark.xdist_group("java" if with_java else str(item.path)))
 
 
 LONGEST = (

@@ -4,7 +4,7 @@
 
 The optimising compiler pays off over hours, not over the minutes of a test. Half of the CPU time
 of a Spark driver's start goes into reading and verifying classes: 22 s without an archive, 13 s
-with one. `.ci/run` makes the archives, which takes less time than one run saves. Tests pass without
+with one. `.ci/install` makes them, which takes less time than one run saves. Tests pass without
 archives, too. A JVM ignores an archive that was made by another Java or of other jars.
 """
 

@@ -128,10 +128,10 @@ def _environment(folder: Path, python: str, *packages: str) -> Path:
         venv.create(folder, with_pip=True)
     else:
         _run(python, "-m", "venv", folder, cwd=folder.parent)
-    made = folder / "bin" / "python"
-    _run(made, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages,
+    interpreter = folder / "bin" / "python"
+    _run(interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages,
          cwd=folder.parent)  # fmt: skip
-    return made
+    return interpreter
 
 
 def _clean_variables(**more: str) -> dict[str, str]:
@@ -200,17 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="keep nothing, and upload nothing")
     parser.add_argument("--python", action="append", metavar="PATH",
                         help="a Python that builds, too (default: Debian's)")  # fmt: skip
-    given = parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
     if _run("git", "status", "--porcelain", cwd=ROOT):
         _say("note: what is not committed is not built")
     with tempfile.TemporaryDirectory(prefix="rocket-sink-release-") as name:
         work = Path(name)
-        built = build([sys.executable, *(given.python or other_python())], work)
+        built = build([sys.executable, *(chosen.python or other_python())], work)
         check(built, work)
         problems = publication_problems()
         for problem in problems:
             _say(f"before an upload: {problem}")
-        if given.check:
+        if chosen.check:
             return 0
         if problems:
             return 1
