@@ -39,6 +39,8 @@ MEANING: Final = {
     "sharding_key": "chooses the queue; order holds per key",
     "properties": "user properties",
     "delay_level": "later delivery, level 1 to 18; one of the three",
+    "priority": "0 and up; a topic of the type PRIORITY gives the highest first (from 5.4 on)",
+    "lite_topic": "lite topic in a topic of the type LITE; its rows keep to a queue (from 5.5 on)",
     "delay_ms": "later delivery, so many milliseconds after storing (brokers from 5.0 on)",
     "delivery_timestamp": "later delivery, at this time or ms since 1970 (brokers from 5.0 on)",
     "queue_id": "with `broker_name`: this very queue",

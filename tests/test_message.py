@@ -113,9 +113,9 @@ def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is() -> 
         delay_ms=None, delivery_timestamp_ms=None, flag=0, wait_store=True, message_id=None,
         delay_s=None,
     )  # fmt: skip
-    assert plain == explicit and not plain.is_timed and repr(plain) == repr(explicit)
+    assert plain == explicit and not plain.is_single and repr(plain) == repr(explicit)
     assert dataclasses.replace(plain, tags="a") == Message("t", b"b", tags="a")
-    for name in ("tags", "properties", "is_timed"):
+    for name in ("tags", "properties", "is_single"):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(plain, name, "x")
     with pytest.raises(TypeError):

@@ -35,12 +35,19 @@ _DISK_FULL = 0.9
 """DefaultMessageStore.getDiskSpaceWarningLevelRatio: the highest that can be set."""
 _TYPE = "message.type"
 _POLICY = "cleanup.policy"
-_DELAYS = {"delay_level", "delay_ms", "delivery_timestamp"}
+_COLUMNS = {
+    "DELAY": {"delay_level", "delay_ms", "delivery_timestamp"},
+    "PRIORITY": {"priority"},
+    "LITE": {"lite_topic"},
+}
+"""Type of a topic -> columns that only its messages have."""
 _WANTS = {
     "NORMAL": "rows without sharding key and delay",
     "FIFO": "ordering=strict or best_effort, and rows with a sharding_key",
     "DELAY": "rows with delay_level, delay_ms or delivery_timestamp",
     "TRANSACTION": "delivery=transactional",
+    "PRIORITY": "rows with a priority",
+    "LITE": "rows with a lite_topic",
 }
 """Type of a topic -> its messages (TopicMessageType.parseFromMessageProperty)."""
 
@@ -299,8 +306,10 @@ def _sent_type(options: SinkOptions) -> str | None:
     """The type of all messages by the options; None: it depends on the rows."""
     if options.delivery == "transactional":
         return "TRANSACTION"
-    if _DELAYS & {name for name, _ in options.columns}:
-        return "DELAY"
+    columns = {name for name, _ in options.columns}
+    for kind, names in _COLUMNS.items():
+        if names & columns:
+            return kind
     return "FIFO" if options.ordering != "none" else None
 
 

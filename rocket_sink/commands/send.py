@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FIELDS = {
     "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
-    "delivery_timestamp_ms", "flag", "wait_store", "message_id",
+    "delivery_timestamp_ms", "flag", "wait_store", "message_id", "priority", "lite_topic",
 }  # fmt: skip
 """Fields of `Message`: the row contract without the queue, event_time and order_by."""
 
@@ -49,7 +49,7 @@ _FIELDS = {
     is_flag=True,
     help="Lines are objects with the row contract's names: body (or value), topic, tags, keys, "
     "sharding_key, properties, delay_level, delay_ms, delivery_timestamp (ms since 1970), flag, "
-    "wait_store, message_id.",
+    "wait_store, message_id, priority, lite_topic.",
 )
 @click.option("--tags", help="The messages' tag.")
 @click.option("--keys", help="Keys, separated by blanks.")

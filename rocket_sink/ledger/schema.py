@@ -134,6 +134,8 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("delay_level", "BIGINT", (DEAD_LETTER,), "delay level, 1 to 18"),
     Column("delay_ms", "BIGINT", (DEAD_LETTER,), "delay in milliseconds"),
     Column("delivery_timestamp", "BIGINT", (DEAD_LETTER,), "delivery time, milliseconds since 1970"),
+    Column("priority", "BIGINT", (DEAD_LETTER,), "priority, 0 and up"),
+    Column("lite_topic", "STRING", (DEAD_LETTER,), "lite topic"),
     Column("flag", "BIGINT", (DEAD_LETTER,), "user flag"),
     Column("wait_store", "BOOLEAN", (DEAD_LETTER,), "wait for the store's durability conditions"),
     Column("event_time", "TIMESTAMP", (DEAD_LETTER,), "event time of a row that was refused before it was encoded"),

@@ -49,7 +49,7 @@ class BatchAccumulator:
         """The message may be batched."""
         return (
             message.sharding_key is None
-            and not message.is_timed
+            and not message.is_single
             and not message.topic.startswith(RETRY_PREFIX)
             and len(message.body) < self._max_bytes
         )

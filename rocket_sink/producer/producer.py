@@ -408,8 +408,8 @@ class Producer:
             request.queue = select_by(selector, info, message, arg, session.builder.queue)
         elif queue is not None:
             request.queue = session.builder.queue(queue)
-        elif message.sharding_key is not None:
-            self._shard(session, request, message.sharding_key)
+        elif (key := message.sharding_key or message.lite_topic) is not None:
+            self._shard(session, request, key)
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:

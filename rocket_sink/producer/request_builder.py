@@ -14,10 +14,9 @@ from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic_once, with
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner
-from rocket_sink.wire.codes import V5_0_0
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import MessageIds
-from rocket_sink.wire.properties import ENCODED_LIMIT, properties_of
+from rocket_sink.wire.properties import ENCODED_LIMIT, least_version, properties_of
 
 _ANY_ID: Final = "0" * 56
 """A text as long as a client id with an IPv6 address."""
@@ -88,13 +87,12 @@ class RequestBuilder:
         return SendRequest(
             self.topic(message.topic),
             body,
-            properties=properties_of(message, message_id=message_id, extra=extra),
-            timed=message.is_timed,
+            properties=(properties := properties_of(message, message_id=message_id, extra=extra)),
+            timed=message.is_single,
             sys_flag=sys_flag,
             flag=message.flag,
             message_id=message_id,
-            # Earlier brokers know delay levels only, and would deliver at once.
-            least_version=V5_0_0 if message.is_timed and not message.delay_level else 0,
+            least_version=least_version(properties) if message.is_single else 0,
         )
 
     def batches(

@@ -169,6 +169,6 @@ class Tracer(SendHook):
 def _type_of(mode: str, message: Message) -> MessageType:
     if mode == "transaction":
         return MessageType.TRANSACTION_HALF
-    if message.is_timed:
+    if message.is_single and message.priority is None and message.lite_topic is None:
         return MessageType.DELAY
     return MessageType.NORMAL

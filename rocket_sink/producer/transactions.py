@@ -134,9 +134,9 @@ class TransactionClient:
 
     def send(self, message: Message, execute: Execute, arg: Any = None) -> TransactionResult:
         """`Producer.send_in_transaction`."""
-        if message.is_timed:
+        if message.is_single:
             raise MessageError(
-                "a transactional message cannot be delayed or timed",
+                "a transactional message has no delay, priority or lite topic: brokers drop them",
                 code="INVALID_DELAY", topic=message.topic, keys=message.keys,
             )  # fmt: skip
         if self._listener() is not None:

@@ -20,6 +20,8 @@ from rocket_sink.message_rules import (
     DELAY_LEVEL_MAX,
     DELAY_MAX_S,
     FORBIDDEN_TOPICS,
+    LITE_TOPIC_PATTERN,
+    PRIORITY_MAX,
     RESERVED_PREFIX,
     RESERVED_PROPERTIES,
     SYSTEM_TOPIC_PATTERN,
@@ -132,7 +134,7 @@ def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
     longest = _OTHERS_BYTES
     if batch.properties is not None:
         longest += int(map_sizes(batch.properties).max())
-    for text in (batch.tags, batch.sharding_key, batch.message_id):
+    for text in (batch.tags, batch.sharding_key, batch.message_id, batch.lite_topic):
         longest += 0 if text is None else int(lengths_of(text).max())
     longest += 0 if batch.keys is None else _longest_keys(batch.keys)
     if longest <= limit:
@@ -164,7 +166,7 @@ class Refused:
 
     Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
     INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
-    INVALID_FLAG, INVALID_QUEUE, MISSING_SHARDING_KEY.
+    INVALID_FLAG, INVALID_QUEUE, INVALID_PRIORITY, INVALID_LITE_TOPIC, MISSING_SHARDING_KEY.
     """
 
     row: int
@@ -234,7 +236,8 @@ def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     for text in (batch.sharding_key, batch.message_id):
         if text is not None:
             yield _suspect_texts(text)
-    yield batch.is_timed() if _half(options) else _suspect_delays(batch)
+    yield batch.kinds() != 0 if _half(options) else _suspect_delays(batch)
+    yield from _suspect_kinds(batch)
     if batch.flag is not None:
         flags = ints_of(batch.flag, 0)
         yield (flags < -_INT32) | (flags >= _INT32)
@@ -293,13 +296,38 @@ def _suspect_delays(batch: RowBatch) -> Mask:
     return is_suspect | (delay_counts > 1)
 
 
+def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
+    """Masks of rows whose priority or lite topic is illegal, or does not stand alone."""
+    priority, lite_topic = batch.priority, batch.lite_topic
+    if priority is None and lite_topic is None:
+        return
+    if priority is not None:
+        values = ints_of(priority, 0)
+        yield (values < 0) | (values > PRIORITY_MAX)
+    if lite_topic is not None:
+        legal = pc.match_substring_regex(as_binary(lite_topic), f"^{LITE_TOPIC_PATTERN}$")
+        yield ~nulls_of(lite_topic) & ~_mask(legal) | with_separator(lite_topic)
+    columns = (
+        priority, lite_topic, batch.sharding_key, batch.delay_ms, batch.delivery_timestamp_ms,
+        batch.queue_id,
+    )  # fmt: skip
+    counts = np.zeros(len(batch), np.int64)
+    for column in columns:
+        if column is not None:
+            counts += ~nulls_of(column)
+    if batch.delay_level is not None:
+        counts += ints_of(batch.delay_level, 0) != 0
+    yield counts > 1
+
+
 def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     if batch.queue_id is None and batch.broker_name is None and options.ordering != "strict":
         return
     missing = np.ones(len(batch), np.bool_)
     no_queue = missing if batch.queue_id is None else nulls_of(batch.queue_id)
     no_broker = missing if batch.broker_name is None else nulls_of(batch.broker_name)
-    no_key = missing if batch.sharding_key is None else nulls_of(batch.sharding_key)
+    keys = batch.order_keys()
+    no_key = missing if keys is None else nulls_of(keys)
     yield no_queue != no_broker
     yield ~no_queue & ~no_key
     if batch.queue_id is not None:
@@ -328,11 +356,13 @@ def _error_of(
                 f"{' and delivery=transactional' if _half(options) else ''} add)",
                 code="PROPERTIES_TOO_LARGE", size=property_bytes, limit=_property_limit(options),
             )  # fmt: skip
-        if _half(options) and batch.is_timed()[row]:
+        if _half(options) and (kind := batch.kinds()[row]):
             raise MessageError(
-                "a half message cannot be delayed or timed: brokers drop the delay "
+                "a half message has no delay, priority or lite topic: brokers drop them "
                 "(delivery=transactional)",
-                code="INVALID_DELAY",
+                code=("INVALID_DELAY", "INVALID_DELAY", "INVALID_PRIORITY", "INVALID_LITE_TOPIC")[
+                    kind - 1
+                ],
             )
         _check_queue(batch, row, options)
     except MessageError as error:
@@ -361,12 +391,14 @@ def _check_body(batch: RowBatch, row: int, options: SinkOptions) -> None:
 def _check_queue(batch: RowBatch, row: int, options: SinkOptions) -> None:
     queue_id = None if batch.queue_id is None else batch.queue_id[row].as_py()
     broker = text_at(batch.broker_name, row)
-    key = text_at(batch.sharding_key, row)
+    key = text_at(batch.order_keys(), row)
     wrong = ""
     if (queue_id is None) != (broker is None):
         wrong = "queue_id and broker_name only name a queue together"
     elif queue_id is not None and key is not None:
-        wrong = "queue_id and sharding_key both choose the queue; set one of them to null"
+        wrong = "queue_id and sharding_key (or lite_topic) both choose the queue; set one to null"
+    elif queue_id is not None and batch.priority is not None and batch.priority[row].is_valid:
+        wrong = "queue_id and priority both choose the queue; set one to null"
     elif queue_id is not None and not 0 <= queue_id < _INT32:
         wrong = f"queue_id {queue_id} is not a queue's number"
     elif broker is not None and not _is_name(broker):

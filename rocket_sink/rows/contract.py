@@ -18,6 +18,8 @@ flag                   whole number                                    flag
 wait_store             boolean                                         WAIT
 message_id             string                                          UNIQ_KEY
 event_time             timestamp                                       property __event_time_ms
+priority               whole number                                    _SYS_MSG_PRIORITY_
+lite_topic             string                                          the queue, and __LITE_TOPIC
 order_by               what can be sorted                              order inside a task
 =====================  ==============================================  =============================
 
@@ -188,6 +190,8 @@ CONTRACT: Final = (
     ContractColumn("wait_store", ("boolean",)),
     ContractColumn("message_id", ("string",)),
     ContractColumn("event_time", ("timestamp",)),
+    ContractColumn("priority", ("integer",)),
+    ContractColumn("lite_topic", ("string",)),
     ContractColumn("order_by", ()),
 )
 
@@ -369,7 +373,8 @@ def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder
             f"column {there!r} needs the column {missing!r}: together they name a queue; {has}",
             column=missing,
         )
-    if options.ordering == "strict" and not {"sharding_key", "queue_id"} & set(sources):
+    places = {"sharding_key", "lite_topic", "queue_id"}
+    if options.ordering == "strict" and not places & set(sources):
         raise ColumnError(
             "option ordering=strict needs the column 'sharding_key': rename one, or set option "
             f"columns='sharding_key=<column>'; {has}",

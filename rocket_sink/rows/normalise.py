@@ -250,5 +250,7 @@ _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     "wait_store": _same,
     "message_id": _text,
     "event_time": _millis,
+    "priority": _integers,
+    "lite_topic": _text,
     "order_by": _same,
 }

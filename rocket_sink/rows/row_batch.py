@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
-from rocket_sink.wire.columns.buffers import Mask, ints_of, is_text, nulls_of
+from rocket_sink.wire.columns.buffers import ints_of, is_text, nulls_of
 from rocket_sink.wire.columns.encode import EncodedBatch, MessageColumns, encode_columns
 from rocket_sink.wire.columns.properties import (
     EVENT_TIME_PROPERTY,
@@ -55,6 +55,8 @@ class RowBatch:
     broker_name: pa.Array | None = None
     message_id: pa.Array | None = None
     event_time_ms: pa.Array | None = None
+    priority: pa.Array | None = None
+    lite_topic: pa.Array | None = None
     order_by: pa.Array | None = None
     """The column as the user sent it, of any type that Arrow can sort."""
 
@@ -85,20 +87,29 @@ class RowBatch:
         """Return the topic of a row."""
         return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
 
-    def is_timed(self) -> Mask:
-        """True for rows that are delivered later: they go one by one, never in a batch."""
-        timed = self.is_timer()
-        if self.delay_level is not None:
-            timed |= ints_of(self.delay_level, 0) != 0
-        return timed
+    def kinds(self) -> npt.NDArray[np.int8]:
+        """Return a number below KINDS for each row, and 0 for rows that batches carry.
 
-    def is_timer(self) -> Mask:
-        """True for rows that are timed by more than a delay level."""
-        timer = np.zeros(len(self), np.bool_)
-        for delay in (self.delay_ms, self.delivery_timestamp_ms):
-            if delay is not None:
-                timer |= ~nulls_of(delay)
-        return timer
+        The others go one by one: delayed by a level (1), timed (2), with a priority (3), with a
+        lite topic (4).
+        """
+        kinds = np.zeros(len(self), np.int8)
+        if self.delay_level is not None:
+            kinds[ints_of(self.delay_level, 0) != 0] = 1
+        columns = (
+            (self.delay_ms, 2), (self.delivery_timestamp_ms, 2), (self.priority, 3),
+            (self.lite_topic, 4),
+        )  # fmt: skip
+        for column, kind in columns:
+            if column is not None:
+                kinds[~nulls_of(column)] = kind
+        return kinds
+
+    def order_keys(self) -> pa.Array | None:
+        """Return the keys that choose queues and keep order: sharding keys, and lite topics."""
+        if self.sharding_key is None or self.lite_topic is None:
+            return self.lite_topic if self.sharding_key is None else self.sharding_key
+        return pc.coalesce(self.sharding_key, self.lite_topic.cast(self.sharding_key.type))
 
     def property_columns(self, message_ids: pa.Array | None = None) -> dict[str, Any]:
         """The arguments of `wire.columns.property_pieces` for these rows.
@@ -147,6 +158,8 @@ class RowBatch:
             flag=self._value("flag", row) or 0,
             wait_store=True if wait is None else wait,
             message_id=text_at(self.message_id, row),
+            priority=self._value("priority", row),
+            lite_topic=text_at(self.lite_topic, row),
         )
 
     def has_event_time(self, row: int) -> bool:
@@ -183,9 +196,10 @@ class RowBatch:
         return {**properties, EVENT_TIME_PROPERTY: str(event_time)}
 
 
+KINDS: Final = 5
 _PROPERTY_COLUMNS: Final = (
     "properties", "tags", "keys", "sharding_key", "wait_store", "delay_level", "delay_ms",
-    "delivery_timestamp_ms", "event_time_ms",
+    "delivery_timestamp_ms", "event_time_ms", "priority", "lite_topic",
 )  # fmt: skip
 
 

@@ -176,6 +176,8 @@ _COLUMN_OF: Final = {
     "DELAY": "delay_level",
     "TIMER_DELAY_MS": "delay_ms",
     "TIMER_DELIVER_MS": "delivery_timestamp",
+    "_SYS_MSG_PRIORITY_": "priority",
+    "__LITE_TOPIC": "lite_topic",
 }
 _COLUMN_TYPES: Final = {
     "tags": pa.string(),
@@ -184,6 +186,8 @@ _COLUMN_TYPES: Final = {
     "delay_level": pa.int32(),
     "delay_ms": pa.int64(),
     "delivery_timestamp": pa.int64(),
+    "priority": pa.int64(),
+    "lite_topic": pa.string(),
     "body": pa.binary(),
     "flag": pa.int32(),
     "wait_store": pa.bool_(),
@@ -265,9 +269,10 @@ class DeadLetterWriter:
         """Give up rows that are not encoded yet (their topic has no route), and hold back what must
         not overtake them, should it get one."""
         assert isinstance(rows.topic, str)
-        self._note(rows.topic, rows.sharding_key)
-        if self._in_order and rows.sharding_key is not None:
-            keys = pc.unique(rows.sharding_key.drop_null()).to_pylist()
+        order_keys = rows.order_keys()
+        self._note(rows.topic, order_keys)
+        if self._in_order and order_keys is not None:
+            keys = pc.unique(order_keys.drop_null()).to_pylist()
             self._held.setdefault(rows.topic, set()).update(keys)
         self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
@@ -280,14 +285,15 @@ class DeadLetterWriter:
         return self._without(rows, self._pending.get(rows.topic), _HELD_BEFORE)
 
     def _without(self, rows: RowBatch, held: set[str] | None, text: str) -> RowBatch:
-        if not held or rows.sharding_key is None or not len(rows):
+        order_keys = rows.order_keys()
+        if not held or order_keys is None or not len(rows):
             return rows
-        members = pa.array(sorted(held), rows.sharding_key.type)
-        mask = pc.is_in(rows.sharding_key, value_set=members).to_numpy(zero_copy_only=False)
+        members = pa.array(sorted(held), order_keys.type)
+        mask = pc.is_in(order_keys, value_set=members).to_numpy(zero_copy_only=False)
         indices = np.flatnonzero(mask)
         if len(indices):
             back = rows.take(indices)
-            self._note(rows.topic, back.sharding_key)
+            self._note(rows.topic, back.order_keys())
             self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
             self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
         return without_rows(rows, indices)
@@ -312,7 +318,7 @@ class DeadLetterWriter:
         assert request.queue is not None
         kept = []
         for waiting in self._ordered.take_waiting(request.queue):
-            is_held = [m.property("__SHARDINGKEY") in keys for m in waiting.messages()]
+            is_held = [m.order_key() in keys for m in waiting.messages()]
             back = waiting.select(is_held)
             if back is not None:
                 self.hold_back(back)
@@ -350,7 +356,7 @@ class DeadLetterWriter:
 def _keys(request: PendingRequest) -> set[str]:
     if not request.sharded:
         return set()
-    keys = (message.property("__SHARDINGKEY") for message in request.messages())
+    keys = (message.order_key() for message in request.messages())
     return {key for key in keys if key is not None}
 
 

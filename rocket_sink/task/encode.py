@@ -27,13 +27,13 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused, lacks_keys
-from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.rows.row_batch import KINDS, RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
-from rocket_sink.wire.codes import V5_0_0
 from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of, nulls_of
 from rocket_sink.wire.columns.encode import cut_requests, group_by_queue
 from rocket_sink.wire.columns.properties import property_pieces
+from rocket_sink.wire.properties import least_version
 
 _PART_BYTES: Final = 8 << 20
 """Input is worked on in parts of about this size: several columns of it exist at a time."""
@@ -66,9 +66,9 @@ def _bytes_of(column: pa.Array) -> int:
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
-    """Groups of one topic (as text), one WAIT and one kind (at once, with a delay level, timed).
+    """Groups of one topic (as text), one WAIT and one kind (`RowBatch.kinds`).
 
-    A batch may not mix them (MessageBatch.generateFromList; timed messages not at all). Each group
+    A batch may not mix them (MessageBatch.generateFromList; single kinds not at all). Each group
     is in row order; `in_order`, the groups of a topic are, too: a new one begins at each change.
     """
     for group in _by_topic(rows):
@@ -117,13 +117,10 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
 
 def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
     """A number for each row, equal for rows of one WAIT and kind; None: all are."""
-    timed = rows.is_timed()
-    patient = _patient(rows)
-    if not timed.any() and patient.all():
+    kinds, patient = rows.kinds(), _patient(rows)
+    if not kinds.any() and patient.all():
         return None
-    # Old brokers honour delay levels only.
-    kinds = timed.astype(np.int8) + rows.is_timer() + 3 * ~patient
-    return np.asarray(kinds, np.int8)
+    return np.asarray(kinds + KINDS * ~patient, np.int8)
 
 
 def _patient(rows: RowBatch) -> Mask:
@@ -175,10 +172,9 @@ def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assign
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
     refused = np.empty(0, np.int64)
-    if rows.sharding_key is not None:
-        _place_sharded(
-            groups, rows.sharding_key, queues_for_keys(info, rows.sharding_key, sharding_hash)
-        )
+    keys = rows.order_keys()
+    if keys is not None:
+        _place_sharded(groups, keys, queues_for_keys(info, keys, sharding_hash))
     if rows.queue_id is not None:
         refused = _place_fixed(groups, rows, queues)
     return Assignment(groups, queues, refused)
@@ -244,7 +240,7 @@ def encode_requests(
     assert isinstance(rows.topic, str)
     if not len(rows):
         return []
-    timed = bool(rows.is_timed()[0])
+    timed = bool(rows.kinds()[0])
     half = options.delivery == "transactional"
     ids_made = ids.ids(rows)
     groups = group_by_queue(placed.groups, placed.group_count)
@@ -290,12 +286,13 @@ def encode_requests(
 
 def _single_columns(rows: RowBatch, ids: pa.Array) -> SingleColumns:
     columns = rows.property_columns(ids)
+    properties = property_pieces(len(rows), **columns).strings()
     return SingleColumns(
         as_binary(rows.body),
-        property_pieces(len(rows), **columns).strings(),
+        properties,
         columns["message_ids"],
         0 if rows.flag is None else ints_of(rows.flag, 0),
-        V5_0_0 if bool(rows.is_timer()[0]) else 0,
+        least_version(properties[0].as_py().decode()),
     )
 
 

@@ -19,6 +19,7 @@ from rocket_sink.errors import SendError
 from rocket_sink.forks import lazy
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.columns.buffers import Int64s
+from rocket_sink.wire.properties import LITE_TOPIC, SHARDING_KEY
 
 _HEAD: Final = struct.Struct(">iiiii")
 """Total size, magic, body CRC, flag, body length (MessageDecoder.encodeMessage)."""
@@ -70,6 +71,10 @@ class DecodedMessage(NamedTuple):
             if part.startswith(name) and part[len(name) : len(name) + 1] == "\x01":
                 return part[len(name) + 1 :]
         return None
+
+    def order_key(self) -> str | None:
+        """Return the key that keeps its order: the sharding key, or the lite topic."""
+        return self.property(SHARDING_KEY) or self.property(LITE_TOPIC)
 
 
 def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
@@ -125,7 +130,7 @@ class PendingRequest:
     Attributes:
         queue: the home queue, or the row's own; None lets the engine choose.
         fixed: the queue was the row's own choice (`queue_id`): it never changes.
-        timed: one delayed or timed message, which brokers refuse inside a batch.
+        timed: messages with a delay, a time, a priority or a lite topic, which no batch carries.
         alone: each message is sent by itself (half messages; after a batch was refused, to find
             the poison row).
         waits_for_store: the messages' WAIT, which a batch has as a whole.

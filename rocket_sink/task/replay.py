@@ -106,7 +106,7 @@ class ReplayCheck:
         self._stored.settle(topic)
         ids = rows.message_id
         assert ids is not None
-        timed = bool(rows.is_timed()[0])
+        timed = bool(rows.kinds()[0])
         stored_ids = self._stored.find(topic, ids.to_pylist(), timed=timed)
         if torn := self._stored.torn:
             texts = property_pieces(len(rows), **rows.property_columns(ids)).strings()

@@ -21,17 +21,16 @@ from rocket_sink.task.pending import (
     decode_message,
 )
 from rocket_sink.task.totals import TaskSummary
-from rocket_sink.wire.codes import V5_0_0, SysFlag
+from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.columns.buffers import lengths_of
 from rocket_sink.wire.columns.single_frames import SingleMessages
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import check_offset_message_ids
 from rocket_sink.wire.properties import (
-    TIMER_DELAY_MS,
-    TIMER_DELIVER_MS,
     UNIQ_KEY,
     WAIT,
     encode_properties,
+    least_version,
 )
 
 _NO_WAIT: Final = encode_properties({WAIT: "false"})
@@ -114,7 +113,7 @@ class RequestFactory:
         """Count the keys of a request that was stored elsewhere than in its home queue."""
         if request.sharded and stored != request.queue:
             for message in request.messages():
-                self._moved.add((request.topic, message.property("__SHARDINGKEY")))
+                self._moved.add((request.topic, message.order_key()))
             summary.moved_keys = len(self._moved)
 
     def note_answer(self, completion: Completion) -> None:
@@ -177,7 +176,7 @@ class RequestFactory:
             body,
             properties=properties,
             timed=request.timed or bool(half),
-            least_version=V5_0_0 if _is_timer(message) else 0,
+            least_version=least_version(message.properties),
             sys_flag=sys_flag,
             flag=message.flag,
             token=request,
@@ -242,11 +241,6 @@ def _compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array
     compressed_bodies = [compressed(body, options) for body in bodies.to_pylist()]
     flags = np.array([int(sys_flag) for _, sys_flag in compressed_bodies], np.int64)
     return pa.array([body for body, _ in compressed_bodies], pa.large_binary()), flags
-
-
-def _is_timer(message: DecodedMessage) -> bool:
-    """Timed by more than a delay level, which older brokers would ignore."""
-    return any(message.property(name) is not None for name in (TIMER_DELAY_MS, TIMER_DELIVER_MS))
 
 
 def _joined(request: PendingRequest) -> Any:

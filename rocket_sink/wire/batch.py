@@ -59,15 +59,15 @@ def check_batch(messages: Sequence[Message]) -> None:
     """Raise MessageError (INVALID_BATCH) unless the messages may travel as one batch.
 
     One topic, one wait-store flag, nothing delayed or timed, no retry topic
-    (MessageBatch.generateFromList; timed messages are our addition: the broker reads the timer
-    from a batch's own properties only, and would deliver them at once).
+    (MessageBatch.generateFromList; the timed ones, priorities and lite topics are our addition:
+    the broker reads them from a batch's own properties only, and would ignore them).
     """
     if not messages:
         raise MessageError("a batch has no messages", code="INVALID_BATCH")
     topic, wait_store = messages[0].topic, messages[0].wait_store
     for position, message in enumerate(messages):
-        if message.is_timed:
-            reason = "is delayed or timed, which a batch cannot be"
+        if message.is_single:
+            reason = "has a delay, a priority or a lite topic, which a batch cannot carry"
         elif message.topic != topic:
             reason = f"has the topic {message.topic!r}, the first one {topic!r}"
         elif message.wait_store != wait_store:

@@ -138,5 +138,7 @@ def version_name(ordinal: int) -> str:
 
 
 V5_0_0: Final = mq_version(5, 0, 0)
+V5_4_0: Final = mq_version(5, 4, 0)
+V5_5_0: Final = mq_version(5, 5, 0)
 CURRENT_VERSION: Final = mq_version(5, 3, 3)
 """The version in the headers of our requests; brokers send GO_AWAY to clients above 5.3.1 only."""

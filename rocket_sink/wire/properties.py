@@ -12,6 +12,7 @@ from typing import Final
 from rocket_sink.errors import LocalProtocolError, MessageError
 from rocket_sink.message import Message
 from rocket_sink.message_rules import PROPERTIES_HEADROOM_BYTES, PROPERTIES_MAX_BYTES
+from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
@@ -26,6 +27,8 @@ SHARDING_KEY: Final = "__SHARDINGKEY"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+LITE_TOPIC: Final = "__LITE_TOPIC"
 INSTANCE_ID: Final = "INSTANCE_ID"
 TRAN_MSG: Final = "TRAN_MSG"
 PGROUP: Final = "PGROUP"
@@ -36,6 +39,15 @@ TTL: Final = "TTL"
 MSG_TYPE: Final = "MSG_TYPE"
 CLUSTER: Final = "CLUSTER"
 """Set by brokers in every stored message."""
+
+LEAST_VERSIONS: Final = {
+    TIMER_DELAY_MS: V5_0_0,
+    TIMER_DELAY_SEC: V5_0_0,
+    TIMER_DELIVER_MS: V5_0_0,
+    PRIORITY: V5_4_0,
+    LITE_TOPIC: V5_5_0,
+}
+"""{property: MQVersion ordinal of the oldest brokers that honour it}; older ones ignore it."""
 
 ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
 """Limit of a message's properties in UTF-8 bytes; brokers need the remainder for their own."""
@@ -89,7 +101,7 @@ def properties_of(
         MessageError: PROPERTIES_TOO_LARGE.
     """
     delay_level = message.delay_level
-    if message.properties or extra or (message.is_timed and not delay_level):
+    if message.properties or extra or (message.is_single and not delay_level):
         return _all_properties(message, message_id, extra)
     # The common case, without a mapping; `Message` has checked these texts.
     keys, tags, sharding_key = message.keys, message.tags, message.sharding_key
@@ -122,11 +134,19 @@ def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] 
         ),
         TIMER_DELAY_SEC: None if message.delay_s is None else str(message.delay_s),
         SHARDING_KEY: message.sharding_key,
+        PRIORITY: None if message.priority is None else str(message.priority),
+        LITE_TOPIC: message.lite_topic,
     }
     fields.update(message.properties)
     if extra:
         fields.update(extra)
     return _within_limit(encode_properties(fields), message)
+
+
+def least_version(text: str) -> int:
+    """Return the MQVersion ordinal of the oldest brokers that honour a wire text; 0: any."""
+    properties = decode_properties(text)
+    return max((LEAST_VERSIONS.get(name, 0) for name in properties), default=0)
 
 
 def keys_of(text: str) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ WIRE: tuple[Defect, ...] = (
     Defect(
         "timed-message-in-a-batch",
         "rocket_sink/wire/batch.py",
-        "        if message.is_timed:\n",
+        "        if message.is_single:\n",
         "        if message.delay_level:\n",
         ("tests/wire/test_batch.py::test_messages_that_cannot_travel_together",),
         "a message with delay_ms goes in a batch, and the broker delivers it at once",

@@ -160,6 +160,8 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Maker]] = {
     "queue_id": (st.sampled_from([None, None, 0, 3, 3, 3, -1, 2**31]), _integers),
     "broker_name": (TEXTS, _texts),
     "event_time": (MILLIS, _instants),
+    "priority": (st.sampled_from([None, None, 0, 7, -1, 2**31 - 1, 2**31]), _integers),
+    "lite_topic": (st.none() | st.sampled_from([b"s-1_X", b"x" * 64, b"x" * 65]) | TEXTS, _texts),
 }
 FORMS = ("plain", "large", "view", "dictionary")
 
@@ -224,6 +226,8 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
         flag=row.get("flag") or 0,
         wait_store=row.get("wait_store") is not False,
         message_id=text_of(row.get("message_id")),
+        priority=row.get("priority"),
+        lite_topic=text_of(row.get("lite_topic")),
     )
 
 
@@ -247,8 +251,13 @@ def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
 
 
 def _queue_code(row: dict[str, Any], options: SinkOptions) -> str | None:
-    queue, broker, key = (row.get(n) for n in ("queue_id", "broker_name", "sharding_key"))
-    if (queue is None) != (broker is None) or (queue is not None and key is not None):
+    queue, broker, key, priority = (
+        row.get(name) for name in ("queue_id", "broker_name", "sharding_key", "priority")
+    )
+    key = row.get("lite_topic") if key is None else key
+    if (queue is None) != (broker is None):
+        return "INVALID_QUEUE"
+    if queue is not None and (key is not None or priority is not None):
         return "INVALID_QUEUE"
     if queue is not None and not 0 <= queue < 2**31:
         return "INVALID_QUEUE"

@@ -92,8 +92,8 @@ def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame)
     checked = check(frame.table, options)
     for place, row in enumerate(checked.accepted.tolist()):
         assert checked.rows.message(place) == message_of(frame.rows[row], options)
-    timed = [checked.rows.message(i).is_timed for i in range(len(checked.rows))]
-    assert checked.rows.is_timed().tolist() == timed
+    single = [checked.rows.message(i).is_single for i in range(len(checked.rows))]
+    assert (checked.rows.kinds() != 0).tolist() == single
 
 
 @THOROUGH

@@ -33,7 +33,7 @@ from rocket_sink.task.encode import parts_of
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
-from rocket_sink.wire.codes import V5_0_0
+from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.task.stub_engine import StubEngine, publish_info
 
@@ -173,6 +173,35 @@ class TestSends:
                 bytes(r.body): r.least_version for r in run.engine.requests if not r.batch
             }
             assert least_versions == {b"00000": V5_0_0}
+
+    @pytest.mark.parametrize(
+        ("column", "value", "least_version"),
+        [("priority", 3, V5_4_0), ("lite_topic", "session-1", V5_5_0)],
+    )
+    def test_kinds_of_rows_that_go_one_by_one(
+        self, column: str, value: Any, least_version: int
+    ) -> None:
+        run = Run(StubEngine()).feed(body=bodies(4), **{column: [value, None, value, None]})
+        single = [r for r in run.finish().engine.requests if not r.batch]
+        assert {bytes(r.body): r.least_version for r in single} == {
+            b"00000": least_version, b"00002": least_version,
+        }  # fmt: skip
+        assert f"\x01{value}\x02" in single[0].properties
+
+    def test_a_lite_topic_keeps_to_a_queue_and_holds_its_rows_back(self) -> None:
+        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+            is_bad = any(message.body == b"00003" for message in request.token.messages())
+            return MessageIllegalError("poison") if is_bad else None
+
+        engine = StubEngine(judge)
+        names = ["a", "b", "a", "a", "b", "a"]
+        run = Run(engine, ordering="strict").feed(body=bodies(6), lite_topic=names).finish()
+        assert run.codes() == {b"00003": "MESSAGE_ILLEGAL", b"00005": "HELD_BACK"}
+        assert {letter["lite_topic"] for letter in run.letters} == {"a"}
+        for name in "ab":
+            own = [b"%05d" % number for number, lite in enumerate(names) if lite == name]
+            stored = engine.bodies(sharding.queue_for_key(engine.publish_info("t"), name))
+            assert [body for body in stored if body in own] == own[:2]
 
     def test_timed_rows_go_one_by_one(self) -> None:
         run = Run(StubEngine()).feed(body=bodies(4), delay_level=[0, 3, None, 4]).finish()

@@ -59,10 +59,12 @@ def test_c23_the_accumulators_batch():
     [
         pytest.param(Message("other", b"b"), "topic", id="C20 topic"),
         pytest.param(Message("t", b"b", wait_store=False), "wait_store", id="C20 wait flag"),
-        pytest.param(Message("t", b"b", delay_level=1), "delayed", id="C20 delay"),
+        pytest.param(Message("t", b"b", delay_level=1), "delay", id="C20 delay"),
         pytest.param(Message("%RETRY%t", b"b"), "RETRY", id="C20 a retry topic after another"),
-        pytest.param(Message("t", b"b", delay_ms=5), "delayed", id="timed"),
-        pytest.param(Message("t", b"b", delivery_timestamp_ms=5), "timed", id="timed to a moment"),
+        pytest.param(Message("t", b"b", delay_ms=5), "delay", id="timed"),
+        pytest.param(Message("t", b"b", delivery_timestamp_ms=5), "delay", id="timed to a moment"),
+        pytest.param(Message("t", b"b", priority=0), "priority", id="a priority"),
+        pytest.param(Message("t", b"b", lite_topic="s"), "lite topic", id="a lite topic"),
     ],
 )
 def test_messages_that_cannot_travel_together(second: Message, said: str):

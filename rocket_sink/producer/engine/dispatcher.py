@@ -31,10 +31,17 @@ from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.codes import ResponseCode, version_name
+from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0, ResponseCode, version_name
 
 _JOINED_BYTES: Final = 2048
 """Frame size below which head and body are copied into one buffer, which is cheaper there."""
+
+_IGNORED: Final = {
+    V5_0_0: "deliver a timed message at once: timed delivery came with 5.0; use a delay_level",
+    V5_4_0: "ignore a priority: priorities came with 5.4; send without priority",
+    V5_5_0: "ignore a lite topic: lite topics came with 5.5; use a sharding_key",
+}
+"""{least version of a request: what an older broker would do with it, and the alternative}"""
 
 
 class Dispatcher:
@@ -275,9 +282,8 @@ class Dispatcher:
         if version is not None and version < request.least_version:
             name = version_name(version)
             raise BrokerTooOldError(
-                f"broker {attempt.home} ({attempt.address}) is RocketMQ {name} and would deliver a "
-                "timed message at once: timed delivery came with 5.0; use a delay_level, or a "
-                "newer broker",
+                f"broker {attempt.home} ({attempt.address}) is RocketMQ {name} and would "
+                f"{_IGNORED[request.least_version]}, or a newer broker",
                 topic=request.topic, broker_name=attempt.home, broker_address=attempt.address,
                 broker_version=name,
             )  # fmt: skip

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SENT_COLUMNS: Final = (
     "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
     "delivery_timestamp", "queue_id", "broker_name", "message_id", "event_time", "flag",
-    "wait_store",
+    "wait_store", "priority", "lite_topic",
 )  # fmt: skip
 """The dead letters' columns that the row contract knows."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")

@@ -27,6 +27,8 @@ from rocket_sink.wire.columns.buffers import (
 from rocket_sink.wire.properties import (
     DELAY,
     KEYS,
+    LITE_TOPIC,
+    PRIORITY,
     SHARDING_KEY,
     TAGS,
     TIMER_DELAY_MS,
@@ -51,6 +53,8 @@ _FIELDS: Final = {
     TIMER_DELAY_MS: "delay_ms",
     TIMER_DELIVER_MS: "delivery_timestamp_ms",
     SHARDING_KEY: "sharding_key",
+    PRIORITY: "priority",
+    LITE_TOPIC: "lite_topic",
     "": "properties",
     EVENT_TIME_PROPERTY: "event_time_ms",
 }
@@ -72,41 +76,22 @@ class PropertyPieces:
         return join_pieces(self.pieces, len(self.sizes))
 
 
-def property_pieces(
-    count: int,
-    *,
-    message_ids: Column = None,
-    properties: pa.MapArray | None = None,
-    tags: Column = None,
-    keys: Column = None,
-    sharding_key: Column = None,
-    wait_store: Column = None,
-    delay_level: Column = None,
-    delay_ms: Column = None,
-    delivery_timestamp_ms: Column = None,
-    event_time_ms: Column = None,
-) -> PropertyPieces:
+def property_pieces(count: int, **columns: Column) -> PropertyPieces:
     """The properties of `count` messages.
 
     Args:
-        message_ids, tags, sharding_key: string arrays; a null leaves the property out.
+        message_ids, tags, sharding_key, lite_topic: string arrays; a null leaves the property out.
         keys: a string array, or a list of strings per row, joined with one blank.
         properties: map<string, string> without null maps or values; user properties.
         wait_store: booleans; null, or no array, is true.
-        delay_level, delay_ms, delivery_timestamp_ms: integers; null (and level 0): none.
+        delay_level, delay_ms, delivery_timestamp_ms, priority: integers; null (and level 0): none.
         event_time_ms: integers, written as the user property `__event_time_ms`.
     """
-    columns = {
-        "message_ids": message_ids, "properties": properties, "tags": tags, "keys": keys,
-        "sharding_key": sharding_key, "wait_store": wait_store, "delay_level": delay_level,
-        "delay_ms": delay_ms, "delivery_timestamp_ms": delivery_timestamp_ms,
-        "event_time_ms": event_time_ms,
-    }  # fmt: skip
     pieces: list[Piece] = []
     sizes = np.zeros(count, np.int64)
     for name, column in _FIELDS.items():
-        if columns[column] is not None or name == WAIT:
-            field_pieces, bytes_each = _field(name, columns[column])
+        if columns.get(column) is not None or name == WAIT:
+            field_pieces, bytes_each = _field(name, columns.get(column))
             pieces += field_pieces
             sizes += bytes_each
     return PropertyPieces(tuple(pieces), sizes)

@@ -1,0 +1,111 @@
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PopCallback;
+import org.apache.rocketmq.client.consumer.PopResult;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
+import org.apache.rocketmq.common.lite.LiteUtil;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
+
+/**
+ * Reads messages with priorities, or lite topics, as the consumers of RocketMQ 5.5 do.
+ *
+ * <p>Usage: ReadKinds NAME_SERVER pop TOPIC COUNT, or ReadKinds NAME_SERVER lite TOPIC LITE_TOPIC...
+ * Lines: "popped PRIORITY BODY" in the order of arrival, "lite LITE_TOPIC BODY" in queue order.
+ */
+public final class ReadKinds {
+    private static final long TIMEOUT_MS = 30_000;
+
+    public static void main(String[] arguments) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("java-kinds");
+        consumer.setNamesrvAddr(arguments[0]);
+        consumer.start();
+        String topic = arguments[2];
+        MessageQueue queue = consumer.fetchSubscribeMessageQueues(topic).iterator().next();
+        if (arguments[1].equals("pop")) {
+            pop(consumer, queue, Integer.parseInt(arguments[3]));
+        }
+        for (int index = 3; index < arguments.length && arguments[1].equals("lite"); index++) {
+            read(consumer, queue, arguments[index]);
+        }
+        System.out.println("judge end");
+        System.out.flush();
+        consumer.shutdown();
+        System.exit(0);
+    }
+
+    private static void pop(DefaultMQPullConsumer consumer, MessageQueue queue, int count)
+            throws Exception {
+        MQClientInstance client =
+            consumer.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory();
+        String address = client.findBrokerAddressInPublish(queue.getBrokerName());
+        PopMessageRequestHeader header = new PopMessageRequestHeader();
+        header.setConsumerGroup("java-kinds");
+        header.setTopic(queue.getTopic());
+        header.setQueueId(-1);
+        header.setMaxMsgNums(32);
+        header.setInvisibleTime(600_000);
+        header.setPollTime(0);
+        header.setInitMode(0);
+        header.setExpType("TAG");
+        header.setExp("*");
+        for (int read = 0, rounds = 0; read < count && rounds < 10_000; rounds++) {
+            header.setBornTime(System.currentTimeMillis());
+            List<MessageExt> messages =
+                pop(client.getMQClientAPIImpl(), queue.getBrokerName(), address, header);
+            if (messages == null) {
+                Thread.sleep(50);
+                continue;
+            }
+            for (MessageExt message : messages) {
+                print("popped", Integer.toString(message.getPriority()), message);
+            }
+            read += messages.size();
+        }
+    }
+
+    private static List<MessageExt> pop(
+            MQClientAPIImpl api, String broker, String address, PopMessageRequestHeader header)
+            throws Exception {
+        CompletableFuture<PopResult> result = new CompletableFuture<>();
+        api.popMessageAsync(broker, address, header, TIMEOUT_MS, new PopCallback() {
+            @Override
+            public void onSuccess(PopResult popped) {
+                result.complete(popped);
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                result.completeExceptionally(error);
+            }
+        });
+        return result.get(TIMEOUT_MS, TimeUnit.MILLISECONDS).getMsgFoundList();
+    }
+
+    private static void read(DefaultMQPullConsumer consumer, MessageQueue queue, String liteTopic)
+            throws Exception {
+        String name = LiteUtil.toLmqName(queue.getTopic(), liteTopic);
+        MessageQueue lite = new MessageQueue(name, queue.getBrokerName(), 0);
+        for (long offset = 0; ; ) {
+            PullResult result = consumer.pull(lite, "*", offset, 32, TIMEOUT_MS);
+            if (result.getMsgFoundList() != null) {
+                for (MessageExt message : result.getMsgFoundList()) {
+                    print("lite", liteTopic, message);
+                }
+            }
+            if (result.getNextBeginOffset() <= offset) {
+                return;
+            }
+            offset = result.getNextBeginOffset();
+        }
+    }
+
+    private static void print(String kind, String name, MessageExt message) {
+        System.out.println("judge " + kind + " " + name + " " + new String(message.getBody()));
+    }
+}
