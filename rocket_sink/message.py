@@ -181,8 +181,8 @@ class Message:
                 )
         if len(present) > 1:
             raise MessageError(
-                f"only one of {', '.join(present)} may be set; brokers would silently drop the "
-                f"{present[0]} or the order",
+                f"only one of {', '.join(present)} may be set: a message is of one type, and "
+                "brokers drop a priority beside others silently",
                 code=f"INVALID_{present[0].upper()}",
             )
 

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import math
 import os
+import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from fractions import Fraction
@@ -302,8 +303,13 @@ REFERENCES: Final = ("env:", "file:")
 """Beginnings of a secret's text that say where the secret is."""
 
 
+_AROUND_SECRETS: Final = string.whitespace + "\ufeff"
+"""White space, and the byte order mark."""
+
+
 def resolve_secret(name: str, value: Secret) -> Secret:
-    """The secret: `value` itself, or read from `env:NAME` or `file:PATH`.
+    """The secret: `value` itself, or read from `env:NAME` or `file:PATH`, without white space and
+    byte order marks around it.
 
     To be called where the secret is used (on the executor).
 
@@ -317,9 +323,11 @@ def resolve_secret(name: str, value: Secret) -> Secret:
         text = os.environ.get(where, "")
     else:
         try:
-            text = Path(where).read_text("utf-8").strip()
+            text = Path(where).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"option {name}: cannot read {where}: {error}", option=name) from None
+    # An editor, or `export KEY=$(cat file)` on Windows, adds these.
+    text = text.strip(_AROUND_SECRETS)
     if not text:
         raise OptionError(f"option {name}: {kind}:{where} is missing or empty", option=name)
     return Secret(text)

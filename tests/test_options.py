@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from rocket_sink.errors import OptionError
-from rocket_sink.option_spec import Secret
+from rocket_sink.option_spec import Secret, resolve_secret
 from rocket_sink.options import OPTIONS, SinkOptions, find_option
 
 
@@ -152,3 +153,17 @@ def test_notebooks_show_what_was_given_with_its_meaning_and_no_secret() -> None:
     assert "hidden-9" not in shown
     assert find_option("topic").help.split()[0] in shown
     assert "sendMsgTimeout" not in shown, "a default"
+
+
+@pytest.mark.parametrize("around", ["", " ", "\n", "\ufeff", "\r\n\t"])
+def test_secrets_by_reference_have_nothing_around_them(
+    around: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{around}pass word{around}"
+    monkeypatch.setenv("THE_SECRET", text)
+    (tmp_path / "secret").write_text(text, "utf-8")
+    for reference in ("env:THE_SECRET", f"file:{tmp_path / 'secret'}"):
+        assert resolve_secret("secretKey", Secret(reference)).reveal() == "pass word"
+    monkeypatch.setenv("THE_SECRET", around)
+    with pytest.raises(OptionError, match="missing or empty"):
+        resolve_secret("secretKey", Secret("env:THE_SECRET"))

@@ -41,6 +41,9 @@ FITS: list[tuple[str, dict[str, str], bool]] = [
     ("NORMAL", {}, True),
     ("NORMAL", {"ordering": "strict"}, False),
     ("MIXED", {"ordering": "strict"}, True),
+    ("PRIORITY", {"columns": "priority=urgency"}, True),
+    ("LITE", {"columns": "lite_topic=session"}, True),
+    ("LITE", {"columns": "priority=urgency"}, False),
 ]
 
 

@@ -22,11 +22,16 @@ public final class ReadKinds {
     private static final long TIMEOUT_MS = 30_000;
 
     public static void main(String[] arguments) throws Exception {
+        Thread.setDefaultUncaughtExceptionHandler((thread, error) -> {
+            error.printStackTrace();
+            System.exit(1);
+        });
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("java-kinds");
         consumer.setNamesrvAddr(arguments[0]);
         consumer.start();
         String topic = arguments[2];
         MessageQueue queue = consumer.fetchSubscribeMessageQueues(topic).iterator().next();
+        client(consumer).updateTopicRouteInfoFromNameServer(topic);
         if (arguments[1].equals("pop")) {
             pop(consumer, queue, Integer.parseInt(arguments[3]));
         }
@@ -39,10 +44,13 @@ public final class ReadKinds {
         System.exit(0);
     }
 
+    private static MQClientInstance client(DefaultMQPullConsumer consumer) {
+        return consumer.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory();
+    }
+
     private static void pop(DefaultMQPullConsumer consumer, MessageQueue queue, int count)
             throws Exception {
-        MQClientInstance client =
-            consumer.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory();
+        MQClientInstance client = client(consumer);
         String address = client.findBrokerAddressInPublish(queue.getBrokerName());
         PopMessageRequestHeader header = new PopMessageRequestHeader();
         header.setConsumerGroup("java-kinds");

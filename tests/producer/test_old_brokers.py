@@ -43,6 +43,22 @@ def test_refused_with_the_version_and_before_a_byte_is_sent(cluster, make_produc
     assert sends(cluster) == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "least", "older"),
+    [({"priority": 0}, (5, 4, 0), (5, 3, 9)), ({"lite_topic": "s"}, (5, 5, 0), (5, 4, 9))],
+)
+def test_kinds_of_messages_need_their_release(cluster, make_producer, fields, least, older):
+    message = Message("orders", b"x", **fields)
+    for broker in cluster.brokers:
+        broker.version = mq_version(*older)
+    with pytest.raises(BrokerTooOldError, match=next(iter(fields)).replace("_", " ")):
+        make_producer().send(message)
+    assert sends(cluster) == []
+    for broker in cluster.brokers:
+        broker.version = mq_version(*least)
+    assert make_producer().send(message).status == "SEND_OK"
+
+
 def test_delay_levels_are_for_every_broker(cluster, make_producer):
     age(*cluster.brokers)
     make_producer().send(Message("orders", b"x", delay_level=3))
