@@ -9,19 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
+from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin
 from tests.clusters import make_topic, repair
-from tests.java_client import FOLDER, GENERATIONS, JavaMessage, read_with_java, run_java
+from tests.java_client import GENERATIONS, JavaMessage, read_with_java
 from tests.task.one_task import run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 ROWS = 3000
-TYPE = "message.type"
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'
 
 
@@ -76,36 +74,3 @@ def test_java_reads_what_was_sent_in_groups(
             "even" if n % 2 == 0 else None,
             f"key-{n} {HOSTILE.split()[0]}",
         )
-
-
-@pytest.mark.skipif(DEFAULT_VERSION < "5.5", reason="brokers know lite topics since 5.5")
-def test_java_pops_the_highest_priority_first_and_finds_rows_in_their_lite_topics(
-    local_cluster: LocalCluster, tmp_path: Path
-) -> None:
-    repair(local_cluster)
-    given = {"nameServer": local_cluster.name_server, "ledger": str(tmp_path)}
-    with Admin(nameServer=local_cluster.name_server, timeout_s=30.0) as admin:
-        for topic, kind in (("priorities", "PRIORITY"), ("sessions", "LITE")):
-            admin.create_topic(topic, queues=8, brokers=["broker-a"], attributes={TYPE: kind})
-            local_cluster.await_route(topic)
-    count = 800
-    bodies, priorities = [b"%d" % n for n in range(count)], [n % 8 for n in range(count)]
-    columns = {"body": bodies, "priority": priorities}
-    total = run_task(SinkOptions.parse(given, topic="priorities"), CTX, columns)
-    assert (total.acked, total.dead) == (count, 0)
-    arguments = (local_cluster.name_server, "pop", "priorities", str(count))
-    popped = run_java(FOLDER / "ReadKinds.java", *arguments, version="5.5.0")
-    assert [int(priority) for _, priority, _ in popped] == sorted(priorities, reverse=True)
-    assert sorted(int(body) for _, _, body in popped) == list(range(count))
-
-    names = [f"session-{n % 50}" for n in range(200)]
-    options = SinkOptions.parse(given, topic="sessions", ordering="strict")
-    assert run_task(options, CTX, {"body": bodies[:200], "lite_topic": names}).acked == 200
-    queues: dict[str, list[int]] = {}
-    for message in read_with_java(local_cluster, "sessions", "5.5.0"):
-        queues.setdefault(message.properties["INNER_MULTI_DISPATCH"], []).append(
-            int(message.body or b"")
-        )
-    assert queues == {
-        f"%LMQ%$sessions$session-{n}": list(range(n, 200, 50)) for n in range(50)
-    }  # fmt: skip
