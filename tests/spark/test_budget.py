@@ -43,7 +43,7 @@ def test_beyond_the_budget(options: dict[str, Any], given: dict[str, Any], limit
         ({"maxEpochFailures": 3}, counts(100, 3)),
         ({"maxEpochFailureRatio": 0.1}, counts(100, 10)),
         ({"maxEpochFailureRatio": 0}, counts(0, 0)),
-        # 0.29 * 100 is 28.999999999999996
+        # 0.29 * 100 is 28.999999999999996.
         ({"maxEpochFailureRatio": 0.29}, counts(100, 29)),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_data_source_sums_its_tasks_up() -> None:
 
 @pytest.mark.parametrize(("kind", "epoch"), [(ArrowStreamWriter, (7,)), (BatchWriter, ())])
 def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any) -> None:
-    """Spark gives None for a task that never called `write`, as under a continuous trigger."""
+    """Spark passes None for a task that never called `write`, as under a continuous trigger."""
     writer = kind(SinkOptions.parse(nameServer="n:1", topic="t"), None)
     empty = TaskMessage("q", "r", 7, TaskSummary())
     writer.commit([empty, empty], *epoch)
@@ -88,11 +88,11 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
     """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process."""
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
-        given = {
+        settings = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l"),
             "ledgerVia": "spark", "maxEpochFailures": "0",
         }  # fmt: skip
-        options = read_options(given)
+        options = read_options(settings)
         columns = resolve_columns(pa.schema({"body": pa.string()}), options)
         writer = BatchWriter(options, columns, "run", "query")
         sent = writer.write(iter([pa.RecordBatch.from_pydict({"body": ["", "x", "y"]})]))
@@ -118,9 +118,9 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
     ],
 )
 def test_what_to_do_about_a_batch(options: dict[str, Any], advice: str) -> None:
-    given = SinkOptions.parse({"maxEpochFailures": 0, **options})
+    parsed = SinkOptions.parse({"maxEpochFailures": 0, **options})
     with pytest.raises(DeliveryError, match=f"1 of 9 rows could .* ledger.*{advice}"):
-        check_budget(given, counts(9, 1))
+        check_budget(parsed, counts(9, 1))
 
 
 def test_foreach_has_no_step_on_the_driver() -> None:

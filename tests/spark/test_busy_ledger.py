@@ -1,4 +1,4 @@
-"""While another fold is at work: who would decide on stale rows refuses, who shows says so."""
+"""Beside another fold, code that would decide on stale rows refuses; views report the fold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
-    """A ledger that is being folded for as long as the test takes."""
+    """Yield a ledger that another fold holds for the whole test."""
     monkeypatch.setattr(ledger_module, "FULL_SYNC_WAIT_S", 0.2)
     with ledger_lock(resolve_path(tmp_path), 0) as lock:
         assert lock is not None

@@ -1,4 +1,4 @@
-"""The task context, from what Spark passes to its workers."""
+"""The task context, from what Spark gives its workers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_the_run_is_told_from_the_query(properties: dict[str, str], run: str) ->
 
 
 def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path: Path) -> None:
-    """With one id, a later write's accounts would replace the former's, dead letters included."""
+    """With a common id, a later write's accounts would replace the earlier ones and letters."""
     for delivery in ("at_least_once", "effectively_once"):
         options = SinkOptions.parse(
             nameServer="n:1", topic="t", ledger=str(tmp_path), delivery=delivery, appId="nightly"
         )
         writes = [_begin_write(options, run) for run in ("one", "two")]
-        again = delivery == "effectively_once"  # the first one has not ended
+        again = delivery == "effectively_once"  # The first write has not ended.
         assert writes == ["nightly/one", "nightly/one" if again else "nightly/two"]
     assert _begin_write(options.with_(appId=""), "one") == "one"

@@ -28,19 +28,19 @@ RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
 RESTART = dataclasses.replace(CTX, run_id="r2", task_attempt_id=0)
 ROWS = 600
 LOST = {"storedCheckTimeout": 2000, "sendMsgMaxTimeoutPerRequest": 1000}
-"""Where no answer ever comes on a connection that lives: all of both is waited."""
+"""Short limits for a connection that lives but brings no answer: a task waits for both."""
 
 
 class Crash(BaseException):
-    """The worker ends, whatever its code wants."""
+    """The worker dies: no handler sees it."""
 
 
 class World:
-    """A cluster and a ledger, and tasks that may crash."""
+    """A cluster, a ledger, and tasks that may crash."""
 
     def __init__(self, cluster: FakeCluster, ledger: Path, ordering: str = "none") -> None:
         self.cluster = cluster
-        self.given: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
             "delivery": "effectively_once", "storedCheckDelay": 200, "storedCheckTimeout": 30_000,
             "sendMsgTimeout": 20_000, "orderWaitMs": 2000, "requestMaxMessages": 40,
@@ -51,8 +51,8 @@ class World:
         self, ctx: RunContext, *, cut: int = 100, crash_after: int | None = None, rows: Any = None,
         each: Callable[[int], None] = lambda fed: None, **options: Any,
     ) -> Any:  # fmt: skip
-        """The task, in batches of `cut` rows; it crashes when so many requests were handed over."""
-        parsed = SinkOptions.parse({**self.given, **options})
+        """Run the task in batches of `cut` rows; it crashes after `crash_after` requests."""
+        parsed = SinkOptions.parse({**self.settings, **options})
         table = rows or rows_of(ROWS)
         pool = ProducerPool()
         run = TaskRunner(parsed, ctx, pool=pool)
@@ -87,7 +87,7 @@ class World:
 
 
 def rows_of(count: int) -> pa.Table:
-    """Each row is equal to one that comes much later."""
+    """Return rows of which each is equal to a much later one."""
     numbers = [i % (count // 2) for i in range(count)]
     return pa.table(
         {
@@ -99,7 +99,7 @@ def rows_of(count: int) -> pa.Table:
 
 def _crash_at(body: Any, requests: int) -> None:
     if body.summary.requests >= requests:
-        # The kernel sends what it has; no thread waits for the answers.
+        # The kernel sends the bytes that it has; no thread waits for the answers.
         body._engine.drive(0.0)
         raise Crash
 
@@ -142,9 +142,10 @@ def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
 def test_a_batch_that_a_killed_broker_stored_in_part(
     world: World, caplog: pytest.LogCaptureFixture, kept: Any, whole: int
 ) -> None:
-    """SIGKILL in the middle of the copy into the log; seen on a real broker.
+    """SIGKILL came in the middle of the copy into the log, as seen on a real broker.
 
-    What is behind the head, and lacks properties of ours, is sent again, and said to be doubled.
+    The message behind the head lacks properties: it is sent again and counted as a possible
+    duplicate.
     """
     for broker in world.cluster.brokers:
         broker.on_send(CloseConnection())
@@ -158,7 +159,7 @@ def test_a_batch_that_a_killed_broker_stored_in_part(
 
 
 def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world: World) -> None:
-    """A name server removes a killed broker, and adds it some time after its restart."""
+    """A name server removes a killed broker and adds it some time after its restart."""
     broker = world.cluster.brokers[0]
     broker.on_send(CloseConnection())
     _store_in_part(broker, lambda: _away(broker, 1.5))
@@ -169,7 +170,7 @@ def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world: World) -
 
 
 def test_a_message_without_all_of_its_properties_is_sent_again(world: World) -> None:
-    """Found by its id it is not what was sent: readers that filter would not see it."""
+    """A stored message without all properties is not the one sent: filters would miss it."""
     for broker in world.cluster.brokers:
         broker.on_send(CloseConnection())
         _store_in_part(broker, kept=("UNIQ_KEY",), head=0)
@@ -197,18 +198,18 @@ def _store_in_part(
     kept: Sequence[str] | None = None,
     head: int | None = None,
 ) -> None:
-    """Of the next request so many messages, and these properties of the one behind them."""
-    put, left = broker.store.put, [1]
+    """Store so many messages of the next request, and of the following only these properties."""
+    put, pending = broker.store.put, [1]
 
     def cut(request: Any, queue_id: int, now_ms: int) -> Any:
         stored = put(request, queue_id, now_ms)
-        if left and (len(stored) > 2 or head is not None):
-            left.clear()
-            whole = len(stored) // 2 if head is None else head
-            for message in stored[whole + (kept is not None) :]:
+        if pending and (len(stored) > 2 or head is not None):
+            pending.clear()
+            kept_count = len(stored) // 2 if head is None else head
+            for message in stored[kept_count + (kept is not None) :]:
                 broker.store.remove(message.commit_log_offset)
             if kept is not None:
-                torn = stored[whole]
+                torn = stored[kept_count]
                 some = {name: torn.properties[name] for name in kept}
                 broker.store.tear(torn.commit_log_offset, some)
             then()
@@ -218,7 +219,7 @@ def _store_in_part(
 
 
 def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
-    """Not even one by one, to find the poison row."""
+    """The task does not even send the rows one by one to find the poison row."""
     for broker in world.cluster.brokers:
         broker.on_send(Answer(1, "java.lang.Exception", stores=True), times=None)
         broker.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
@@ -240,7 +241,7 @@ def test_requests_that_got_lost_are_sent_again(world: World) -> None:
 def test_a_replay_sends_what_is_missing_and_nothing_else(
     world: World, again: RunContext, crash_after: int
 ) -> None:
-    """10,000: all was sent, and the epoch's end was not noted."""
+    """With 10,000, all rows were sent, but the epoch's end was not noted."""
     first = world.run(CTX, crash_after=crash_after)
     summary = world.run(again, cut=70)
     world.check()
@@ -258,7 +259,7 @@ def test_a_replay_asks_brokers_that_came_into_the_route_later(
     def during(fed: int) -> None:
         if fed == 200:
             late.is_master = True
-            time.sleep(1.1)  # a route is asked for once a second
+            time.sleep(1.1)  # A route is asked for once a second.
 
     world.run(CTX, cut=20, pollNameServerInterval=10, each=during)
     assert late.store.messages("t")
@@ -268,17 +269,17 @@ def test_a_replay_asks_brokers_that_came_into_the_route_later(
 
 
 def _away(broker: Any, seconds: float) -> None:
-    """Its routes lack it for so long."""
+    """Keep the broker out of its routes for so many seconds."""
     broker.is_master = False
     threading.Timer(seconds, lambda: setattr(broker, "is_master", True)).start()
 
 
 def test_a_replay_asks_the_brokers_of_every_topic(cluster: FakeCluster, tmp_path: Path) -> None:
-    """The second topic's came into use after the task's first look at the route."""
+    """The second topic's broker came into use after the task's first look at the route."""
     cluster.create_topic("t", brokers=["broker-a"])
     cluster.create_topic("u")
     world = World(cluster, tmp_path / "ledger")
-    world.given.pop("topic")
+    world.settings.pop("topic")
     late, topics = cluster.brokers[1], ["t"] * 100 + ["u"] * 500
     table = rows_of(ROWS).append_column("topic", pa.array(topics))
     world.run(CTX, rows=table)
@@ -290,7 +291,7 @@ def test_a_replay_asks_the_brokers_of_every_topic(cluster: FakeCluster, tmp_path
 
 
 def test_crash_upon_crash(world: World) -> None:
-    world.cluster.create_topic("t")  # a broker that never got a message is in no route otherwise
+    world.cluster.create_topic("t")  # A broker that never got a message is in no route otherwise.
     for number, crash_after in enumerate((2, 5, 1, 7)):
         for broker in world.cluster.brokers:
             broker.on_send(Drop(), times=1)
@@ -306,12 +307,12 @@ def test_a_task_that_outlived_its_driver_sends_nothing_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch_starts, "_CHECK_S", 0.0)
-    options = SinkOptions.parse(world.given)
+    options = SinkOptions.parse(world.settings)
     batches = rows_of(ROWS).to_batches(max_chunksize=100)
     pool = ProducerPool()
     zombie = TaskRunner(options, CTX, pool=pool)
     zombie.feed(batches[0], resolve_columns(batches[0].schema, options))
-    while not world.stored():  # the first batch waits for what the broker says of its topic
+    while not world.stored():  # The first batch waits for the broker's statement on its topic.
         zombie._body._poll(0.05)
     world.run(RESTART)
     with pytest.raises(CheckpointError, match="r2"):
@@ -338,15 +339,15 @@ def test_a_checkpoint_that_was_cut_back_is_a_replay(cluster: FakeCluster, tmp_pa
     summary = world.run(dataclasses.replace(CTX, epoch=2), rows=rows_of(10))
     assert summary.found_stored == 10 and sum(world.stored().values()) == 100
     assert len(list((tmp_path / "_started").rglob("*.json"))) < 10
-    asked = world.questions()
+    before = world.questions()
     world.run(dataclasses.replace(CTX, epoch=3, partition=1), rows=rows_of(10))
-    assert world.questions() > asked
+    assert world.questions() > before
 
 
 def test_a_broker_that_cannot_be_asked_stops_the_replay(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """Its messages cannot be distinguished from missing ones."""
+    """A broker that cannot be asked may hold messages that look missing."""
     world = World(cluster, tmp_path)
     world.run(CTX)
     cluster.brokers[0].kill()
@@ -366,7 +367,7 @@ def test_without_a_ledger_a_replay_cannot_be_told(cluster: FakeCluster, tmp_path
 
 
 def test_at_least_once_doubles_what_this_is_for(cluster: FakeCluster, tmp_path: Path) -> None:
-    """The harness sees duplicates where they are."""
+    """The harness sees duplicates if there are any."""
     world = World(cluster, tmp_path)
     world.run(CTX, delivery="at_least_once")
     world.run(RESTART, delivery="at_least_once")

@@ -1,4 +1,4 @@
-"""The foreach lane where Spark hands out rows slowly: `gatherMaxDelayMs` and its thread."""
+"""The foreach lane if Spark hands out rows slowly: `gatherMaxDelayMs` and its thread."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def sink_of(cluster: FakeCluster, ledger: Path, **options: Any) -> RocketSink:
-    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+    settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "sendMsgTimeout": 60_000, "appId": "a", "gatherMaxDelayMs": 1, **options}  # fmt: skip
-    return RocketSink(**given)
+    return RocketSink(**settings)
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
@@ -53,17 +53,17 @@ _of_others: set[threading.Thread] = set()
 
 @pytest.fixture(autouse=True)
 def only_threads_of_this_test() -> None:
-    """Tests of tasks that are never closed leave theirs."""
+    """Remember the threads of earlier tests, whose tasks were never closed."""
     _of_others.update(threading.enumerate())
 
 
 def threads() -> list[threading.Thread]:
-    found = set(threading.enumerate()) - _of_others
-    return [one for one in found if one.name == "rocket-sink-flush"]
+    started = set(threading.enumerate()) - _of_others
+    return [thread for thread in started if thread.name == "rocket-sink-flush"]
 
 
 def account(ledger: Path) -> dict[str, Any]:
-    """The last row of the only task's spool."""
+    """Return the last row of the only task's spool."""
     (path,) = ledger.rglob("*.arrow")
     with pa.ipc.open_stream(str(path)) as reader:
         rows = reader.read_all().to_pylist()
@@ -79,13 +79,13 @@ def test_slow_rows_are_stored_while_the_task_goes_on(cluster: FakeCluster, tmp_p
         wait_for(lambda number=number: len(bodies(cluster)) == number + 1)
     sink.close(None)
     assert bodies(cluster) == [b"%d" % number for number in range(5)]
-    found = account(tmp_path)
-    assert (found["rows_in"], found["acked"], found["complete"]) == (5, 5, True)
+    epoch = account(tmp_path)
+    assert (epoch["rows_in"], epoch["acked"], epoch["complete"]) == (5, 5, True)
     assert not threads()
 
 
 def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: Path) -> None:
-    """A retry needs a look at the answer; a row behind another of its key needs one too."""
+    """A retry needs the answer to be read, and so does a row behind another of its key."""
     for broker in cluster.brokers:
         broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
     sink = sink_of(cluster, tmp_path, ordering="strict")
@@ -109,7 +109,7 @@ def test_and_of_a_batch_that_was_full(cluster: FakeCluster, tmp_path: Path) -> N
 
 
 def test_rows_keep_their_order_and_none_goes_twice(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Both threads cut batches; where they meet is up to chance, so there are many."""
+    """Both threads cut batches; chance decides where they meet, so the test has many."""
     chance, total = random.Random(7), 3000
     sink = sink_of(cluster, tmp_path, ordering="strict", gatherRows=40)
     sink.open(0, 1)
@@ -124,21 +124,21 @@ def test_rows_keep_their_order_and_none_goes_twice(cluster: FakeCluster, tmp_pat
     for message in sorted(stored, key=lambda one: one.queue_offset):
         of_key[int(message.body) % 3].append(int(message.body))
     assert all(numbers == sorted(numbers) for numbers in of_key.values())
-    found = account(tmp_path)
-    assert (found["rows_in"], found["acked"]) == (total, total)
+    epoch = account(tmp_path)
+    assert (epoch["rows_in"], epoch["acked"]) == (total, total)
 
 
 def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = RowBatcher.batch
+    batch_of_rows = RowBatcher.batch
     late = [Row(body="late")]
 
     def batch(self: RowBatcher, rows: Any) -> pa.RecordBatch:
         if late:
-            # As `process` does between its append and the end of `take`: it saw no need to look.
+            # `process` does so between its append and the end of `take`: it saw no need to look.
             sink._task._rows.append(late.pop())  # type: ignore[union-attr]
-        return made(self, rows)
+        return batch_of_rows(self, rows)
 
     monkeypatch.setattr(RowBatcher, "batch", batch)
     sink = sink_of(cluster, tmp_path)
@@ -163,14 +163,14 @@ def test_an_attempt_with_other_pauses_gives_the_same_ids(
     for message in cluster.messages("t"):
         ids[message.body].add(message.properties["UNIQ_KEY"])
     assert len(cluster.messages("t")) == 40
-    assert {body: len(found) for body, found in ids.items()} == {
+    assert {body: len(message_ids) for body, message_ids in ids.items()} == {
         b"%d" % number: 2 for number in range(10)
     }
 
 
 class TestErrors:
     def failed(self, cluster: FakeCluster, tmp_path: Path) -> RocketSink:
-        """A sink whose thread has failed."""
+        """Return a sink whose thread has failed."""
         sink = sink_of(cluster, tmp_path, onInvalid="fail")
         sink.open(0, 1)
         sink.process(Row(body="good"))
@@ -248,7 +248,7 @@ def test_a_forked_child_sends_nothing_of_its_parent(cluster: FakeCluster, tmp_pa
     sink.process(Row(body="parent"))
     child = os.fork()
     if not child:
-        signal.alarm(int(LONG_S))  # one that hangs fails the test
+        signal.alarm(int(LONG_S))  # A test that hangs fails.
         refused = 0
         for use in (lambda: sink.close(None), lambda: sink.open(0, 1) and sink.close(None)):
             try:

@@ -1,4 +1,4 @@
-"""The driver's thread that folds, and counts what queries say that they have handed to tasks."""
+"""The driver's thread that folds, and that counts the rows which queries gave to tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_S = 120.0
 
 
 def done(epoch: int, rows: int) -> Any:
-    """What Spark tells of an epoch."""
+    """Return Spark's progress report of an epoch."""
     return SimpleNamespace(
         id=QUERY, runId="run-1", batchId=epoch, numInputRows=rows, batchDuration=5,
         sink=SimpleNamespace(numOutputRows=rows),
@@ -46,10 +46,10 @@ def done(epoch: int, rows: int) -> Any:
 
 
 def write(folder: Path, epoch: int, rows: int) -> None:
-    """What a task leaves in the spool."""
-    one = context(query_id=QUERY, epoch=epoch, task_attempt_id=10 + epoch)
-    spool = SpoolWriter(resolve_path(folder), one)
-    spool.append(accounts(one, acked=rows))
+    """Write the spool file of a task."""
+    ctx = context(query_id=QUERY, epoch=epoch, task_attempt_id=10 + epoch)
+    spool = SpoolWriter(resolve_path(folder), ctx)
+    spool.append(accounts(ctx, acked=rows))
     spool.seal()
 
 
@@ -68,7 +68,7 @@ def test_a_deleted_ledger_is_told_of_once(
     ledger, thread = Ledger(folder), FoldThread(spark)
     thread.add(resolve_path(folder), interval_s=0.0)
     for epoch in range(2):
-        # The second is folded, and waits for the next count.
+        # The second epoch is folded, and waits for the next count.
         write(folder, epoch, 5)
         thread.progressed(done(epoch, 5))
         wait_for(lambda: ledger.exists() and not ledger.unfolded_epochs())
@@ -89,7 +89,7 @@ def test_a_deleted_ledger_is_told_of_once(
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of counts; a fold that the deletion met may have said something, too."""
+    """Return the log's texts about counts; a fold that met the deletion may log others."""
     texts = [record.getMessage() for record in caplog.records]
     return [text for text in texts if "deleted while" in text or "cannot count" in text]
 
@@ -99,13 +99,13 @@ def confirmed(ledger: Ledger, spark: Any) -> int:
 
 
 def running(*runs: str) -> Any:
-    """A session of which only the queries are asked for."""
+    """Return a session that is asked for nothing but its queries."""
     queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
     return SimpleNamespace(streams=queries, sparkContext=SimpleNamespace(_jsc=None))
 
 
 def test_the_end_of_a_query_is_waited_for() -> None:
-    """Spark tells of it after `awaitTermination` has returned."""
+    """Spark reports the end after `awaitTermination` has returned."""
     thread, handled = FoldThread(running("other")), threading.Event()
     thread.started("other")
     thread.started("run-1")
@@ -181,27 +181,27 @@ def test_a_sync_after_a_query_knows_its_last_epoch_done(spark: Any, tmp_path: Pa
 def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[type[RocketMQDataSource]] = []
+    sources: list[type[RocketMQDataSource]] = []
     monkeypatch.setattr(
-        type(spark.dataSource), "register", lambda self, source: made.append(source)
+        type(spark.dataSource), "register", lambda self, source: sources.append(source)
     )
     monkeypatch.setattr("rocket_sink.spark.datasource.freeze_once", lambda: None)
 
     def commit(epoch: int, ledger: str = "") -> int:
-        """Warnings of the newest source."""
-        given = {"nameServer": "n:1", "topic": "t", **({"ledger": ledger} if ledger else {})}
+        """Commit an epoch to the newest source; return the number of its warnings."""
+        settings = {"nameServer": "n:1", "topic": "t", **({"ledger": ledger} if ledger else {})}
         caplog.clear()
         schema = StructType.fromDDL("body STRING")
-        made[-1](given).streamWriter(schema, overwrite=False).commit([], epoch)
+        sources[-1](settings).streamWriter(schema, overwrite=False).commit([], epoch)
         return len(caplog.records)
 
-    one, two = (str(tmp_path / name) for name in ("one", "two"))
+    first, second = (str(tmp_path / name) for name in ("one", "two"))
     register(spark)
-    assert [commit(epoch, one) for epoch in (0, 1)] == [1, 0]
+    assert [commit(epoch, first) for epoch in (0, 1)] == [1, 0]
     assert commit(0) == 0
-    register(spark, ledger=one)
-    register(spark, ledger=two)
-    assert [commit(0, ledger) for ledger in (one, two, str(tmp_path / "three"))] == [0, 0, 1]
+    register(spark, ledger=first)
+    register(spark, ledger=second)
+    assert [commit(0, ledger) for ledger in (first, second, str(tmp_path / "three"))] == [0, 0, 1]
     assert "register(spark, ledger=...)" in caplog.text and "ledger fold" in caplog.text
 
 
@@ -254,9 +254,9 @@ def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(
             Ledger(tmp_path / "ledger").sync(spark)
         assert len(cluster.messages("flights")) == 2
         wait_for(lambda: "begins at epoch 0" in caplog.text)
-    said = [r.getMessage() for r in caplog.records if "begins at epoch 0" in r.getMessage()]
-    assert len(said) == 1
-    assert query.id in said[0] and "appId" in said[0]
+    texts = [r.getMessage() for r in caplog.records if "begins at epoch 0" in r.getMessage()]
+    assert len(texts) == 1
+    assert query.id in texts[0] and "appId" in texts[0]
 
 
 ENDING = """\
@@ -266,38 +266,38 @@ import deltalake, pyarrow
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.spark import listener
 
-place, begun = resolve_path(sys.argv[1]), threading.Event()
+place, started = resolve_path(sys.argv[1]), threading.Event()
 table = pyarrow.table({"a": list(range(20_000))})
 
 def fold(session, place, wait_s):
     for _ in range(10):
         deltalake.write_deltalake(sys.argv[1] + "/t", table, mode="append")
-        begun.set()
+        started.set()
     return SimpleNamespace(busy=True)
 
 listener.fold = fold
 thread = listener.FoldThread(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None)))
 thread.add(place, 0.0)
 thread.ended("run")
-begun.wait()
+started.wait()
 """
 
 
 def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path: Path) -> None:
-    """A thread within delta-rs at that moment ended the process by SIGSEGV, each time."""
-    ended = subprocess.run(
+    """A thread within delta-rs at that moment ended the process by SIGSEGV, every time."""
+    process = subprocess.run(
         [sys.executable, "-c", ENDING, str(tmp_path)],
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")
     assert deltalake.DeltaTable(f"{tmp_path}/t").version() == 9
 
 
 def test_a_ledger_or_checkpoint_inside_the_input_is_refused(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark would read their files: 154 rows came of 3."""
+    """Spark would read their files: a source of 3 rows gave 154."""
     read, outside = tmp_path / "in", str(tmp_path / "ledger")
     read.mkdir()
     (read / "1.json").write_text('{"body": "one"}\n')

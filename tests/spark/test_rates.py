@@ -1,4 +1,4 @@
-"""How a write's limits are divided, without Spark: the session is a stand-in."""
+"""The division of a write's limits, without Spark: the session is a stand-in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocket_sink.spark.session_checks import with_task_rate
 
 
 class Session:
-    """A classic session of an application with so many slots; None: Spark does not tell."""
+    """A classic session of an application with so many slots; None if Spark reports none."""
 
     _jsparkSession = object()
 

@@ -1,4 +1,4 @@
-"""The batch reader's options, ranges and rows; tasks are run by hand, without a Spark session."""
+"""The batch reader's options, ranges and rows; tests run the tasks by hand, without Spark."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_the_names_that_rocketmq_keeps_for_itself_are_apart() -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "9" * 15, "9" * 18, "9" * 30, "-99999999999999999"])
 def test_an_event_time_that_is_none_is_a_property(text: str) -> None:
-    """Any producer may set the property, in microseconds for instance."""
+    """Any producer may set the property, for instance in microseconds."""
     message = StoredMessage("t", b"x", properties={"__event_time_ms": text})
     (row,) = stored_batch([("b", message)]).to_pylist()
     assert row["event_time"] is None

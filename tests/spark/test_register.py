@@ -1,4 +1,4 @@
-"""`register`: what a session must be, and what Spark answers."""
+"""`register`: its demands on a session, and Spark's answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Refused(AnalysisException):
 
 
 class Manager:
-    """The data sources of a session whose Spark keeps what it has found by itself."""
+    """The data sources of a session whose Spark keeps those that it has found by itself."""
 
     def __init__(self, condition: str) -> None:
         self.condition = condition
@@ -35,7 +35,7 @@ class Session:
 def test_a_source_that_spark_keeps_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark 4.0 with rocket-sink from a wheel; `python -m tests.versions` has the real one."""
+    """Spark 4.0 does so if rocket-sink is a wheel; `python -m tests.versions` has the real one."""
     monkeypatch.setattr(datasource, "warn_of_settings", lambda _: None)
     monkeypatch.setattr(datasource, "speculates", lambda _: False)
     monkeypatch.setattr(datasource, "is_classic", lambda _: False)

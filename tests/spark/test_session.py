@@ -1,4 +1,4 @@
-"""What is prepared before a JVM starts; the session itself is used by the Spark tests."""
+"""The preparations before a JVM starts; the Spark tests use the session itself."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_a_delta_without_jars_for_this_spark_is_refused(
 
 @pytest.mark.spark
 def test_a_thread_that_has_run_nothing_yet_knows_the_session(spark: Any) -> None:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(active_session()))
+    sessions: list[Any] = []
+    thread = threading.Thread(target=lambda: sessions.append(active_session()))
     thread.start()
     thread.join()
-    assert found == [spark]
+    assert sessions == [spark]

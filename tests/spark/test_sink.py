@@ -1,4 +1,4 @@
-"""RocketSink without Spark: options, pickling, and what foreach asks of open, process, close."""
+"""RocketSink without Spark: options, pickling, and the calls of foreach: open, process, close."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class TestSpeculation:
     def test_the_data_source_judges_each_write_of_a_session_that_speculates(
         self, make: str
     ) -> None:
-        known = {"speculates": True}  # as `register` finds out on the driver
+        known = {"speculates": True}  # `register` finds this out on the driver.
         source = type("Source", (RocketMQDataSource,), known)
-        given = {"nameServer": "a:1", "topic": "t"}
+        settings = {"nameServer": "a:1", "topic": "t"}
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
-            getattr(source(given), make)(BODY, False)
-        getattr(source({**given, "allowSpeculation": "true"}), make)(BODY, False)
+            getattr(source(settings), make)(BODY, False)
+        getattr(source({**settings, "allowSpeculation": "true"}), make)(BODY, False)
 
 
 def test_a_wheel_that_no_worker_will_see_is_told_of_once(
@@ -144,9 +144,9 @@ def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thr
 
 class TestForeach:
     def sink(self, cluster: FakeCluster, tmp_path: Path, **options: Any) -> RocketSink:
-        given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path),
+        settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path),
                  "sendMsgTimeout": 30_000, "gatherRows": 3, **options}  # fmt: skip
-        return pickle.loads(pickle.dumps(RocketSink(**given)))
+        return pickle.loads(pickle.dumps(RocketSink(**settings)))
 
     def test_all_rows_are_stored_when_close_returns(self, tmp_path: Path) -> None:
         with FakeCluster() as cluster:

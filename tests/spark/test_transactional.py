@@ -48,17 +48,17 @@ class World:
     def __init__(self, cluster: FakeCluster, ledger: Path) -> None:
         self.cluster = cluster
         self.pool = ProducerPool()
-        self.given: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
             "delivery": "transactional", "storedCheckDelay": 100, "storedCheckTimeout": 5000,
             "sendMsgTimeout": 2000, "sendMsgMaxTimeoutPerRequest": 300,
         }  # fmt: skip
 
     def options(self, **more: Any) -> SinkOptions:
-        return SinkOptions.parse({**self.given, **more})
+        return SinkOptions.parse({**self.settings, **more})
 
     def send(self, ctx: RunContext = CTX, rows: Any = None, **more: Any) -> pa.Table:
-        """What a task writes to the ledger."""
+        """Run a task and return the rows that it writes to the ledger."""
         options, written = self.options(**more), list[pa.RecordBatch]()
         table = rows_of(ROWS) if rows is None else rows
         run = TaskRunner(options, ctx, emit=written.append, pool=self.pool, check_group=GROUP)
@@ -97,7 +97,7 @@ def rows_of(count: int) -> pa.Table:
 
 
 def halves_of(written: pa.Table) -> pa.Table:
-    """As `TransactionCommitter` reads them out of the ledger."""
+    """Return the half messages as `TransactionCommitter` reads them from the ledger."""
     sent = (pa.compute.field("kind") == "send") & (pa.compute.field("outcome") == "acked")
     return read_halves(written.filter(sent & pa.compute.field("half")))
 
@@ -138,9 +138,9 @@ def check_order(world: World) -> None:
 
 def test_a_half_message_says_who_it_is_and_who_answers_for_it(world: World) -> None:
     world.send()
-    one = world.open()[0]
-    assert one.properties[PGROUP] == GROUP
-    assert HalfMark.read(one.properties) == HalfMark("q", "r", 3, 0, 7)
+    half = world.open()[0]
+    assert half.properties[PGROUP] == GROUP
+    assert HalfMark.read(half.properties) == HalfMark("q", "r", 3, 0, 7)
     engine = world.pool.acquire(world.options())
     until(lambda: engine.drive() or len(_heartbeats(world)) >= 2)
     assert not any(GROUP.encode() in body for body in _heartbeats(world))
@@ -161,7 +161,7 @@ def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour
     assert orphans > 0 and len(halves) == ROWS and world.summary.duplicates_possible == 0
     world.commit(halves)
     assert world.seen() == ALL and len(world.open()) == orphans
-    # Their twins are visible: whatever a broker asks about them, they are rolled back.
+    # The visible messages are twins of these: a check-back about one of these rolls it back.
     decide = check_backs(world, ids_of(halves))
     assert {decide(asked(half)) for half in world.open()} == {ROLLBACK}
 
@@ -171,7 +171,9 @@ def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> Non
         broker.on_send(Drop(), times=None)
     written = world.send(rows=rows_of(1), deliveryTimeoutMs=300, retryTimesWhenSendFailed=0)
     letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
-    assert [(one["outcome"], one["maybe_duplicate"]) for one in letters] == [("not_sent", False)]
+    assert [(letter["outcome"], letter["maybe_duplicate"]) for letter in letters] == [
+        ("not_sent", False)
+    ]
     assert (world.summary.dead, world.summary.unknown) == (1, 0) and not halves_of(written)
 
 
@@ -244,7 +246,7 @@ def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_mo
     successor.release()
     assert "another process may hold it now" in stderr
     assert report.committed == 400 and 40 <= report.found_stored < 400
-    # The brokers' own log: each half message was ended by one request.
+    # The brokers' request log shows one request for the end of each half message.
     requests = Counter(request.ext["msgId"] for request in world.ends())
     assert set(requests.values()) == {1} and set(world.seen().values()) == {1}
     assert len(requests) == len(world.seen()) == 400
@@ -256,7 +258,7 @@ def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: Wor
 
     def check(ahead_s: float) -> None:
         checks.append(ahead_s)
-        if len(checks) > 2:  # the lots of two brokers are queued, and no byte is written
+        if len(checks) > 2:  # Requests to two brokers are queued, and no byte is written.
             raise LedgerError("the lock is lost")
 
     def commit(halves: pa.Table, **more: Any) -> None:
@@ -264,7 +266,7 @@ def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: Wor
         commits.commit(halves, doubtful=False)
 
     opened = pa.concat_tables([halves.slice(0, 10), halves.slice(ROWS - 10)])
-    commit(opened)  # the connections of both brokers are open
+    commit(opened)  # The connections of both brokers are open.
     with pytest.raises(LedgerError, match="lost"):
         commit(halves.slice(10, ROWS - 20), check=check)
     engine.close()
@@ -273,7 +275,7 @@ def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: Wor
 
 
 def test_the_scripted_broker_commits_as_often_as_it_is_told(world: World) -> None:
-    """Else the tests here could not see what they are for."""
+    """Otherwise the tests here could not see a second commit."""
     halves = halves_of(world.send())
     world.commit(halves)
     world.commit(halves)
@@ -286,8 +288,8 @@ def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(worl
     away.kill()
     with pytest.raises(DeliveryError, match=r"broker-a are decided.*transactions settle"):
         world.commit(halves, storedCheckTimeout=300)
-    mine = ids_of(halves.filter(pa.compute.field("broker_name") == away.name))
-    assert 0 < len(mine) == ROWS - sum(world.seen().values())
+    away_ids = ids_of(halves.filter(pa.compute.field("broker_name") == away.name))
+    assert 0 < len(away_ids) == ROWS - sum(world.seen().values())
     away.restart()
     assert world.commit(halves, doubtful=True).committed == ROWS
     assert world.seen() == ALL
@@ -307,7 +309,7 @@ def test_what_a_broker_has_lost_is_named(world: World) -> None:
 
 
 def test_another_group_is_no_loss(world: World) -> None:
-    """As when settle is not given the query's namespace: it must not write messages off."""
+    """`settle` without the query's namespace has this group: it must not write messages off."""
     halves = halves_of(world.send())
     engine = SendEngine(world.options(storedCheckTimeout=300))
     with pytest.raises(DeliveryError, match="producer group wrong"):
@@ -321,7 +323,7 @@ def test_delayed_rows_are_refused_each(world: World) -> None:
     rows = rows_of(4).append_column("delay_level", pa.array([None, 3, 0, 1], pa.int64()))
     written = world.send(rows=rows)
     letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
-    assert [one["last_error_code"] for one in letters] == ["INVALID_DELAY"] * 2
+    assert [letter["last_error_code"] for letter in letters] == ["INVALID_DELAY"] * 2
     assert len(halves_of(written)) == 2
 
 
@@ -330,7 +332,7 @@ def test_the_mark_has_room_in_the_properties(world: World) -> None:
                      pa.map_(pa.string(), pa.string()))  # fmt: skip
     written = world.send(rows=rows_of(2).append_column("properties", texts))
     letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
-    assert [one["last_error_code"] for one in letters] == ["PROPERTIES_TOO_LARGE"]
+    assert [letter["last_error_code"] for letter in letters] == ["PROPERTIES_TOO_LARGE"]
     with pytest.raises(ConfigurationError, match="appId"):
         world.send(dataclasses.replace(CTX, query_id="q" * 2000))
 
@@ -359,7 +361,7 @@ def never(query_id: str, epoch: int) -> None:
 
 
 def asked(half: StoredMessage) -> StoredMessage:
-    """The half message as the broker's question shows it."""
+    """Return the half message in the form of the broker's check-back."""
     return dataclasses.replace(half, topic=half.properties["REAL_TOPIC"])
 
 
@@ -367,10 +369,10 @@ def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_bac
     world: World,
 ) -> None:
     world.send()
-    one = asked(world.open()[0])
-    assert check_backs(world, None)(one) is UNKNOWN
-    assert check_backs(world, frozenset({"another"}))(one) is ROLLBACK
-    foreign = dataclasses.replace(one, properties={"UNIQ_KEY": "x"})
+    half = asked(world.open()[0])
+    assert check_backs(world, None)(half) is UNKNOWN
+    assert check_backs(world, frozenset({"another"}))(half) is ROLLBACK
+    foreign = dataclasses.replace(half, properties={"UNIQ_KEY": "x"})
     assert check_backs(world, frozenset())(foreign) is UNKNOWN
 
 
@@ -392,16 +394,16 @@ def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(
     world: World,
 ) -> None:
     halves = halves_of(world.send())
-    members, ended = ids_of(halves), list[tuple[str, int]]()
+    members, ended_epochs = ids_of(halves), list[tuple[str, int]]()
 
     def end(query_id: str, epoch: int) -> None:
-        ended.append((query_id, epoch))
+        ended_epochs.append((query_id, epoch))
         world.commit(halves)
 
     decide = check_backs(world, members, end=end)
     first, *others = [asked(half) for half in world.open()]
-    assert decide(first) is UNKNOWN and ended == [("q", 3)] and world.seen() == ALL
-    assert {decide(half) for half in (first, *others)} == {ROLLBACK} and len(ended) == 1
+    assert decide(first) is UNKNOWN and ended_epochs == [("q", 3)] and world.seen() == ALL
+    assert {decide(half) for half in (first, *others)} == {ROLLBACK} and len(ended_epochs) == 1
 
 
 def test_what_cannot_be_ended_now_is_tried_again_later(world: World) -> None:

@@ -1,6 +1,7 @@
-"""`delivery=transactional` as whole epochs: Delta is real, the brokers are scripted.
+"""`delivery=transactional` over whole epochs: Delta is real, the brokers are scripted.
 
-One ledger for all tests, for making one is most of a short test's time; each has its own query.
+All tests share a ledger, because making one takes most of a short test's time; each test has its
+own query.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ ROWS = 40
 
 
 class Killed(BaseException):
-    """The driver ends, whatever its code wants."""
+    """The driver dies: no handler sees it."""
 
 
 class Query:
-    """One query of the shared ledger; its bodies are `query/epoch/row`."""
+    """A query of the shared ledger; its bodies are `query/epoch/row`."""
 
     def __init__(self, spark: Any, cluster: FakeCluster, ledger: str, name: str) -> None:
         self.spark = spark
         self.cluster = cluster
         self.name = name
         self.ledger = Ledger(ledger)
-        self.given: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": ledger, "appId": name,
             "delivery": "transactional", "storedCheckDelay": 100, "storedCheckTimeout": 2000,
         }  # fmt: skip
 
     def sink(self, **more: Any) -> RocketSink:
-        """A new one, as in a new process."""
-        return RocketSink(**{**self.given, **more})
+        """Return a new sink, as in a new process."""
+        return RocketSink(**{**self.settings, **more})
 
     def rows(self, epoch: int) -> Any:
         body = f"concat('{self.name}/{epoch}/', id) AS body"
@@ -61,18 +62,18 @@ class Query:
         self.sink(**more).write_batch(self.rows(number), number)
 
     def killed(self, monkeypatch: Any, owner: Any, name: str, kill: Any, **more: Any) -> None:
-        """Epoch 0, whose driver dies in a function."""
+        """Run epoch 0; its driver dies in the function `name`."""
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, kill)
             with pytest.raises(Killed):
                 self.epoch(0, **more)
 
     def seen(self) -> dict[int, int]:
-        """{epoch: messages that consumers see}; each body once, or it fails."""
+        """Return {epoch: messages that consumers see}; fail if a body is there twice."""
         bodies = [m.body.decode() for m in self.cluster.messages("t")]
-        mine = [body for body in bodies if body.startswith(f"{self.name}/")]
-        assert len(set(mine)) == len(mine)
-        return dict(Counter(int(body.split("/")[1]) for body in mine))
+        own = [body for body in bodies if body.startswith(f"{self.name}/")]
+        assert len(set(own)) == len(own)
+        return dict(Counter(int(body.split("/")[1]) for body in own))
 
     def open(self) -> int:
         halves = [half for broker in self.cluster.brokers for half in broker.half_messages()]
@@ -107,7 +108,7 @@ def die(*given: Any, **more: Any) -> Any:
 
 
 def run_without_append(results: Any, append: Any) -> None:
-    """All tasks run, and the driver dies before Delta commits."""
+    """Run all tasks; the driver dies before Delta commits."""
     results.collect()
     raise Killed
 
@@ -122,11 +123,11 @@ def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> 
     query.killed(monkeypatch, foreach_batch, "_append", run_without_append)
     assert not query.seen() and query.open() == ROWS
     query.epoch(0)
-    # The rows of the attempt that was killed stay hidden; the epoch's own are there once.
+    # The killed attempt's rows stay hidden; the epoch's own rows are visible once.
     assert query.seen() == {0: ROWS} and query.open() == ROWS
     row = query.epochs()[0]
     assert (row.halves, row.committed, row.refused, row.open) == (ROWS, ROWS, 0, False)
-    # Brokers ask about those of the dead attempt: the driver answers from the ledger.
+    # Brokers ask about the dead attempt's messages, and the driver answers from the ledger.
     query.brokers_ask()
     until(lambda: not query.open(), timeout_s=60)
     # Delta skips an epoch that it has; a second run sends and commits nothing.
@@ -137,7 +138,7 @@ def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> 
 def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: Any) -> None:
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
     assert not query.seen() and query.epochs()[0].open
-    # One at a time per queue, so that not all are on their way when it dies.
+    # A queue has one request at a time, so that not all are in flight at the driver's death.
     query.killed(
         monkeypatch, HalfMessageCommitter, "_done", die_at_the_seventh, ordering="best_effort"
     )
@@ -206,18 +207,18 @@ def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
     running = writer.trigger(availableNow=True).start()
     running.awaitTermination()
     assert query.seen() == {0: ROWS}
-    found = query.ledger.transactions(query.spark).where(f"query_id = '{running.id}'").first()
-    assert (found.epoch, found.committed, found.open) == (0, ROWS, False)
+    row = query.ledger.transactions(query.spark).where(f"query_id = '{running.id}'").first()
+    assert (row.epoch, row.committed, row.open) == (0, ROWS, False)
 
 
 def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch: Any) -> None:
     place = resolve_path(query.ledger.path)
 
     def read_once(epoch: int, name: str) -> DecidedEpoch | None:
-        found = decided_epoch(query.spark, place, name, epoch)
-        if found is None:
+        epoch_read = decided_epoch(query.spark, place, name, epoch)
+        if epoch_read is None:
             return None
-        return dataclasses.replace(found, halves=found.halves.sort_by("message_id"))
+        return dataclasses.replace(epoch_read, halves=epoch_read.halves.sort_by("message_id"))
 
     def read(epoch: int, name: str = query.name) -> DecidedEpoch | None:
         direct = read_once(epoch, name)
@@ -230,12 +231,12 @@ def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch:
     for broker in query.cluster.brokers:
         broker.on(RequestCode.SEND_MESSAGE_V2, Answer(1, "not now"), times=1)
     query.killed(monkeypatch, TransactionCommitter, "_end", die)
-    found = read(0)
-    assert found is not None and len(found.halves) == ROWS and not found.is_ended
+    decided = read(0)
+    assert decided is not None and len(decided.halves) == ROWS and not decided.is_ended
     query.epoch(1)
     for epoch in (0, 1):
-        found = read(epoch)
-        assert found is not None and len(found.halves) == ROWS and found.is_ended
+        decided = read(epoch)
+        assert decided is not None and len(decided.halves) == ROWS and decided.is_ended
     assert read(2) is None and read(0, "another") is None
 
 

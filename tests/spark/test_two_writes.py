@@ -28,7 +28,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def stream(spark: Any, folder: Path, function: Callable[[Any, int], None]) -> None:
-    """One epoch of the rows a and b."""
+    """Run one epoch with the rows a and b."""
     (folder / "in").mkdir()
     (folder / "in" / "1.json").write_text('{"body": "a"}\n{"body": "b"}\n')
     rows = spark.readStream.schema("body STRING").json(str(folder / "in"))
@@ -38,11 +38,11 @@ def stream(spark: Any, folder: Path, function: Callable[[Any, int], None]) -> No
 
 
 def test_two_sinks_of_one_ledger(spark: Any, cluster: FakeCluster, tmp_path: Path) -> None:
-    given = {"nameServer": cluster.name_server, "ledger": str(tmp_path / "ledger")}
+    settings = {"nameServer": cluster.name_server, "ledger": str(tmp_path / "ledger")}
 
     def writing(**app_ids: str) -> Callable[[Any, int], None]:
         sinks = [
-            RocketSink(topic=topic, appId=app_ids.get(topic, ""), **given)
+            RocketSink(topic=topic, appId=app_ids.get(topic, ""), **settings)
             for topic in ("one", "two")
         ]
 
@@ -52,7 +52,7 @@ def test_two_sinks_of_one_ledger(spark: Any, cluster: FakeCluster, tmp_path: Pat
 
         return epoch
 
-    # As one query the second write would be taken for the epoch run again.
+    # In one query, the second write would look like a repetition of the epoch.
     (tmp_path / "a").mkdir()
     with pytest.raises(Exception, match="Give each sink an appId of its own"):
         stream(spark, tmp_path / "a", writing())
@@ -61,8 +61,10 @@ def test_two_sinks_of_one_ledger(spark: Any, cluster: FakeCluster, tmp_path: Pat
     stream(spark, tmp_path / "b", writing(one="first", two="second"))
     for topic in ("one", "two"):
         assert sorted(message.body for message in cluster.messages(topic)) == [b"a", b"b"]
-    found = view_rows(given["ledger"], "SELECT query_id, acked FROM epochs WHERE lane IS NOT NULL")
-    assert {(row.query_id, row.acked) for row in found} >= {("first", 2), ("second", 2)}
+    rows = view_rows(
+        settings["ledger"], "SELECT query_id, acked FROM epochs WHERE lane IS NOT NULL"
+    )
+    assert {(row.query_id, row.acked) for row in rows} >= {("first", 2), ("second", 2)}
 
 
 def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
@@ -74,9 +76,9 @@ def test_what_counts_as_the_second_write_of_an_epoch(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError), _once_a_run(place, "q", "r", 0):
         with pytest.raises(ConfigurationError, match="epoch 0"):
-            write()  # beside it, in another thread
+            write()  # The write runs beside the first, as from another thread.
         raise KeyError
-    write()  # one that failed is tried again
+    write()  # A write that failed is tried again.
     with pytest.raises(ConfigurationError, match="skipped"):
         write()
     for another in ({"epoch": 1}, {"run": "s"}, {"place": other}, {"query": "p"}):

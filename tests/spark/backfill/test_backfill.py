@@ -61,9 +61,9 @@ def run(spark: Any, options: SinkOptions) -> Run:
     def go(source: Any = None, opts: SinkOptions = options, **selection: Any) -> Any:
         work = Backfill(spark, opts, Selection(**selection), source)
         plan = work.plan(sample=0)
-        seen = [0]
-        sent = work.run(plan.selected, progress=seen.append)
-        assert seen[-1] == plan.selected, "the progress counts letters, down to the last one"
+        progress = [0]
+        sent = work.run(plan.selected, progress=progress.append)
+        assert progress[-1] == plan.selected, "the progress counts letters, down to the last one"
         return plan, sent
 
     return go
@@ -74,7 +74,7 @@ def in_an_hour() -> int:
 
 
 def write_letters(spark: Any, options: SinkOptions, count: int, **columns: Any) -> list[str]:
-    """Dead letters of the driver; their ids."""
+    """Write dead letters to the driver's ledger; return their ids."""
     values = {
         "body": pa.array([f"body {n}".encode() for n in range(count)]),
         "sharding_key": pa.array([f"k{n % 2}" for n in range(count)]),
@@ -87,7 +87,7 @@ def write_letters(spark: Any, options: SinkOptions, count: int, **columns: Any) 
 
 
 def marks(letter: str, number: str, *ends: tuple[str, str]) -> list[pa.RecordBatch]:
-    """What backfills did with a letter: one each with an end, and without ends one that died."""
+    """Return the marks of earlier backfills on a letter: one for each end, or of a killed one."""
     names = {"letter_id": [letter], "topic": [TOPIC], "message_id": [number]}
     rows = []
     for turn, (outcome, code) in enumerate(ends or [("", "")]):
@@ -106,8 +106,8 @@ class TestDeadLetters:
     def test_bodies_of_a_query_are_read_by_several_tasks(
         self, spark: Any, options: SinkOptions
     ) -> None:
-        """Partitioned by the query, they all go through one task, which spills: with 300,000 of
-        10 KB the plan took eight minutes."""
+        """If the plan partitioned by the query, one task would read all bodies and spill: with
+        300,000 of 10 KB it took eight minutes."""
         write_letters(spark, options, 2)
         letters = DeadLetters().pending(spark, Ledger(options.ledger), Selection())
         assert letters is not None and letters.count() == 2
@@ -118,7 +118,7 @@ class TestDeadLetters:
     def test_tries_killed_backfills_and_parked_letters(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
-        """One ledger, for a Delta table costs seconds: what is sent, asked for, left alone."""
+        """Rows are sent, asked for or left alone; one test, because a Delta table takes seconds."""
         stuck = pa.array(["stuck", "k1", "stuck", "k1", "k0", "k1", "k0", "k1"])
         reasons = pa.array(["transport"] * 5 + ["unknown", "transport", "unknown"])
         ids = write_letters(spark, options, 8, sharding_key=stuck, reason=reasons)
@@ -133,14 +133,14 @@ class TestDeadLetters:
         ]
         Ledger(options.ledger).append(spark, *done)
         with Producer(options) as producer:
-            # Letter 4 was stored by the backfill that died, letter 5 by the send without an answer.
+            # The backfill that died stored letter 4; the send without an answer stored letter 5.
             for n in (4, 5):
                 message = f"body {n}".encode()
                 producer.send(_message(message, numbers[n], f"k{n % 2}"))
         ledger = Ledger(options.ledger)
         parked = park(spark, ledger, letters=[ids[6], "nosuch"], note="by hand")
         assert (parked.count, parked.left_out) == (1, ("nosuch",))
-        # A clock that is an hour ahead parked letter 7: taken back, it is pending all the same.
+        # A clock that is an hour ahead parked letter 7: once unparked, it is pending nevertheless.
         ahead = {"letter_id": [ids[7]], "resolution": "parked", "at": in_an_hour()}
         ledger.append(spark, resolution_rows(ahead, DRIVER))
         back = unpark(spark, ledger, where="sharding_key = 'k1'", letters=[ids[0]], note="mended")
@@ -169,7 +169,7 @@ class TestDeadLetters:
     def test_a_letter_that_fails_often_is_left_alone(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
-        """Nothing sends a row of reason `data` as it is: later letters of its key do not wait."""
+        """A row of reason `data` is never sent as it is: later letters of its key do not wait."""
         write_letters(
             spark, options, 3, sharding_key=pa.array(["a", "a", "b"]),
             reason=pa.array(["data", "transport", "transport"]),
@@ -185,7 +185,7 @@ class TestDeadLetters:
     def test_the_broker_that_did_not_answer_is_asked_although_no_route_names_it(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
-        """Of letters whose outcome is known it is only the one that refused them."""
+        """For letters of a known outcome that broker only refused them, so it is not asked."""
         reasons = pa.array(["unknown", "transport"])
         write_letters(spark, options, 2, reason=reasons, last_broker_name="broker-gone")
         once = options.with_(delivery="effectively_once", storedCheckTimeout=300)
@@ -259,7 +259,7 @@ class TestDeadLetters:
     def test_a_filter_calls_no_java_and_asks_no_other_table(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, where: str
     ) -> None:
-        """A user who passes on somebody else's text must not run it."""
+        """The user may pass on somebody else's text as a filter, which must not run code."""
         write_letters(spark, options, 1)
         with pytest.raises(OptionError, match="is refused"):
             Backfill(spark, options, Selection(where=where)).plan()
@@ -290,7 +290,7 @@ class TestDeadLetters:
     def test_two_at_once_are_refused(
         self, spark: Any, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """In one process and in several; and a worker that outlives its driver."""
+        """A backfill of any process counts, and so does a worker that outlives its driver."""
         monkeypatch.setattr(backfill, "_OTHERS_WAIT_S", 0.0)
         waited: list[str] = []
         with Backfill(spark, options):
@@ -312,10 +312,10 @@ class TestDeadLetters:
         self, spark: Any, options: SinkOptions, cluster: FakeCluster
     ) -> None:
         command = ("backfill", "-l", options.ledger, "-n", cluster.name_server)
-        said, ended = io.StringIO(), threading.Event()
+        output, over = io.StringIO(), threading.Event()
 
         def leave_once_waited_for() -> None:
-            while "waits for another backfill" not in said.getvalue() and not ended.wait(0.01):
+            while "waits for another backfill" not in output.getvalue() and not over.wait(0.01):
                 pass
             first.__exit__(None, None, None)
 
@@ -326,12 +326,12 @@ class TestDeadLetters:
             leaver = threading.Thread(target=leave_once_waited_for)
             leaver.start()
             stack.callback(leaver.join)
-            stack.callback(ended.set)
-            done = run_command(*command, spark=spark, err=said)
+            stack.callback(over.set)
+            done = run_command(*command, spark=spark, err=output)
         assert refused.code == 1
         assert "at work" in refused.err and f"process {os.getpid()}" in refused.err
-        assert done.code == 0, said.getvalue()
-        assert said.getvalue().count("waits for another backfill") == 1
+        assert done.code == 0, output.getvalue()
+        assert output.getvalue().count("waits for another backfill") == 1
 
 
 def table(
@@ -387,7 +387,7 @@ class TestTables:
     def test_rows_read_from_a_topic_are_sent_although_it_has_their_ids(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
-        """A file of `dlq export`; a backfill was killed after its mark, before it sent."""
+        """The rows are from `dlq export`; a backfill was killed after its mark, before it sent."""
         with Producer(options) as producer:
             producer.send(_message(b"0", "ID0", "k"))
         frame = spark.sql("SELECT '0' AS body, 'ID0' AS message_id, 'x' AS offset_message_id")
@@ -420,13 +420,13 @@ class TestTables:
     def test_rows_that_spark_reads_with_other_types_are_not_sent_again(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run, tmp_path: Path
     ) -> None:
-        """One new folder makes texts of all partition values; one first file, another order."""
-        given = options.with_(topic=TOPIC)
+        """A new folder turns all partition values into texts; a new first file reorders columns."""
+        settings = options.with_(topic=TOPIC)
 
         def source(schema: str | None = None, **more: Any) -> Table:
             reader = spark.read.format("json")
             frame = (reader.schema(schema) if schema else reader).load(str(tmp_path / "in"))
-            return Table(frame, "in", given, **more)
+            return Table(frame, "in", settings, **more)
 
         def put(folder: str, text: str) -> None:
             file = tmp_path / "in" / folder / "part.json"
@@ -435,39 +435,39 @@ class TestTables:
 
         put("p=0", '{"body": "a", "n": 1}\n{"body": "b", "n": 2}\n')
         put("p=1", '{"body": "c", "n": 3}\n')
-        _, sent = run(source(), given)
+        _, sent = run(source(), settings)
         assert (sent.resent, bodies(cluster)) == (3, ["a", "b", "c"])
         put("p=x", '{"body": "d", "n": 4.5}\n')
         with pytest.raises(
             ColumnError, match=r"n was bigint, is double.*p was int, is string"
         ) as no:
-            run(source(), given)
+            run(source(), settings)
         assert "basePath" in str(no.value) and "`n` bigint" in str(no.value)
         assert bodies(cluster) == ["a", "b", "c"]
         shutil.rmtree(tmp_path / "in" / "p=x")
         put("p=2", '{"body": "d", "n": 4}\n')
-        _, sent = run(source("n BIGINT, body STRING, p INT"), given)
+        _, sent = run(source("n BIGINT, body STRING, p INT"), settings)
         assert (sent.resent, bodies(cluster)) == (1, ["a", "b", "c", "d"])
 
     def test_texts_are_other_times_in_another_zone(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run, tmp_path: Path
     ) -> None:
-        given, setting = options.with_(topic=TOPIC), "spark.sql.session.timeZone"
+        with_topic, setting = options.with_(topic=TOPIC), "spark.sql.session.timeZone"
         (tmp_path / "in.json").write_text('{"body": "a", "at": "2026-01-01 12:00:00"}\n')
         own = spark.conf.get(setting)
 
         def source() -> Table:
             frame = spark.read.schema("body STRING, at TIMESTAMP").json(str(tmp_path / "in.json"))
-            return Table(frame, "in", given, is_text=True)
+            return Table(frame, "in", with_topic, is_text=True)
 
         try:
             spark.conf.set(setting, "UTC")
-            run(source(), given)
+            run(source(), with_topic)
             spark.conf.set(setting, "America/New_York")
             with pytest.raises(
                 ColumnError, match=r"--spark-conf spark\.sql\.session\.timeZone=UTC"
             ):
-                run(source(), given)
+                run(source(), with_topic)
         finally:
             spark.conf.set(setting, own)
         assert bodies(cluster) == ["a"]

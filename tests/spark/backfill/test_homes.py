@@ -1,4 +1,4 @@
-"""Letters of a strict query stay on their keys' queues, whatever the route of the day says."""
+"""Letters of a strict query stay on their keys' queues, whatever brokers the route has today."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = [f"key-{n}" for n in range(32)]
 
 
 def java_hash(text: str) -> int:
-    """String.hashCode(), written down again."""
+    """Return String.hashCode(), written once more for the test."""
     value = 0
     for character in text:
         value = (31 * value + ord(character)) % 2**32
@@ -33,7 +33,7 @@ def java_hash(text: str) -> int:
 
 
 def home(key: str, queues: int = 4) -> tuple[str, int]:
-    """SelectMessageQueueByHash over the queues of broker-a and broker-b, in that order."""
+    """Return SelectMessageQueueByHash's choice from the queues of broker-a, then broker-b."""
     index = abs(java_hash(key)) % (2 * queues)
     return ("broker-a" if index < queues else "broker-b"), index % queues
 
@@ -54,13 +54,13 @@ def given(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
 
 
 def query(given: SinkOptions, ctx: RunContext = QUERY) -> None:
-    """An epoch of a strict query, which pins the topic's queues."""
+    """Run an epoch of a strict query, which pins the topic's queues."""
     columns = {"body": [b"x"] * len(KEYS), "sharding_key": KEYS}
     assert run_task(given, ctx, columns).acked == len(KEYS)
 
 
 def backfill(given: SinkOptions, batch: pa.RecordBatch, **more: Any) -> Any:
-    """A task of a backfill: what it says, and {key: where its letters are} of both brokers."""
+    """Run a task of a backfill; return its totals and its spool."""
     options = backfill_options(given.with_(topic="", ordering="none"))
     engine = SendEngine(options, shared=None)
     try:
@@ -96,8 +96,8 @@ def test_a_key_waits_for_its_broker(cluster: FakeCluster, given: SinkOptions, mi
     assert marked == spool.resolved(), "what waits was not tried"
 
     cluster.broker(missing).is_master = True
-    left = [n for n, key in enumerate(KEYS) if key in waiting]
-    total, _ = backfill(given, letters(KEYS).take(pa.array(left)))
+    indices = [n for n, key in enumerate(KEYS) if key in waiting]
+    total, _ = backfill(given, letters(KEYS).take(pa.array(indices)))
     assert (total.settled, total.waiting) == (len(waiting), {})
     assert stored(cluster) == {key: {home(key)} for key in KEYS}
 
@@ -119,7 +119,7 @@ def test_the_plan_names_the_broker(cluster: FakeCluster, given: SinkOptions) -> 
 def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(
     cluster: FakeCluster, given: SinkOptions
 ) -> None:
-    """Workers keep their engines, and one that sends nothing reads no answers."""
+    """Workers keep their engines, and an engine that sends nothing reads no answers."""
     query(given)
     options = backfill_options(
         given.with_(topic="", ordering="none", pollNameServerInterval=600_000)
@@ -134,7 +134,7 @@ def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(
 def test_only_a_flag_moves_keys_and_only_those_that_must(
     cluster: FakeCluster, given: SinkOptions
 ) -> None:
-    """Letters of a key stay together; a row that names its queue is not moved at all."""
+    """The letters of a key stay together; a row that names its queue is never moved."""
     query(given)
     cluster.broker("broker-b").is_master = False
     twice = KEYS + KEYS
@@ -143,21 +143,21 @@ def test_only_a_flag_moves_keys_and_only_those_that_must(
     }  # fmt: skip
     total, _ = backfill(given, letters(twice, **own), move_keys=True)
     assert total.waiting == {"broker-b": 1}
-    found = stored(cluster)
-    assert set(found) == set(KEYS) - {KEYS[0]}, "its second letter waits behind the first"
-    for key, queues in found.items():
+    places = stored(cluster)
+    assert set(places) == set(KEYS) - {KEYS[0]}, "its second letter waits behind the first"
+    for key, queues in places.items():
         [(broker, _)] = queues
         assert broker == "broker-a"
         if home(key)[0] == "broker-a":
             assert queues == {home(key)}
-    moved = [key for key in found if home(key)[0] == "broker-b"]
+    moved = [key for key in places if home(key)[0] == "broker-b"]
     assert total.moved == 2 * len(moved)
 
 
 def test_a_later_query_of_the_key_waits_behind_the_first(
     cluster: FakeCluster, given: SinkOptions
 ) -> None:
-    """The second one began when its list had other queues."""
+    """The second query began when its list had other queues."""
     query(given)
     key = next(key for key in KEYS if home(key)[0] == "broker-b")
     cluster.broker("broker-b").is_master = False
@@ -215,7 +215,7 @@ def test_a_queue_that_is_gone_is_waited_for(cluster: FakeCluster, given: SinkOpt
 def test_a_tables_first_backfill_writes_its_queues_down(
     cluster: FakeCluster, given: SinkOptions
 ) -> None:
-    """The second one finds a broker away: without the list each key would move."""
+    """The second backfill finds a broker away: without the list, every key would move."""
     rows = letters(KEYS, query_id=["table-x"] * len(KEYS))
     total, _ = backfill(given, rows, pin_new=True)
     assert total.settled == len(KEYS)

@@ -1,4 +1,4 @@
-"""The task side of a backfill, against the scripted cluster: no Spark, no Java."""
+"""The task side of a backfill, on the scripted cluster: no Spark, no Java."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Spool:
         return {row["letter_id"] for row in self.rows if row["kind"] == RESOLUTION}
 
     def kinds(self) -> set[str]:
-        """But isolations, for which a slow answer on a busy machine is enough."""
+        """Return the kinds of rows except isolations, which a busy machine may cause."""
         return {row["kind"] for row in self.rows} - {ISOLATION}
 
 
@@ -98,9 +98,9 @@ def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
 
 @pytest.fixture
 def engine(options: SinkOptions) -> Iterator[SendEngine]:
-    made = SendEngine(options, shared=None)
-    yield made
-    made.close()
+    send_engine = SendEngine(options, shared=None)
+    yield send_engine
+    send_engine.close()
 
 
 def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
@@ -144,7 +144,7 @@ def test_all_are_stored_under_their_ids_and_resolved(
 def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(
     cluster: FakeCluster, options: SinkOptions, engine: SendEngine
 ) -> None:
-    """Two versions of one order: of the first the outcome is unknown, and it is stored."""
+    """The letters are two versions of an order: the first is stored, of unknown outcome."""
     resender, _ = make(options, engine)
     resender.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
     again = letters(
@@ -155,8 +155,8 @@ def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(
     resender.send(again)
     assert (resender.total.found, resender.total.resent) == (1, 1)
     assert spool.resolved() == {"one", "two"}
-    # The first one had no key, and so any queue.
-    assert sorted(one.body for one in cluster.messages(TOPIC)) == [b"price 1", b"price 2"]
+    # The first letter had no key, so it may go to any queue.
+    assert sorted(message.body for message in cluster.messages(TOPIC)) == [b"price 1", b"price 2"]
 
 
 def test_a_keys_letters_are_stored_in_order(
@@ -222,7 +222,7 @@ def test_what_a_broker_refuses_stays_pending(
 def test_what_failed_is_named_and_degraded_is_told_from_stored(
     cluster: FakeCluster, options: SinkOptions, engine: SendEngine
 ) -> None:
-    """One letter is refused, one is stored without the durability asked for, one is stored."""
+    """The first letter is refused, the second stored with less durability, the third stored."""
     resender, _ = make(options, engine)
     outcomes = {"refused": Answer(13, "no such message"), "less": Answer(10), "stored": None}
     for number, answer in enumerate(outcomes.values()):
@@ -238,7 +238,7 @@ def test_what_failed_is_named_and_degraded_is_told_from_stored(
 
 
 def resent_of(resender: Resender) -> resend.Resent:
-    """What the driver makes of the task's row."""
+    """Return the totals that the driver makes of the task's row."""
     total = resend.Resent()
     (row,) = resender.total.as_batch().to_pylist()
     total.add({name: dict(row[name]) if isinstance(row[name], list) else row[name] for name in row})
@@ -248,7 +248,7 @@ def resent_of(resender: Resender) -> resend.Resent:
 def test_each_request_of_a_task_has_a_number_of_its_own(
     cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By it the report counts messages, and not attempts."""
+    """The report counts messages by this number, not attempts."""
     monkeypatch.setattr(resend, "CHUNK", 2)
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "no"), times=None)
@@ -283,18 +283,18 @@ def test_resolutions_are_durable_chunk_by_chunk(
 
 
 class TestWhatMayBeStored:
-    """`open` letters: of a backfill that was killed, or of a send without an answer."""
+    """`open` letters may be stored: a backfill was killed, or a send got no answer."""
 
     @staticmethod
     def questions(cluster: FakeCluster) -> set[str]:
-        """The ids that brokers were asked for, the look-up that only wakes them left out."""
-        asked = {
+        """Return the ids that brokers were asked for, without the look-up that only wakes them."""
+        ids = {
             (request.ext or {})["key"]
             for broker in cluster.brokers
             for request in broker.requests
             if request.code == RequestCode.QUERY_MESSAGE
         }
-        return asked - {"-"}
+        return ids - {"-"}
 
     def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(
         self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
@@ -320,7 +320,7 @@ class TestWhatMayBeStored:
     def test_look_ups_are_pipelined(
         self, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One after the other, a round trip each, 2,000 letters of a chunk would take seconds."""
+        """If each took its own round trip, the 2,000 letters of a chunk would take seconds."""
         asked, answered, most = [0], [0], [0]
 
         def counted(pump: Any, address: str, topic: str, one: str, done: Any, **more: Any) -> None:
@@ -380,7 +380,7 @@ class TestWhatMayBeStored:
         assert resender.total.resent == 2
 
     def test_a_topic_that_nobody_knows_holds_nothing(self, options: SinkOptions) -> None:
-        with FakeCluster(brokers=1, queues=0) as bare:  # no TBW102, so that no topic is made
+        with FakeCluster(brokers=1, queues=0) as bare:  # Without TBW102 the broker makes no topic.
             options = options.with_(nameServer=bare.name_server)
             engine = SendEngine(options, shared=None)
             resender, spool = make(options, engine)
@@ -404,7 +404,7 @@ class TestWhatMayBeStored:
 
 
 class TestWhatAConsumerGaveUp:
-    """The message that it failed with is in the topic, under the same id."""
+    """The consumer's message is in the topic, under the id of its letter."""
 
     @staticmethod
     def exported(count: int, **columns: list[Any]) -> pa.RecordBatch:
@@ -425,7 +425,7 @@ class TestWhatAConsumerGaveUp:
     def test_is_sent_again_after_a_lost_answer(
         self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
     ) -> None:
-        """A look-up for it would find the consumer's message."""
+        """A look-up would find the consumer's message."""
         for broker in cluster.brokers:
             store(options, engine, letters([None], queue_id=[0], broker_name=[broker.name]), [0])
             broker.on_send(CloseConnection(stores=False))
@@ -439,7 +439,7 @@ class TestWhatAConsumerGaveUp:
 
 
 class TestTheBrokerThatDidNotAnswer:
-    """A letter of unknown outcome may be on it; a killed one is in no route for a while."""
+    """The broker may have letters of unknown outcome; a killed one is in no route for a while."""
 
     def letters(self, **columns: list[Any]) -> pa.RecordBatch:
         batch = letters([None] * 4, open=[True] * 4, **columns)
@@ -447,7 +447,7 @@ class TestTheBrokerThatDidNotAnswer:
 
     @pytest.fixture
     def late(self, cluster: FakeCluster, options: SinkOptions) -> Any:
-        """It has the letters, and is missing from the route."""
+        """Return a broker that has the letters and is missing from the route."""
         late = cluster.brokers[1]
         cluster.brokers[0].is_master = False
         sender = SendEngine(options, shared=None)
@@ -499,7 +499,7 @@ class TestTheBrokerThatDidNotAnswer:
 def store(
     options: SinkOptions, engine: SendEngine, batch: pa.RecordBatch, which: list[int]
 ) -> None:
-    """What an earlier send of these letters left at the brokers."""
+    """Send these letters, as an earlier task did."""
     make(options, engine)[0].send(batch.take(which))
 
 
@@ -543,28 +543,28 @@ def test_a_result_fits_its_schema() -> None:
 
 class TestBackfillOptions:
     def test_failures_are_told_and_not_raised(self) -> None:
-        given = SinkOptions.parse(
+        settings = SinkOptions.parse(
             ledger="l", nameServer="a:1", onFailure="fail", onInvalid="fail", maxFailures=3,
             maxFailureRatio=0.1, columns="body=payload", bodyFormat="json", orderBy="x",
         )  # fmt: skip
-        made = backfill_options(given)
-        assert (made.on_failure, made.on_invalid) == ("dead_letter", "dead_letter")
-        assert (made.max_failures, made.max_failure_ratio) == (-1, 1.0)
-        assert (made.columns, made.body_format, made.order_by) == ((), "column", "")
-        assert made.name_servers == ("a:1",)
+        reduced = backfill_options(settings)
+        assert (reduced.on_failure, reduced.on_invalid) == ("dead_letter", "dead_letter")
+        assert (reduced.max_failures, reduced.max_failure_ratio) == (-1, 1.0)
+        assert (reduced.columns, reduced.body_format, reduced.order_by) == ((), "column", "")
+        assert reduced.name_servers == ("a:1",)
 
     def test_the_users_wait_is_kept(self) -> None:
         assert backfill_options(SinkOptions.parse(orderWaitMs="90s")).order_wait_ms == 90_000
         assert backfill_options(SinkOptions.parse()).order_wait_ms == 10_000
 
     def test_every_option_survives(self) -> None:
-        given = SinkOptions.parse(
+        settings = SinkOptions.parse(
             accessKey="a", secretKey="s", tlsMode="insecure", sendMsgTimeout="7s", latencyMax="1,2",
             notAvailableDuration="3,4",
         )  # fmt: skip
-        made = backfill_options(given)
-        assert made.secret_key == given.secret_key
-        assert made.latency_max_ms == (1, 2)
+        reduced = backfill_options(settings)
+        assert reduced.secret_key == settings.secret_key
+        assert reduced.latency_max_ms == (1, 2)
 
 
 def test_what_was_done_is_plain_json() -> None:
@@ -603,7 +603,7 @@ def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
 def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
     cluster: FakeCluster, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while its worker lives on, for the next task."""
+    """The notes go to the fold even while the worker lives on for the next task."""
     monkeypatch.setattr(resend, "settled_since", lambda place, version: set())
     place = resolve_path(options.ledger)
     claim = BackfillClaim(place)
@@ -618,5 +618,8 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
         list(send_partition(options, CTX, batches(), on_dead_letters=lambda n: None, plan=plan))
     claim.release()
     files = sealed_files(place, place.filesystem())
-    found = [b for info in files for b in read_batches(info.path, place.filesystem())]
-    assert {row["kind"] for batch in found for row in batch.to_pylist()} >= {BACKFILL, RESOLUTION}
+    batches_read = [b for info in files for b in read_batches(info.path, place.filesystem())]
+    assert {row["kind"] for batch in batches_read for row in batch.to_pylist()} >= {
+        BACKFILL,
+        RESOLUTION,
+    }
