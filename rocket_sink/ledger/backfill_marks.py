@@ -56,7 +56,7 @@ class BackfillClaim:
         self._place = place
         self._lock = LedgerLock(place, _NAME)
         self.token = uuid.uuid4().hex
-        """Names this claim for its tasks."""
+        """The name of this claim for its tasks."""
 
     def acquire(
         self, wait_s: float | None, *, on_wait: Callable[[str], None] = lambda holder: None
@@ -190,7 +190,7 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
     ):  # fmt: skip
         for path in _added(place, filesystem, version):
             for letter, way in _resolutions(filesystem, path):
-                # A resent letter stays resent; of other resolutions the last one counts.
+                # A resent letter stays resent; otherwise the last resolution counts.
                 if last.get(letter) != "resent":
                     last[letter] = way
     return {letter for letter, way in last.items() if way != UNPARKED}

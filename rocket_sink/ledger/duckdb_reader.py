@@ -40,7 +40,7 @@ _MANY: Final = 16
 _SMALL: Final = 64 * 1024
 """Bytes; in a file of a fold there is more about the columns than in them."""
 _GLOB: Final = frozenset("*?[")
-"""In a path, DuckDB takes them for a pattern."""
+"""Characters that make a path a pattern for DuckDB."""
 _TYPES: Final = {
     "STRING": "VARCHAR", "BINARY": "BLOB", "BOOLEAN": "BOOLEAN", "INT": "INTEGER",
     "BIGINT": "BIGINT", "DOUBLE": "DOUBLE", "TIMESTAMP": "TIMESTAMP WITH TIME ZONE",

@@ -211,11 +211,11 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
     """Note that a batch write of the `appId` begins.
 
     Args:
-        write: its name.
+        write: name of the write.
 
     Returns:
-        `write` and False; or the name of one before it that has not ended, and True: what that one
-        sent is not in the ledger. The former also where the folder cannot be read or written.
+        The name of an earlier write that has not ended, and True; the ledger lacks its sends.
+        Otherwise, or if the folder cannot be read or written, `write` and False.
     """
     path, note = _write_path(app_id), {"at_ms": now_ms(), "write": write}
     again = False
@@ -228,7 +228,7 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
 
 
 def end_write(place: LedgerPath, app_id: str) -> None:
-    """The ledger has the write."""
+    """Note that the write has ended: the ledger has it."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place).remove(_write_path(app_id), claimed=True)
 
@@ -310,7 +310,7 @@ class CommitMarker:
         self._path = f"_transactions/q-{path_part(query_id)}/{epoch}.json"
 
     def begin(self) -> bool:
-        """Note durably that the epoch is about to be ended; False: it was noted before.
+        """Note durably that the epoch is about to end. Return False if that was noted before.
 
         Raises:
             LedgerError: the ledger's folder cannot be written.

@@ -105,7 +105,7 @@ def write_manifest(
     store: NoteStore, place: LedgerPath, ledger_id: str, number: int, files: list[fs.FileInfo],
     version: int,
 ) -> Manifest:  # fmt: skip
-    """Write down the next fold, whole or not at all."""
+    """Write the manifest of the next fold, complete or not at all."""
     names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
     size = sum(info.size or 0 for info in files)
     manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
@@ -262,12 +262,12 @@ def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
 
 
 class _Folder:
-    """A holder of the lock at work, between a spool and the table.
+    """The work of the lock's holder: moves rows from a spool into the table.
 
     Args:
-        place: of the table.
-        spool: of the files; another one than `place` where they wait on the driver's host.
-        summary: what was done before.
+        place: path of the table.
+        spool: path of the spool files; differs from `place` if they wait on the driver's host.
+        summary: counts of the folds before.
     """
 
     def __init__(

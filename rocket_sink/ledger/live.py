@@ -103,9 +103,9 @@ class LedgerFollower:
         return actions and [action["add"] for action in actions if "add" in action]
 
     def _rows(self, path: str) -> pa.Table | None:
-        """The wanted columns; null where an older rocket-sink wrote the file without them.
+        """Return the wanted columns of a file, with nulls for those that an older writer lacked.
 
-        None of a file that is gone: OPTIMIZE wrote its rows anew, and VACUUM came before this call.
+        Return None if the file is gone: OPTIMIZE has rewritten its rows, and VACUUM removed it.
         """
         try:
             with self._files.open_input_file(f"{self._place.root}/{path}") as file:
@@ -241,7 +241,7 @@ class LiveFigures:
         for name in pc.unique(names).to_pylist():
             broker_rows = rows.filter(pc.equal(names, name))
             sums = self.brokers.setdefault(name, BrokerSums())
-            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # the others are waits
+            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # Other rows are waits.
             stored, failed = sent.filter(is_stored), broker_rows.filter(~is_stored)
             sums.requests += _sum(sent["frames"].fill_null(1))
             sums.retries += _sum(pc.greater(sent["attempt"], 1))

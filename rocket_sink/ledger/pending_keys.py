@@ -44,7 +44,7 @@ Keys = dict[str, set[str]]
 
 
 class _Note(NamedTuple):
-    """A file's name, taken apart."""
+    """The parts of a note file's name."""
 
     path: str
     query: str

@@ -267,7 +267,7 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
 
 
 def transaction_rows(columns: Mapping[str, Any], count: int, ctx: RunContext) -> pa.RecordBatch:
-    """The end of a transactional epoch, or messages of it that their brokers would not commit."""
+    """Return rows for the end of a transactional epoch, or for messages that brokers refused."""
     return build_rows(TRANSACTION, count, columns, ctx)
 
 

@@ -72,7 +72,7 @@ def active_session() -> Any:
     try:
         return SparkSession.active()
     except Exception:
-        # A worker, or a process whose JVM is gone: there is no session to ask.
+        # Workers, and processes whose JVM is gone, have no session to ask.
         return None
 
 

@@ -228,7 +228,7 @@ def _store_and_path(uri: str) -> tuple[str, str]:
 
 
 def missing(place: LedgerPath) -> LedgerError:
-    """The error of everything that needs a ledger and finds none."""
+    """Return the error for a ledger that does not exist."""
     return LedgerError(
         f"there is no ledger at {place.uri}: no query has written to it yet (run one with "
         f"ledger={place.root if place.is_local else place.uri}, or `rocket-sink ledger fold` when "
@@ -298,7 +298,7 @@ def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> b
 
 
 def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
-    """The rows of the fold whose manifest has that token; 0 when the log does not tell."""
+    """Return the number of rows of the fold with this token; 0 if the log does not tell."""
     history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
     row = history.where(history["userMetadata"] == token).select("operationMetrics").head()
     return int(row[0].get("numOutputRows", 0)) if row else 0
@@ -371,10 +371,10 @@ def _is_conflict(error: BaseException) -> bool:
 
 
 def _create(spark: SparkSession, place: LedgerPath) -> None:
-    """Make the table by delta-rs where it makes all commits, without a Spark job.
+    """Make the table without a Spark job if delta-rs makes all commits.
 
-    Elsewhere an empty write makes it, because Spark's CREATE TABLE refuses a folder with a spool in
-    it; `_set_version` follows that.
+    Otherwise an empty write and `_set_version` make the table, because Spark's CREATE TABLE refuses
+    a folder with a spool in it.
     """
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
@@ -554,7 +554,7 @@ _not_before_s: dict[tuple[str, LedgerPath], float] = {}
 """When a store that pyarrow did not reach is looked for again, by application."""
 _LOOK_AGAIN_S: Final = 300.0
 _deciding = ForkLock()
-"""Queries of one driver begin at once."""
+"""Lock of the decision: several queries of a driver may begin at the same time."""
 _tried: set[LedgerToken] = set()
 """Ledgers to which this process, or its parent before a fork, has written."""
 

@@ -1,19 +1,18 @@
 """The rows of the ledger that count: the views behind `Ledger`, as SQL over all its rows.
 
-A task attempt counts when it is complete and the last of its partition: within a run the one that
-Spark started last, over runs the one that the table has last. Once Spark has confirmed an epoch,
-only attempts of the confirming run count, for a run that went before may have cut the rows into
-other partitions; unless that run has none, as when Delta skipped an epoch that was recorded
-already.
+A task attempt counts if it is complete and the last of its partition. Within a run the last attempt
+is the one that Spark started last; over runs it is the last in the table. Once Spark has confirmed
+an epoch, only attempts of the confirming run count, because an earlier run may have cut the rows
+into other partitions. If that run has no attempts (Delta skips a recorded epoch), earlier ones do.
 
-What is last is told by the table's order (`sequence`), not by clocks, which may be set back. Rows
-of an older rocket-sink, without it, come before all others, in the order of their clocks.
+The table's order (`sequence`) tells which row is last, not clocks, which may be set back. Rows of
+an older rocket-sink lack `sequence` and come before all others, in the order of their clocks.
 
-Accounts are the epoch rows with `complete`, confirmations those without. Accounts without a
-partition are those of a `TableProducer`, whose send is one task.
+Accounts are epoch rows with `complete`; confirmations are epoch rows without it. Accounts without a
+partition belong to a `TableProducer`, whose send is one task.
 
-The texts keep to what Spark and DuckDB (`ledger.duckdb_reader`) both understand, so that a view has
-one definition whoever reads the table.
+The SQL is common to Spark and DuckDB (`ledger.duckdb_reader`), so that a view has one definition
+for all readers.
 """
 # ruff: noqa: S608 (the texts are of our own names)
 

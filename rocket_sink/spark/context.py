@@ -65,7 +65,7 @@ def streaming_query() -> str:
 
 
 def streaming_run(local: Callable[[str], str | None]) -> str:
-    """The id of the run of a streaming query, by local properties; empty outside of one."""
+    """Return a streaming query's run id from local properties; empty outside of a query."""
     if not local(QUERY_ID):
         return ""
     return local(RUN_ID) or local(JOB_GROUP) or ""

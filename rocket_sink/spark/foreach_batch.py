@@ -118,7 +118,7 @@ class Send:
                 yield from self._taken(rows)
             run.finish()
         except BaseException:
-            # GeneratorExit too: a killed task must not leave requests in a reused engine.
+            # GeneratorExit counts, too: a killed task must leave no requests in a reused engine.
             run.abort()
             raise
         yield from self._taken(rows)
@@ -258,7 +258,7 @@ class BatchWriter:
                 withdraw(place, query)
 
     def _transactions(self, session: SparkSession) -> Transactions | None:
-        """Return what ends transactions of epochs; None if no delivery needs it."""
+        """Return the object that ends epochs' transactions; None if no delivery needs it."""
         if self._options.delivery != "transactional":
             return None
         transactions = Transactions(session, self._options)

@@ -173,9 +173,9 @@ class ForeachTask:
         self._bell = threading.Event()
         self._failure: BaseException | None = None
         self._flush_s = math.inf
-        """When the oldest row will have waited for long enough."""
+        """The time at which the oldest row must be sent."""
         self._answers_s = math.inf
-        """When the thread is to look for answers."""
+        """The time at which the thread must look for answers."""
         self._sleeps_until_s = math.inf
 
     def process(self, row: Any) -> None:

@@ -295,7 +295,7 @@ class FoldThread:
                 _LOG.warning("cannot look for %s in %s: %s", query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
-        """Under which name the query's tasks write to this ledger; None: they do not (yet)."""
+        """Return the name under which the query's tasks write here; None if they do not (yet)."""
         name = self._names.get((place, query_id))
         if name is not None:
             return name

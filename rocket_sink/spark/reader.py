@@ -91,7 +91,7 @@ class ReadOptions:
 
     @property
     def starts(self) -> tuple[int, dict[str, int]]:
-        """(offset of queues that are not named, {broker:queue: offset})."""
+        """Return (offset of unnamed queues, {broker:queue: offset})."""
         return _offsets(self.starting_offsets, "startingOffsets", EARLIEST)
 
     @property
@@ -226,7 +226,7 @@ class MessageReader(DataSourceReader):
         if read.start_timestamp >= 0:
             begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
         if read.end_timestamp >= 0:
-            # Past the newest message brokers before 5.2 name its offset, not the one after it.
+            # Brokers before 5.2 answer a time after the newest message with its offset, not the next.
             end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
         queue_range = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
         if end > highest:

@@ -118,7 +118,7 @@ def _set_java_home() -> None:
 
 
 def _submitted_settings() -> set[str]:
-    """Names of settings that spark-submit passed on; PYSPARK_SUBMIT_ARGS holds a bare shell's."""
+    """Return the names of spark-submit's settings; PYSPARK_SUBMIT_ARGS has a bare shell's."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         from pyspark import SparkConf, SparkContext
 

@@ -69,7 +69,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 
 def _look_up(options: SinkOptions) -> None:
-    """Look a message up, or return if this host has done so lately, whatever came of it.
+    """Look a message up, unless this host has done so lately with any result.
 
     Raises:
         RocketSinkError: the user may not, or the brokers do not answer.
@@ -172,7 +172,7 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
         refused_queries[query_id] = reason
         return
     _LOG.error("the query %s is ended: %s", query_id, reason)
-    # `stop` would end the query as if it had succeeded. Without its jobs it fails.
+    # `stop` would end the query as if it had succeeded. Cancelled jobs let it fail.
     jobs = session.sparkContext._jsc.sc()
     jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
 
@@ -305,7 +305,7 @@ def _check_files(files: str) -> None:
 
 
 def setting(session: Any, name: str) -> str:
-    """A setting of the session or its application; empty when it is not set."""
+    """Return a setting of the session or its application; empty if it is not set."""
     try:
         if is_classic(session):
             # The application first: `getOrCreate` writes into the session of a running application
@@ -374,7 +374,7 @@ def has_budget(options: SinkOptions) -> bool:
 
 
 def refuse_budget(options: SinkOptions) -> None:
-    """For the foreach lane.
+    """Refuse an epoch's budget in the foreach lane.
 
     Raises:
         ConfigurationError: an epoch's budget is set.
@@ -467,13 +467,13 @@ def without_files(options: SinkOptions) -> SinkOptions:
 
 
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
-    """For tasks whose rows Spark appends to the table itself (foreachBatch, batch writes).
+    """Return the token for tasks whose rows Spark itself appends (foreachBatch, batch writes).
 
-    A local path must be shared for these, too. In a store Spark proves itself by making the table:
-    only what keeps files beside it needs more.
+    A local path must be shared, so tasks need a token. In a store Spark proves its access by making
+    the table, so only options that keep files beside the table need a token.
 
     Args:
-        on_driver: this process is beside the driver; a client of Spark Connect need not be.
+        on_driver: whether this process is beside the driver; Spark Connect's client need not be.
 
     Raises:
         LedgerError: an option needs such files and pyarrow cannot write them.

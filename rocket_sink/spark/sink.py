@@ -150,7 +150,7 @@ class RocketSink:
     # foreachBatch and batch: called on the driver
 
     def write_batch(self, df: DataFrame, epoch_id: int | None = None) -> None:
-        """For `writeStream.foreachBatch`: the send is the one Delta append of the epoch."""
+        """Send an epoch of `writeStream.foreachBatch` and append it to the ledger, in one job."""
         if epoch_id is None:
             raise ConfigurationError(
                 "write_batch is for foreachBatch(sink.write_batch), which gives it a frame and an "

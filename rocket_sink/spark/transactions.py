@@ -115,7 +115,7 @@ class TransactionCommitter:
         self.group = check_group(check_table(spark, self._place), options)
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
-        """Rows of `Ledger.transactions`: decided and not ended, a query's in its order."""
+        """Return the rows of `Ledger.transactions` that are decided but not ended, in order."""
         epochs = self._ledger.transactions(self._spark, pending=True)
         if query_id is not None:
             epochs = epochs.where(epochs.query_id == query_id)
@@ -242,11 +242,11 @@ Told = Callable[[HalfMark, str, TransactionState], None]
 
 
 class CheckBacks:
-    """Decides on one half message at a time; called by one thread.
+    """A decider on half messages, for one message at a time and one thread.
 
     Args:
-        members: ids of an epoch's half messages; None: not decided. A decision never changes.
-        is_visible: (topic, message id): consumers see it.
+        members: returns the ids of an epoch's half messages, which never change; None if undecided.
+        is_visible: tells whether consumers see (topic, message id).
         end: ends an epoch; it may raise `RocketSinkError`.
         told: called with each decision.
     """
@@ -270,7 +270,7 @@ class CheckBacks:
         self._undecided: tuple[tuple[str, int], float] | None = None
 
     def __call__(self, message: StoredMessage) -> TransactionState:
-        """The answer; what cannot be found out is UNKNOWN."""
+        """Return the decision on a half message; UNKNOWN if it cannot be found out."""
         mark, message_id = HalfMark.read(message.properties), message.message_id
         if mark is None or message_id is None:
             return UNKNOWN
@@ -436,7 +436,7 @@ class Transactions:
         """Make the epoch's messages visible.
 
         Raises:
-            DeliveryError: a broker could not be made to, or has lost messages.
+            DeliveryError: a broker did not commit messages, or has lost some.
         """
         report = self._endings.end(query_id, epoch, wait_s=_WAIT_S)
         if report.topics:
@@ -444,7 +444,7 @@ class Transactions:
         check_ended(report)
 
     def _watch(self, *topics: str) -> None:
-        """Answer the brokers' questions; half messages are safe without it, they only stay."""
+        """Answer the brokers' checks. Half messages without answers stay, but are safe."""
         try:
             driver_answerer(self._session, self._options).watch(*topics)
         except RocketSinkError as error:

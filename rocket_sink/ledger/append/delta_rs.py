@@ -139,7 +139,7 @@ def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 def _refuse_damage(place: LedgerPath, error: Exception) -> None:
-    """Raise what helps against a log that delta-rs cannot read; nothing of a store that is away.
+    """Raise an error with the remedy if the log is damaged; return if only the store is away.
 
     All readers and writers of the table open it first, so nothing is sent before this is known.
 
@@ -361,9 +361,9 @@ def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = ""
 
 
 def check_named(uri: str, files: Iterable[tuple[str, str]]) -> None:
-    """Make sure that the files (path, kind) that a table's log names are a ledger's.
+    """Check that the files (path, kind) in a table's log belong to the ledger.
 
-    The log may be of anybody who can write to the folder.
+    Anybody who can write to the folder may have written the log.
 
     Raises:
         LedgerError: a file is not below the folder, or not of a kind that ledgers have.
@@ -384,7 +384,7 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
     Delta's readers follow links and wait for pipes, and VACUUM deletes what links show.
 
     Raises:
-        LedgerError: names what else is there.
+        LedgerError: the folder has other files; the error names one.
     """
     # The import is here because the processes that plan and commit a stream open no table.
     from rocket_sink.plain_files import check_plain
@@ -424,7 +424,7 @@ def commit(
     from deltalake.transaction import AddAction
 
     filesystem = place.filesystem()
-    # In a store each is a request; there it is enough to see whether the folder was deleted.
+    # A store needs a request per file, so there one file tells whether the folder was deleted.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
     ledger_id, tries = table.metadata().id, 0
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:
@@ -471,7 +471,7 @@ def commit(
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
                 raise _failed(place, _reason(error)) from error
             if _names(newer, files):
-                break  # A store's answer to our own commit was lost, and it was made again.
+                break  # The answer to our own commit was lost, and the commit was repeated.
             last = last_version(place, newer, app_id) if app_id else None
             if last is not None and last >= version:
                 raise _failed(place, f"another process has committed {app_id} {last}") from error

@@ -46,13 +46,13 @@ _known: dict[tuple[str, str], bool] = {}
 
 
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
-    """Whether its store refuses an object that is there, when asked to; False: it cannot be told.
+    """Return whether the ledger's store can refuse to overwrite an object; False if unknown.
 
-    The session's S3A asks, by Hadoop 3.4.2 or later. False also where the session has another log
-    store, which settles who commits, or S3A encrypts with a key that delta-rs does not know.
+    The session's S3A asks the store, by Hadoop 3.4.2 or later. The answer is also False if the
+    session has another log store, or if S3A encrypts with a key that delta-rs does not know.
 
     Raises:
-        LedgerError: the store cannot be asked now, which may pass: it is away, or denies access.
+        LedgerError: the store is away or denies access, which may pass.
     """
     if not is_s3(place.uri) or not _has_own_log_store(spark, place) or _encrypts(spark, place):
         return False
@@ -112,7 +112,7 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
-    """Whether the session's S3A refuses to make a file that is there; None: it cannot be told."""
+    """Whether the session's S3A refuses to overwrite a file; None if that cannot be told."""
     if not _has_own_log_store(spark, place):
         return None
     try:

@@ -174,7 +174,7 @@ _OUTAGES: Final = 50
 _FEW: Final = 20
 """Requests that others stored meanwhile: with fewer, a broker may only not have had its turn."""
 _ONE_OUTAGE_US: Final = 10_000_000
-"""Failures are of one outage if they are closer, whatever was stored between them."""
+"""Failures closer than this belong to one outage, even with stored messages in between."""
 
 
 def _absences(read: Scoped) -> list[Absence]:

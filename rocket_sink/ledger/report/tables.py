@@ -145,7 +145,7 @@ _EXAMPLE_SHOWN: Final = 160
 
 
 def render_report(report: Report) -> RenderableType:
-    """Return the tables; those without rows say so in a line."""
+    """Return the tables; a table without rows becomes a line that says so."""
     from rich.console import Group
     from rich.text import Text
 

@@ -1,8 +1,7 @@
 """The verdict of a report: rules over its figures, each with a sentence and the next command.
 
-A rule's condition gives the values of its sentence once for each thing that it finds. Findings come
-in the order of `RULES`: problems first, then what may become one, then what is only good to know.
-Nothing here reads a ledger.
+A rule's condition yields the values of a sentence for each case that it finds. Findings come in the
+order of `RULES`: problems first, then warnings, then notes. This module reads no ledger.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def _well(facts: Facts) -> Finding:
 def _counted(
     name: str, of: Callable[[Facts], int], what: str, one: str = "", many: str = ""
 ) -> Callable[[Facts], Iterator[Case]]:
-    """The condition that there are any; `name`: of their number in the sentence."""
+    """Return a condition that `of` counts any; the sentence calls the count `name`."""
 
     def found(facts: Facts) -> Iterator[Case]:
         if count := of(facts):

@@ -26,16 +26,16 @@ LIMIT: Final = 200_000
 _FIRST_CLASSES_MS: Final = (100, 250, 1000, 2000)
 """Latencies from which on a broker is isolated, in the candidates beside the profiles."""
 _BETTER: Final = 0.8
-"""A candidate is taken when its p99.9 is below so much of the default's."""
+"""A candidate replaces the default if its p99.9 is below this share of the default's."""
 _AS_GOOD: Final = 1.05
-"""Factor of the best p99.9 within which the candidate that isolates least is taken."""
+"""The candidate that isolates least wins among those within this factor of the best p99.9."""
 _SUSPECT_MS: Final = (50, 100, 250, 500, 1000, 2000)
 _LATE_SHARE: Final = 0.001
 """Share of the requests to healthy brokers that may take longer than `suspectAfterMs`."""
 _UNUSUAL: Final = 4.0
 """Times a broker's own p95."""
 _FEW: Final = 10_000
-"""With fewer attempts p99.9 rests on less than ten of them."""
+"""The attempts below which p99.9 rests on fewer than ten of them."""
 _FULL: Final = 0.9
 _SLOW_BATCH_MS: Final = 500.0
 

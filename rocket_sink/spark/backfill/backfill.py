@@ -4,12 +4,12 @@
         plan = work.plan()
         work.run(plan.selected)
 
-In order per key and under the same message ids. Safe to run twice, or again after it was killed: a
-dead letter with a resolution is not pending any more, resolutions are written as it goes, and of
-what was on its way when it was killed the brokers are asked (`.resend`). The state of a table's
-backfill is in the ledger, too, which is made when it is not there. History is never edited: a
-resolution is a new row. One backfill of a ledger is at work at a time: `with` claims the ledger
-from before the plan to the end; the next one waits, or is refused.
+A backfill sends in order per key and under the same message ids. It is safe to run twice, or again
+after it was killed: it writes resolutions as it goes, a dead letter with a resolution is not
+pending any more, and brokers are asked about messages that were on their way (`.resend`). The
+ledger also has the state of a table's backfill, and is made if it is missing. History is never
+edited: a resolution is a new row. A ledger has one backfill at work at a time: `with` claims the
+ledger from before the plan to the end; the next backfill waits, or is refused.
 
 The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
 """
@@ -235,7 +235,7 @@ class Backfill:
         return self._source.pending(self._spark, self.ledger, self._selection)
 
     def _chosen(self, letters: DataFrame) -> DataFrame:
-        """Return the selected letters, by tries and limit, too."""
+        """Return the letters that the selection's filters, tries and limit choose."""
         selection = self._selection
         chosen = self._marked(letters).where("_chosen")
         if selection.limit is not None:
@@ -322,7 +322,7 @@ class Backfill:
         return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
-        """A killed one's workers end in a moment: they have lost the claim, or their driver."""
+        """Wait for workers of a killed backfill: without claim or driver they end in a moment."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
         while writers := open_files(place, place.filesystem(), query=_QUERY):
@@ -336,7 +336,7 @@ class Backfill:
 
 
 def _sums(condition: str) -> list[Column]:
-    """Number, bytes and open ones of the dead letters for which a condition is true."""
+    """Return sums over the dead letters that meet a condition: number, bytes, open letters."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return [

@@ -99,15 +99,15 @@ class HomeQueues:
         return pa.array(absences, pa.string())
 
     def given(self, lists: Lists) -> GivenQueues:
-        """The lists as a task body takes them."""
+        """Return the lists in the form that a task body takes."""
         return GivenQueues({topic: pinned.queues for topic, pinned in lists.items()})
 
     def of_today(self) -> GivenQueues:
-        """The routes as this task first saw them."""
+        """Return the routes as this task first saw them."""
         return self.given(self._first)
 
     def topic_of(self, topic: str) -> str:
-        """The topic that a dead letter of this one is sent to."""
+        """Return the topic to which a dead letter of `topic` is sent."""
         return with_namespace(self._options.namespace, self._options.topic or topic)
 
     def _list(self, query_id: str | None, topic: str) -> Pinned | None:

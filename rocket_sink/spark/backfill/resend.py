@@ -85,11 +85,11 @@ class StoredLetters:
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
-        """The message ids of those that a broker has; a topic without a route has none.
+        """Return the message ids that a broker has stored; a topic without a route has none.
 
         Raises:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
-            SendError: a fatal one, or no name server answers.
+            SendError: the error is fatal, or no name server answers.
         """
         ids: dict[tuple[str, bool], list[str]] = {}
         names = ["topic", "message_id", *(n for n in _TIMES if n in letters.schema.names)]
@@ -505,9 +505,9 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 
 
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many dead letters wait for which broker, as WAITING_DDL; nothing is sent.
+    """Count the dead letters that wait for each broker, as WAITING_DDL; send nothing.
 
-    One row without a name where no name server answers.
+    Yield one row without a name if no name server answers.
     """
     from rocket_sink.producer.pool import worker_pool
 

@@ -90,7 +90,7 @@ class DeadLetters:
     what = "dead letters"
     """Name of a source's rows, in the plural."""
     pins_new = False
-    """Whether the first backfill writes down the queues that the rows go by."""
+    """Whether the first backfill notes the queues to which it sends the rows."""
 
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
@@ -131,14 +131,14 @@ class DeadLetters:
         )
 
     def begin(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Note what later backfills must find as it is now: nothing, for dead letters."""
+        """Note the state that later backfills must find unchanged; dead letters need none."""
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
-        """True of those that the selection wants, tries and limit left aside.
+        """Return a condition for the rows that the selection wants, regardless of tries and limit.
 
         Raises:
             OptionError: the filter cannot be used.
-            ColumnError: a time is wanted and there is none.
+            ColumnError: the selection wants a time, and the rows have none.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -336,7 +336,7 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
             f"after SQL's WHERE, on {of}: {', '.join(frame.columns)}",
             option="where",
         ) from None
-    # Spark has parsed and resolved it: no spelling of a function's name hides what it calls.
+    # Spark has parsed and resolved the text, so no spelling hides the name of a function.
     plan = matches._jdf.queryExecution().analyzed()
     if plan.nodeName() != "Filter":
         raise OptionError(
