@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -105,11 +106,17 @@ class Growth:
             [n and n + self.epochs * TASKS for n in table["task_attempt_id"].to_pylist()],
             pa.int64(),
         )
+        count, random = len(table), np.random.default_rng(self.epochs)
+        texts = [random.bytes(16).hex() for _ in range(count)]
         for name, values in (
+            ("rtt_ms", pa.array(random.lognormal(1, 1, count))),
+            ("queue_wait_ms", pa.array(random.lognormal(0, 1, count))),
+            ("queue_offset", pa.array(random.integers(0, 1 << 40, count))),
+            ("message_id", pa.array(texts)), ("offset_message_id", pa.array(texts)),
             ("at", pa.array([moment] * len(table), pa.timestamp("us", tz="UTC"))),
             ("epoch", pa.array([self.epochs] * len(table), pa.int64())),
             ("task_attempt_id", ids),
-        ):
+        ):  # fmt: skip
             table = table.set_column(table.schema.get_field_index(name), table.field(name), values)
         begin_s = time.process_time()
         current = open_table(self.place)
@@ -185,10 +192,10 @@ def measure(folder: str, marks: list[int], kept_s: float) -> list[Size]:
 def main(arguments: list[str]) -> None:
     marks = [100, *map(int, arguments)]
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        with tempfile.TemporaryDirectory() as trial:
-            begin_s = time.monotonic()
-            measure(f"{trial}/ledger", [60], 60.0)
-            epoch_s = (time.monotonic() - begin_s) / 80
+        trial, begin_s = Growth(f"{folder}/trial", 60.0), time.monotonic()
+        for _ in range(100):
+            trial.grow()
+        epoch_s = (time.monotonic() - begin_s) / 100
         print("|", " | ".join(Size._fields), "|")
         measure(f"{folder}/ledger", marks, KEPT_EPOCHS * epoch_s)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "MB at most in this process")

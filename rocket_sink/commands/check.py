@@ -353,6 +353,7 @@ def _disk_used(admin: Admin, name: str, address: str) -> float:
 def _ledger(path: str) -> Finding:
     from rocket_sink.ledger.ledger import Ledger
     from rocket_sink.ledger.path import resolve_path
+    from rocket_sink.ledger.upkeep.links import check_links
 
     def ask() -> str:
         ledger, place = Ledger(absolute(path)), resolve_path(absolute(path))
@@ -364,6 +365,7 @@ def _ledger(path: str) -> Finding:
                 raise RocketSinkError(
                     f"{ledger.path}: {there} is no folder that may be written to; name another"
                 )
+            check_links(place.root)
         return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"
 
     return _tried("ledger", ask)

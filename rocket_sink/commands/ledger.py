@@ -185,6 +185,44 @@ def expire(
 
 
 @ledger.command(
+    example="""
+    rocket-sink ledger erase --ledger ledger/ --where "sharding_key = 'N14228'" \\
+      --reason "request of 3 May" """
+)
+@_ledger
+@click.option(
+    "--where", required=True, metavar="SQL", help="Dead letters for which this is true; no undo."
+)
+@click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each.")
+@spark_options
+@json_option
+def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> None:
+    """Remove bodies, keys, tags, properties and errors' texts of dead letters for good.
+
+    The letters' accounts stay, and pending ones are noted as dropped. The files with the contents
+    are deleted at once, for every version of the table. Look first at what --where matches:
+    `rocket-sink ledger show dead-letters --all-letters --where ...`.
+    """
+    from rocket_sink.spark.backfill.erasure import erase as erase_letters
+
+    with opened("ledger erase", path, **spark) as (session, opened_ledger):
+        done = erase_letters(session, opened_ledger, where=where, reason=reason)
+    if as_json:
+        print_json(done)
+        return
+    note(f"{counted(done.letters, 'dead letter')} erased, {done.dropped:,} of them were pending")
+    note(f"{counted(done.deleted_files, 'file')} with their contents deleted")
+    if done.loose_files:
+        files = counted(done.loose_files, "file", "was", "were")
+        note(
+            f"{files} left that no version of the table names: of attempts that run, or died. They "
+            "may hold such rows until `rocket-sink ledger vacuum` deletes them after six hours"
+        )
+    for name in done.quarantined:
+        note(f"this damaged file was not looked into; delete it if it may hold such rows: {name}")
+
+
+@ledger.command(
     "show",
     example="""
     rocket-sink ledger show epochs --ledger ledger/

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from rocket_sink.ledger.append.delta_rs import (
     ESCAPED,
+    as_dataset,
     check_files,
     damaged,
     data_files,
@@ -100,7 +101,7 @@ class QuickLedger:
         files = data_files(place, table)
         has_files_only = table.protocol().min_reader_version == 1
         if not has_files_only or _GLOB.intersection(self.path):
-            self._session.register("table_rows", table.to_pyarrow_dataset())
+            self._session.register("table_rows", as_dataset(table))
             self._lock([])
             self._define_rows({"": "SELECT * FROM table_rows"})
             return

@@ -154,9 +154,12 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         gone = 0
         for note in known_notes:
             keys = {} if attempts.overruled(note) else _read(store, note.path)
-            if not any((t, k) in pending for t, names in keys.items() for k in names):
+            held = {t: [k for k in names if (t, k) in pending] for t, names in keys.items()}
+            if not any(held.values()):
                 store.remove(note.path)
                 gone += 1
+            elif held != keys:  # keys of erased dead letters must not stay
+                store.write(note.path, held)
         return gone
 
 

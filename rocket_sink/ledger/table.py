@@ -60,6 +60,7 @@ from rocket_sink.ledger.schema import (
     VERSION_PROPERTY,
 )
 from rocket_sink.ledger.storage import Properties, is_classic, remember
+from rocket_sink.ledger.upkeep.links import check_links
 from rocket_sink.net import log
 from rocket_sink.private_file import check_folder
 
@@ -633,9 +634,12 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
     """The token of a ledger, made where there is none; called in a process of the driver's host.
 
     Raises:
-        LedgerError: the folder cannot be read or written here; says what to change.
+        LedgerError: the folder cannot be read or written here, or has no hard links; says what to
+            change.
     """
     try:
+        if place.is_local:
+            check_links(place.root)
         names = _names(place)
         if not names:
             _refuse_foreign(place)

@@ -36,7 +36,7 @@ from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactio
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyarrow import fs
+    from pyarrow import dataset, fs
 
 _TRIES: Final = 10
 """Attempts at a commit; delta-rs alone needs 15 requests for each."""
@@ -312,6 +312,17 @@ def commit_actions(
     return None if data is None else [json.loads(line) for line in data.splitlines()]
 
 
+def as_dataset(table: DeltaTable) -> dataset.Dataset:
+    """Return the rows for pyarrow, with times of all years.
+
+    Spark's OPTIMIZE writes INT96, which in nanoseconds has no years before 1678 or after 2262.
+    """
+    from pyarrow.dataset import ParquetReadOptions
+
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    return table.to_pyarrow_dataset(parquet_read_options=options)
+
+
 def rows_of_epoch(
     table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
 ) -> pa.Table:
@@ -320,14 +331,13 @@ def rows_of_epoch(
     Raises:
         LedgerError: files that the table names are gone or damaged, or cannot be read now.
     """
-    from pyarrow import dataset
+    from pyarrow.dataset import field
 
-    field = dataset.field
     row_filter = (
         field("kind").isin(kinds) & (field("query_id") == query_id) & (field("epoch") == epoch)
     )
     try:
-        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=row_filter)
+        return as_dataset(table).to_table(columns=list(columns), filter=row_filter)
     except (OSError, pa.ArrowException) as error:
         is_gone = isinstance(error, (FileNotFoundError, pa.ArrowException))
         if not is_gone and "not found" not in str(error):

@@ -36,9 +36,11 @@ _ACTIONS_PER_COMMIT: Final = 50
 """A checkpoint of so many times more actions than commits follow it is not written again yet."""
 _VACUUM_COMMITS: Final = 200
 _FAN: Final = 8
-_SMALLEST: Final = 256 * 1024
-"""Bytes; the tiers are below this, and below `_FAN` times and its square."""
-_TIERS: Final = 3
+_SMALLEST: Final = 32 * 1024
+"""Bytes; the tiers end here, and at `_FAN` times the tier before: the largest at 16 MiB."""
+_TIERS: Final = 4
+_ROW_BYTES: Final = 64
+"""Usual bytes of a row."""
 
 _passed: dict[LedgerPath, int] = {}
 """Version of the table at this process's last pass."""
@@ -77,7 +79,9 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Return the files to be merged, by kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        tier = next((n for n in range(_TIERS) if file.size < _SMALLEST * _FAN**n), None)
+        # Equal rows take few bytes, and as much time.
+        size = max(file.size, file.rows * _ROW_BYTES)
+        tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
             tiers[file.kind][tier].append(file)
     for of_kind in tiers.values():

@@ -1,0 +1,134 @@
+"""Erasure: contents of dead letters go for good, and their account stays.
+
+The letters' files are written anew without the contents, and the old files are deleted at once,
+those of every earlier version of the table, too. Readers that have one of them open miss it then.
+The table's log holds no contents: its statistics are of ids and times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA
+from rocket_sink.ledger.upkeep.expire import replaced
+from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
+
+ERASED: Final = "erased: "
+"""How `last_error` of an erased letter begins; the reason follows."""
+_CONTENTS: Final = (
+    "body", "body_sha256", "tags", "keys", "sharding_key", "properties", "first_error",
+)  # fmt: skip
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What an erasure has done.
+
+    Attributes:
+        letters: dead letters whose contents are gone.
+        dropped: of these, the pending ones: they have the resolution `dropped` now.
+        deleted_files: files with such contents that were deleted.
+        loose_files: files with dead letters that are in no version of the table, and that were
+            left: they are of task attempts that run or died. A vacuum deletes those that died.
+        quarantined: damaged spool files, which may hold anything.
+    """
+
+    letters: int
+    dropped: int = 0
+    deleted_files: int = 0
+    loose_files: int = 0
+    quarantined: tuple[str, ...] = ()
+
+
+def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> Erased:
+    """Erase the contents of these dead letters, and finish erasures that were killed.
+
+    Raises:
+        LedgerError: Spark's Delta commits to the ledger, or others rewrite it all the time.
+    """
+    wanted = pa.array(list(letter_ids), pa.string())
+    for _ in range(_TRIES):
+        table = open_table(place)
+        if table is None:
+            raise LedgerError(
+                f"nothing of the ledger {place.uri} can be erased: Spark's Delta commits to it, "
+                "which takes nothing out of an append-only table",
+                path=place.uri,
+            )
+        files = [file for file in stored_files(place, table) if file.kind == DEAD_LETTER]
+        touched = [file for file in files if _count(place, file, wanted)]
+        letters = sum(_count(place, file, wanted) for file in touched)
+
+        def change(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return _without_contents(batch, wanted, reason)
+
+        if not touched or rewrite(place, table, [[file] for file in touched], change):
+            deleted, loose = _delete_old(place)
+            return Erased(letters, 0, deleted, loose)
+    raise LedgerError(
+        f"other processes rewrite the ledger {place.uri} all the time: nothing was erased; try "
+        "again",
+        path=place.uri,
+    )
+
+
+def _count(place: LedgerPath, file: StoredFile, letters: Any) -> int:
+    import pyarrow.compute as pc
+
+    batches = read_file(place, file, ["letter_id"])
+    return sum(pc.sum(pc.is_in(batch["letter_id"], letters)).as_py() or 0 for batch in batches)
+
+
+def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> pa.RecordBatch:
+    import pyarrow.compute as pc
+
+    goes = pc.is_in(batch["letter_id"], letters)
+    rows = pc.if_else(goes, None, pa.array(range(batch.num_rows), pa.int64()))
+    columns = {name: batch[name].take(rows) for name in _CONTENTS}
+    columns["last_error"] = pc.if_else(goes, f"{ERASED}{reason}", batch["last_error"])
+    return replaced(batch, columns)
+
+
+def _delete_old(place: LedgerPath) -> tuple[int, int]:
+    """Delete files that hold an erased letter and are not of the newest version.
+
+    Returns how many were deleted, and how many files have letters that the table does not know.
+    """
+    import pyarrow.compute as pc
+
+    newest = open_table(place)
+    assert newest is not None
+    files = [file for file in stored_files(place, newest) if file.kind == DEAD_LETTER]
+    columns = ["letter_id", "last_error"]
+    batches = [batch for file in files for batch in read_file(place, file, columns)]
+    known = pa.Table.from_batches(batches, LEDGER_SCHEMA).select(columns).combine_chunks()
+    erased = known.filter(pc.starts_with(known["last_error"], ERASED))
+    filesystem = place.filesystem()
+    named = {f"{place.root}/{file.path}" for file in files}
+    selector = fs.FileSelector(f"{place.root}/kind={DEAD_LETTER}", allow_not_found=True)
+    deleted = loose = 0
+    for info in filesystem.get_file_info(selector):
+        if not info.is_file or info.path in named:
+            continue
+        old = StoredFile(f"kind={DEAD_LETTER}/{info.base_name}", DEAD_LETTER, 0, 0, None, None)
+        try:
+            is_old = _count(place, old, erased["letter_id"]) > 0
+            loose += _count(place, old, known["letter_id"]) == 0
+        except (OSError, pa.ArrowException):  # a file that is being written, or was cut
+            loose += 1
+            continue
+        if is_old:
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.delete_file(info.path)
+            deleted += 1
+    return deleted, loose

@@ -1,0 +1,64 @@
+"""A look for hard links, by which Delta makes a commit of a local table once.
+
+A link fails where the name is taken, a rename does not: of two drivers on a file system without
+hard links (blobfuse, some FUSE and SMB mounts, FAT) one would overwrite the commit of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+from typing import Final
+
+from rocket_sink.errors import LedgerError
+
+_WITHOUT: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK})
+"""What systems say of a link that the file system does not know."""
+
+
+def check_links(folder: str) -> None:
+    """Make sure that the folder, or the nearest one above that is there, knows hard links.
+
+    Raises:
+        LedgerError: it does not; the text names the file system, and says what to do.
+        OSError: the folder cannot be written.
+    """
+    place = Path(folder)
+    while not place.is_dir():
+        place = place.parent
+    tried = place / f"_try-{uuid.uuid4().hex}"
+    second = tried.with_suffix(".link")
+    tried.touch(exist_ok=False)
+    try:
+        os.link(tried, second)
+    except OSError as error:
+        if error.errno not in _WITHOUT:
+            raise
+        raise LedgerError(
+            f"the ledger {folder} cannot be on {_file_system(place)}: it has no hard links "
+            f"({error.strerror}), by which Delta makes each commit once. Nothing was sent. Name a "
+            "folder on a disk or on NFS, or the store itself by its address (s3://, gs://, "
+            "abfss://, hdfs://)",
+            path=folder,
+        ) from error
+    finally:
+        for path in (second, tried):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _file_system(place: Path) -> str:
+    """Return the type of a folder's file system, and where it is mounted, as far as known."""
+    mounts: list[tuple[str, str]] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+        mounts = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+    above = {str(place.resolve()), *map(str, place.resolve().parents)}
+    matches = [mount for mount in mounts if mount[0] in above]
+    if not matches:
+        return "this file system"
+    point, name = max(matches, key=lambda mount: len(mount[0]))
+    return f"the file system {name} at {point}"

@@ -1,0 +1,37 @@
+"""Erasure of dead letters' contents, for all letters of which a condition is true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.pending_keys import release
+from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
+from rocket_sink.spark.backfill.parking import park
+from rocket_sink.spark.backfill.sources import filtered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
+    """Remove bodies, keys, tags, properties and errors' texts of dead letters, settled or not.
+
+    Pending ones are noted as dropped first, for they can be sent no more. An erasure that was
+    killed is finished by the next one, whatever its condition.
+
+    Raises:
+        OptionError: the condition cannot be used.
+        LedgerError: no ledger there, or Spark's Delta commits to it.
+    """
+    ledger.sync_fully(spark)
+    every = ledger.dead_letters(spark, pending=False)
+    matches = filtered(every, where, of="the dead letters' columns")
+    letter_ids = {row.letter_id for row in matches.select("letter_id").distinct().collect()}
+    dropped = park(spark, ledger, where=where, note=reason, resolution="dropped").count
+    place = resolve_path(ledger.uri)
+    erased = erase_letters(place, letter_ids, reason)
+    release(spark, place)
+    return replace(erased, dropped=dropped, quarantined=tuple(ledger.quarantined()))

@@ -1,0 +1,121 @@
+"""Erasure: not a byte of the contents is left in the folder, and the account stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from rocket_sink import Ledger
+from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.table import PROPERTIES
+from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
+from rocket_sink.ledger.upkeep.growth import merge
+from rocket_sink.spark.backfill.erasure import erase
+from tests.growth import SPARK, Growth
+
+from ..values import accounts, context, letter
+
+SECRET = "N14228"
+OTHER = "N668DN"
+
+
+def letters_of(key: str, epoch: int) -> list[pa.RecordBatch]:
+    ctx = context(epoch=epoch, task_attempt_id=epoch)
+    columns: dict[str, Any] = {
+        "sharding_key": key, "keys": pa.array([[f"key {key}"]]), "tags": f"tag-{key}",
+        "properties": pa.array([[("plane", key)]], pa.map_(pa.string(), pa.string())),
+        "last_error": f"no route for {key}", "last_error_code": "NO_ROUTE",
+    }  # fmt: skip
+    return [letter(ctx, f"body of {key}".encode(), **columns), accounts(ctx, acked=5, dead=1)]
+
+
+def holding(folder: str, text: str) -> list[str]:
+    """Files below the folder with these bytes, compressed or not.
+
+    Values of less than a block are in Snappy's output as they are.
+    """
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return [path.name for path in files if text.encode() in path.read_bytes()]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    place = Growth(str(tmp_path / "ledger"), 600.0).place
+    ledger = Ledger(place.root)
+    for epoch, key in enumerate((SECRET, OTHER, SECRET)):
+        ledger.append(SPARK, *letters_of(key, epoch))
+    table = open_table(place)
+    assert table is not None
+    merge(place, table, everything=True)  # the older versions have files with the contents, too
+    return ledger
+
+
+def test_contents_go_from_every_version(ledger: Ledger) -> None:
+    place = resolve_path(ledger.path)
+    assert len(holding(ledger.path, f"body of {SECRET}")) == 3
+    rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
+    ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
+    assert erase_letters(place, ids, "request 7") == Erased(2, 0, 3, 0)
+    assert holding(ledger.path, SECRET) == []
+    assert holding(ledger.path, f"body of {OTHER}")
+    after = DeltaTable(place.root).to_pyarrow_table().to_pylist()
+    assert len(after) == len(rows)
+    gone = [row for row in after if row["letter_id"] in ids]
+    assert {(row["body"], row["keys"], row["properties"]) for row in gone} == {(None, None, None)}
+    assert {row["last_error"] for row in gone} == {"erased: request 7"}
+    assert {row["last_error_code"] for row in gone} == {"NO_ROUTE"}
+    stays = [row for row in after if row["kind"] == "dead_letter" and row["letter_id"] not in ids]
+    assert stays == [row for row in rows if row["sharding_key"] == OTHER]
+
+
+def test_an_erasure_that_was_killed_is_finished(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its letters are not found by their keys any more: the next one deletes the files."""
+    place = resolve_path(ledger.path)
+    rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
+    ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("rocket_sink.ledger.upkeep.erase._delete_old", _killed)
+        erase_letters(place, ids, "request 7")
+    assert holding(ledger.path, SECRET)
+    assert erase_letters(place, [], "another one").deleted_files == 3
+    assert holding(ledger.path, SECRET) == []
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_file_of_a_running_attempt_is_left(ledger: Ledger) -> None:
+    place = resolve_path(ledger.path)
+    write_data_files(place, in_order(letters_of(SECRET, 9)[:1], 9 << 32))
+    assert erase_letters(place, [], "none").loose_files == 1
+
+
+@pytest.mark.spark
+def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
+    """With rows that are not folded yet, and keys that are held for pending letters."""
+    place = resolve_path(ledger.path)
+    ctx = context(epoch=3, task_attempt_id=3)
+    spool = SpoolWriter(place, ctx)
+    spool.append(*letters_of(SECRET, 3))
+    spool.seal()
+    PendingKeys(place).note(ctx, {"t": [SECRET]})
+    PendingKeys(place).note(context(epoch=1, task_attempt_id=1), {"t": [SECRET, OTHER]})
+    done = erase(spark, ledger, where=f"sharding_key = '{SECRET}'", reason="request 7")
+    assert (done.letters, done.dropped) == (3, 3)
+    assert holding(ledger.path, SECRET) == []
+    assert [row.sharding_key for row in ledger.dead_letters(spark).collect()] == [OTHER]
+    assert ledger.epochs(spark).where("adds_up").count() == 4
+    assert {row.note for row in ledger.resolutions(spark).collect()} == {"request 7"}
+    assert PROPERTIES["delta.appendOnly"] == "true"
