@@ -154,13 +154,28 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         gone = 0
         for note in known_notes:
             keys = {} if attempts.overruled(note) else _read(store, note.path)
-            held = {t: [k for k in names if (t, k) in pending] for t, names in keys.items()}
-            if not any(held.values()):
+            if not any((t, k) in pending for t, names in keys.items() for k in names):
                 store.remove(note.path)
                 gone += 1
-            elif held != keys:  # keys of erased dead letters must not stay
-                store.write(note.path, held)
         return gone
+
+
+def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
+    """Take these keys (topic, sharding key) out of all notes: no dead letter of theirs is pending.
+
+    Raises:
+        LedgerError: the ledger's folder cannot be read or written.
+    """
+    gone = set(keys)
+    with _errors(place):
+        store = NoteStore(place)
+        for note in _notes(store):
+            names = _read(store, note.path)
+            held = {t: [k for k in keys if (t, k) not in gone] for t, keys in names.items()}
+            if not any(held.values()):
+                store.remove(note.path)
+            elif held != names:
+                store.write(note.path, held)
 
 
 class _Attempts:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import release
+from rocket_sink.ledger.pending_keys import forget
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.spark.backfill.parking import park
 from rocket_sink.spark.backfill.sources import filtered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_KEY: Final = ("topic", "sharding_key")
 
 
 def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
@@ -29,9 +31,10 @@ def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Er
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False)
     matches = filtered(every, where, of="the dead letters' columns")
-    letter_ids = {row.letter_id for row in matches.select("letter_id").distinct().collect()}
+    rows = matches.select("letter_id", *_KEY).distinct().collect()
     dropped = park(spark, ledger, where=where, note=reason, resolution="dropped").count
     place = resolve_path(ledger.uri)
-    erased = erase_letters(place, letter_ids, reason)
-    release(spark, place)
+    erased = erase_letters(place, {row.letter_id for row in rows}, reason)
+    keys = {(row.topic, row.sharding_key) for row in rows}
+    forget(place, keys - {tuple(row) for row in ledger.dead_letters(spark).select(*_KEY).collect()})
     return replace(erased, dropped=dropped, quarantined=tuple(ledger.quarantined()))
