@@ -1,4 +1,4 @@
-"""Fixtures of the producer's tests: a scripted cluster, engines with little time to wait."""
+"""Fixtures of the producer's tests: a scripted cluster, and engines with short waits."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
-    made: list[SendEngine] = []
+    engines: list[SendEngine] = []
 
     def make(shared: Any = None, **options: Any) -> SendEngine:
         parsed = SinkOptions.parse({"nameServer": cluster.name_server, **options})
-        made.append(SendEngine(parsed, shared=shared))
-        return made[-1]
+        engines.append(SendEngine(parsed, shared=shared))
+        return engines[-1]
 
     yield make
-    for engine in made:
+    for engine in engines:
         engine.close(timeout_s=0.2)
 
 
 @pytest.fixture
 def make_producer(cluster: FakeCluster) -> Iterator[Callable[..., Producer]]:
-    made: list[Producer] = []
+    producers: list[Producer] = []
 
     def make(**options: Any) -> Producer:
-        made.append(Producer(nameServer=cluster.name_server, **options))
-        return made[-1]
+        producers.append(Producer(nameServer=cluster.name_server, **options))
+        return producers[-1]
 
     yield make
-    for producer in made:
+    for producer in producers:
         producer.close(0.3)
 
 
 @pytest.fixture(scope="session")
 def real(local_cluster: LocalCluster) -> LocalCluster:
-    """A real cluster for the modules that want no other."""
+    """Return a real cluster for modules that need no special one."""
     return local_cluster
 
 
 @pytest.fixture
 def topic(real: LocalCluster, request: Any) -> str:
-    """A topic of the test's own on both brokers, four queues each."""
+    """Make a topic for the test on both brokers, with four queues each."""
     name = "p-" + re.sub("[^a-z0-9-]", "", request.node.name.replace("_", "-"))[-60:]
     make_topic(repair(real), name)
     return name
 
 
 def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
-    """The messages of a topic of a real cluster."""
-    # a name server on a busy machine may need seconds to answer
+    """Return the messages of a topic of a real cluster."""
+    # A name server on a busy machine may need seconds to answer.
     options = real.client_options()
     return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
 
 
 def request(token: Any = None, topic: str = "orders", **more: Any) -> SendRequest:
-    """A request of one message with the token in its body."""
+    """Return a request of one message with the token in its body."""
     key = f"ID{token}"
     return SendRequest(
         topic,
@@ -88,9 +88,11 @@ def request(token: Any = None, topic: str = "orders", **more: Any) -> SendReques
 
 
 def is_well(engine: SendEngine, name: str) -> bool:
-    """The broker is neither isolated nor under suspicion."""
-    found = {one.broker_name: one for one in engine.brokers.health(engine.clock())}.get(name)
-    return found is None or (found.available and not found.suspect)
+    """Return whether the broker is neither isolated nor under suspicion."""
+    health = {broker.broker_name: broker for broker in engine.brokers.health(engine.clock())}.get(
+        name
+    )
+    return health is None or (health.available and not health.suspect)
 
 
 def send(engine: SendEngine, token: Any = None, **more: Any) -> Completion:

@@ -1,4 +1,4 @@
-"""Automatic batching: fewer requests, each message with its own result."""
+"""Automatic batching: fewer requests, and a result for each message."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rocket_sink.wire.codes import RequestCode
 
 @pytest.fixture
 def make(cluster):
-    made = []
+    producers = []
 
     def producer(**options):
-        made.append(Producer(nameServer=cluster.name_server, autoBatch=True, **options))
-        return made[-1]
+        producers.append(Producer(nameServer=cluster.name_server, autoBatch=True, **options))
+        return producers[-1]
 
     yield producer
-    for one in made:
-        one.close(0.3)
+    for opened in producers:
+        opened.close(0.3)
 
 
 def sends(cluster, code):
@@ -35,9 +35,12 @@ def test_each_message_has_its_own_result(cluster, make):
     stored = {m.body: m for m in cluster.messages("orders")}
     assert set(stored) == set(results)
     for body, result in results.items():
-        found = stored[body]
-        assert (found.message_id, found.queue_offset) == (result.message_id, result.queue_offset)
-        assert found.offset_message_id == result.offset_message_id
+        message = stored[body]
+        assert (message.message_id, message.queue_offset) == (
+            result.message_id,
+            result.queue_offset,
+        )
+        assert message.offset_message_id == result.offset_message_id
     assert sends(cluster, RequestCode.SEND_BATCH_MESSAGE) < 25
 
 
@@ -46,7 +49,7 @@ def test_by_size_without_waiting(cluster, make):
     futures = [producer.send_async(Message("orders", b"x" * 300)) for _ in range(20)]
     futures[0].result(5)
     assert all(len(f.body) <= 2000 for b in cluster.brokers for f in b.requests if f.body)
-    assert not futures[-1].done()  # it waits for company
+    assert not futures[-1].done()  # The last message waits for others.
     producer.close(2)
     assert len({future.result(0).message_id for future in futures}) == 20
 
@@ -107,10 +110,10 @@ def test_a_callback_that_raises_stops_no_other(cluster, make):
 def test_a_refused_batch_is_sent_singly_and_failures_reach_every_future(cluster, make):
     for broker in cluster.brokers:
         broker.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
-    told = []
+    ends = []
     producer = make()
     futures = [
-        producer.send_async(Message("orders", b"%d" % n), lambda *end: told.append(end))
+        producer.send_async(Message("orders", b"%d" % n), lambda *end: ends.append(end))
         for n in range(5)
     ]
     ids = {future.result(5).message_id for future in futures}
@@ -122,6 +125,6 @@ def test_a_refused_batch_is_sent_singly_and_failures_reach_every_future(cluster,
         with pytest.raises(RejectedError):
             future.result(5)
     producer.close()
-    assert len(told) == 5
+    assert len(ends) == 5
     with pytest.raises(ProducerClosedError):
         producer.send_async(Message("orders", b"x"))

@@ -1,6 +1,6 @@
-"""While another broker will do, a bad one gets no new request, however many are in flight.
+"""A bad broker gets no new request while there is a better one, however many are in flight.
 
-The brokers' own logs of requests say who was sent what.
+The brokers' own request logs show who was sent what.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONG = {
     "sendMsgTimeout": "600s",
     "retryBackoffMs": "1",
 }
-"""A broker that was late, or failed, stays isolated for the test."""
+"""Options by which a broker that was late, or failed, stays isolated for the whole test."""
 
 
 def sends(broker: FakeBroker) -> int:
@@ -44,15 +44,16 @@ def rank_of(engine: Any, broker: FakeBroker) -> int:
 
 
 def keep_the_others_well(engine: Any, bad: FakeBroker) -> None:
-    """However slow this machine is: from now on no other broker becomes suspect, or isolated for a
-    late answer."""
+    """Keep the other brokers from isolation and suspicion, however slow this machine is."""
     engine.brokers.table.profile = FaultProfile.of("5.x", (3_600_000,), (600_000,))
     connections = engine.heartbeats.connections
-    engine.heartbeats.connections = lambda: (one for one in connections() if one[0] == bad.name)
+    engine.heartbeats.connections = lambda: (
+        connection for connection in connections() if connection[0] == bad.name
+    )
 
 
 def made_bad(producer: Producer, bad: FakeBroker, fault: str) -> Any:
-    """The future of the one request that is stuck at the broker, or ended badly."""
+    """Return the future of the request that is stuck at the broker, or ended badly."""
     bad.behave()
     if fault == "late":
         bad.on_send(Delay(600))
@@ -90,7 +91,7 @@ def by_batches(producer: Producer, count: int) -> None:
 
 
 def by_key(producer: Producer, count: int) -> None:
-    """Keys may move."""
+    """Send by key; keys may move."""
     messages = [Message("orders", b"x", sharding_key=str(key)) for key in range(count)]
     futures = [producer.send_async(message) for message in messages]
     assert all(future.result(120) for future in futures)
@@ -166,7 +167,7 @@ def test_an_isolation_by_another_worker_counts_the_same(
 def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(
     cluster: FakeCluster, make_engine: Callable[..., Any]
 ) -> None:
-    """For its share of the time, of which the first of three attempts has a third."""
+    """A request waits for its share of the time: the first of three attempts has a third."""
     bad, busy = cluster.brokers
     engine = make_engine(**{**LONG, "latencyMax": "9000", "suspectAfterMs": 60_000})
     for broker in cluster.brokers:

@@ -1,4 +1,4 @@
-"""Batches that brokers measure otherwise than this client, and messages too large for one."""
+"""Batches that brokers measure differently from this client, and messages too large for a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sent(cluster, code):
 
 
 def limit_bodies(cluster, most):
-    """Brokers refuse what is larger, as with a smaller maxMessageSize of their own."""
+    """Let brokers refuse larger bodies, as with a smaller maxMessageSize of their own."""
     for broker in cluster.brokers:
         broker._script.add(
             Answer(13, "the message body is too large"),
@@ -65,22 +65,22 @@ class Told(SendHook):
 
 
 def test_an_id_with_a_comma_is_one_id(cluster, make_producer):
-    producer, told = make_producer(), Told()
-    producer.add_hook(told)
+    producer, hook = make_producer(), Told()
+    producer.add_hook(hook)
     first, second = (Message("orders", b"x", message_id=f"order,{n}") for n in range(2))
     producer.send(first)
     for broker in cluster.brokers:
         broker._script.add(Answer(13), matches=lambda f: f.code == RequestCode.SEND_BATCH_MESSAGE)
     producer.send_batch([first, second])
-    assert told.ids == [("order,0",), ("order,0", "order,1"), ("order,0",), ("order,1",)]
+    assert hook.ids == [("order,0",), ("order,0", "order,1"), ("order,0",), ("order,1",)]
     stored = [message.message_id for message in cluster.messages("orders")]
     assert sorted(stored) == ["order,0", "order,0", "order,1"]
 
 
 def test_only_the_illegal_message_fails(cluster, make_producer):
     limit_bodies(cluster, 600)
-    producer, told = make_producer(), Told()
-    producer.add_hook(told)
+    producer, hook = make_producer(), Told()
+    producer.add_hook(hook)
     bodies = [b"%100d" % n for n in range(6)]
     bodies[4] = bytes(601)
     with pytest.raises(MessageIllegalError) as caught:
@@ -89,7 +89,7 @@ def test_only_the_illegal_message_fails(cluster, make_producer):
     assert sorted(m.body for m in stored) == sorted(bodies[:4] + bodies[5:])
     ids = [i for result in caught.value.results for i in result.message_id.split(",")]
     assert sorted(ids) == sorted(m.message_id for m in stored)
-    assert (told.ids[0][4],) in told.ids, "the guilty one was tried alone, under its own id"
+    assert (hook.ids[0][4],) in hook.ids, "the guilty one was tried alone, under its own id"
 
 
 @pytest.mark.parametrize("automatic", [False, True])
@@ -100,23 +100,23 @@ def test_a_batch_has_no_more_messages_than_brokers_count(
     producer = make_producer(autoBatch=automatic)
     messages = [Message("orders", b"%d" % n) for n in range(8)]
     if automatic:
-        for future in [producer.send_async(one) for one in messages]:
+        for future in [producer.send_async(message) for message in messages]:
             future.result(10)
     else:
-        assert [len(one.message_id.split(",")) for one in producer.send_batch(messages)] == [
+        assert [len(result.message_id.split(",")) for result in producer.send_batch(messages)] == [
             3,
             3,
             2,
         ]
     counts = [
-        len(list(iter_batch(one.body))) for one in sent(cluster, RequestCode.SEND_BATCH_MESSAGE)
+        len(list(iter_batch(frame.body))) for frame in sent(cluster, RequestCode.SEND_BATCH_MESSAGE)
     ]
     assert max(counts) == 3
-    assert sorted(int(one.body) for one in cluster.messages("orders")) == list(range(8))
+    assert sorted(int(message.body) for message in cluster.messages("orders")) == list(range(8))
 
 
 def test_no_option_makes_a_batch_that_brokers_cannot_count():
-    """With 33,000 messages a real broker of 5.3.3 lost all that its queue was sent later."""
+    """With 33,000 messages, a real broker of 5.3.3 lost everything that its queue got later."""
     assert BATCH_MAX_MESSAGES <= 32_767
     with pytest.raises(OptionError, match="requestMaxMessages"):
         SinkOptions.parse(nameServer="h:1", requestMaxMessages=BATCH_MAX_MESSAGES + 1)

@@ -1,4 +1,4 @@
-"""Credentials from a callable: asked at the start, and once more when a broker refuses them."""
+"""Credentials from a callable: asked at the start, and again when a broker refuses them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ REFUSED = Answer(16, "check signature failed.")
 
 
 class Vault:
-    """Gives what is in it; counts."""
+    """A callable that returns its credentials in turn and counts the calls."""
 
     def __init__(self, *given):
-        self.given, self.asked = list(given), 0
+        self.credentials, self.asked = list(given), 0
 
     def __call__(self):
         self.asked += 1
-        now = self.given.pop(0) if len(self.given) > 1 else self.given[0]
+        now = self.credentials.pop(0) if len(self.credentials) > 1 else self.credentials[0]
         if isinstance(now, Exception):
             raise now
         return now
@@ -54,7 +54,7 @@ def test_new_ones_are_used_after_one_refusal(cluster, make_producer, queue):
 
 
 def test_all_that_were_signed_with_the_old_ones_go_again(cluster, make_producer, queue):
-    """One reading for all: the second one to be refused finds nothing newer, and need not."""
+    """The callable is asked once for all: the second refusal finds no newer credentials."""
     vault = Vault(Credentials("old", "s1"), Credentials("new", "s2"))
     producer = make_producer(credentials=vault)
     producer.send(Message("orders", b"warm"), queue=queue)

@@ -1,4 +1,4 @@
-"""Without file descriptors: LocalResourcesError, no isolation, and recovery."""
+"""A process without free file descriptors: LocalResourcesError, no isolation, and recovery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.test_forks import end_of, fork
 
 @contextlib.contextmanager
 def descriptors_left(count):
-    """Only so many more may be opened by this process; to be used in a child."""
+    """Leave the process so many descriptors to open; for use in a child."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(map(int, os.listdir("/proc/self/fd"))) + 10
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -41,7 +41,7 @@ def descriptors_left(count):
 
 
 def in_child(action):
-    """The limit is the process's: not this one's, which other tests run in."""
+    """Run in a child: the limit is the process's, and other tests run in this one."""
     assert end_of(fork(action)) == 0
 
 
@@ -49,7 +49,7 @@ def in_child(action):
 def test_a_producer_cannot_be_made(cluster, left):
     def child():
         with descriptors_left(left):
-            # It needs three of them.
+            # A producer needs three descriptors.
             if left == 3:
                 Producer(nameServer=cluster.name_server)
                 return
@@ -67,7 +67,8 @@ def test_a_producer_cannot_be_made(cluster, left):
 def test_a_connection_cannot_be_made(cluster):
     def child():
         with Producer(nameServer=cluster.name_server, sendMsgTimeout=500) as producer:
-            queues = producer.fetch_publish_message_queues("orders")  # the name server's is open
+            # The connection to the name server is open.
+            queues = producer.fetch_publish_message_queues("orders")
             with descriptors_left(0):
                 for _ in range(3):
                     with pytest.raises(NotSentError, match="Too many open files") as caught:
@@ -92,11 +93,11 @@ def test_a_name_server_cannot_be_asked(cluster):
 
 
 def test_descriptors_that_come_free_in_time_are_used(make_engine, cluster, monkeypatch):
-    """Retried until the deadline; no broker is isolated."""
+    """The send is tried again until the deadline; no broker is isolated."""
     real, refused, here = transport._new_socket, [], threading.get_ident()
 
     def sometimes(*kind):
-        # The engine's only: a producer of an earlier test may still connect in a thread of its own.
+        # Only the engine is limited: a producer of an earlier test may still connect in its thread.
         if threading.get_ident() == here and len(refused) < 5:
             refused.append(kind)
             raise OSError(errno.EMFILE, "Too many open files")
@@ -107,18 +108,18 @@ def test_descriptors_that_come_free_in_time_are_used(make_engine, cluster, monke
     monkeypatch.setattr(transport, "_new_socket", sometimes)
     completion = send(engine, 1)
     assert completion.outcome.delivered and len(completion.attempts) == 1 + len(refused) == 6
-    assert {one.error_code for one in completion.attempts[:-1]} == {"LOCAL_RESOURCES"}
+    assert {attempt.error_code for attempt in completion.attempts[:-1]} == {"LOCAL_RESOURCES"}
     assert engine.isolations() == []
 
 
 def test_a_closed_half_of_a_client_is_not_left_behind():
-    """What was opened before the descriptors ran out is closed again."""
+    """Descriptors that were opened before the limit was reached are closed again."""
 
     def child():
         options = SinkOptions.parse(nameServer="n:1")
         before = sorted(os.listdir("/proc/self/fd"))
-        for left in range(3):
-            with descriptors_left(left), contextlib.suppress(LocalResourcesError):
+        for count in range(3):
+            with descriptors_left(count), contextlib.suppress(LocalResourcesError):
                 NetworkClient(options)
         assert sorted(os.listdir("/proc/self/fd")) == before
 

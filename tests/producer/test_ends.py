@@ -1,4 +1,4 @@
-"""Each send ends, with its own result or error, whatever fails beside it."""
+"""Every send ends with a result or an error of its own, even if another one fails beside it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_a_message_that_cannot_be_encoded_takes_no_batch_with_it(cluster, monkey
         if is_long:
             with pytest.raises(MessageError, match="properties take"):
                 producer.send_async(bad)
-            assert [one.result(WAIT_S).status for one in good] == ["SEND_OK"] * 3
+            assert [future.result(WAIT_S).status for future in good] == ["SEND_OK"] * 3
             return
-        # Whatever the encoder raises: the futures are told.
+        # The futures get any error of the encoder.
         monkeypatch.setattr(producer._session.builder, "batch_bytes", lambda message: 300)
         futures = [*good, producer.send_async(bad)]
         for future in futures:
@@ -136,7 +136,7 @@ def test_late_messages_do_not_share_the_deadline_of_one_that_waited(cluster):
         time.sleep(1.2)
         late = [producer.send_async(Message("orders", b"late")) for _ in range(20)]
         assert early.exception(WAIT_S) is not None
-        assert {type(one.exception(WAIT_S)) for one in late} == {type(None)}
+        assert {type(future.exception(WAIT_S)) for future in late} == {type(None)}
 
 
 class Seen(SendHook):
@@ -151,14 +151,14 @@ class Seen(SendHook):
 
 
 def test_hooks_are_called_after_a_oneway_send_to_no_queue(cluster):
-    seen = Seen()
+    hook = Seen()
     with Producer(nameServer=cluster.name_server) as producer:
-        producer.add_hook(seen)
+        producer.add_hook(hook)
         with pytest.raises(RejectedError):
             producer.send_oneway(
                 Message("orders", b"body"), queue=MessageQueue("orders", "broker-a", 99)
             )
-    assert seen.calls == ["before", "after"]
+    assert hook.calls == ["before", "after"]
 
 
 def test_messages_of_a_batch_that_is_refused_are_sent_singly_while_the_producer_closes(cluster):
@@ -168,8 +168,8 @@ def test_messages_of_a_batch_that_is_refused_are_sent_singly_while_the_producer_
     ) as producer:
         producer.fetch_publish_message_queues("orders")
         futures = [producer.send_async(Message("orders", b"%d" % n)) for n in range(3)]
-    assert [one.result(WAIT_S).status for one in futures] == ["SEND_OK"] * 3
-    assert {one.body for one in cluster.messages("orders")} == {b"0", b"1", b"2"}
+    assert [future.result(WAIT_S).status for future in futures] == ["SEND_OK"] * 3
+    assert {message.body for message in cluster.messages("orders")} == {b"0", b"1", b"2"}
 
 
 def test_a_look_up_of_a_route_takes_no_longer_than_the_message_may(cluster):
@@ -188,7 +188,7 @@ def test_a_look_up_of_a_route_takes_no_longer_than_the_message_may(cluster):
 
 @pytest.fixture
 def full(monkeypatch):
-    """While it is set, the kernel takes no bytes."""
+    """Return an event; while it is set, the kernel accepts no bytes."""
     full, write = threading.Event(), Transport.write
     monkeypatch.setattr(
         Transport, "write", lambda self, buffers: 0 if full.is_set() else write(self, buffers)
@@ -197,15 +197,15 @@ def full(monkeypatch):
 
 
 def test_a_oneway_message_stays_queued_at_a_broker_that_is_suspected(cluster, full):
-    """Other requests go elsewhere then; nobody would send this one again."""
+    """Other requests move to another broker; nobody would send a oneway message again."""
     with Producer(nameServer=cluster.name_server) as producer:
         producer.send(Message("orders", b"first"))
-        session, ended = producer._session, []
+        session, ends = producer._session, []
         full.set()
 
         def send():
             producer.send_oneway(Message("orders", b"oneway"))
-            ended.append(True)
+            ends.append(True)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -214,12 +214,16 @@ def test_a_oneway_message_stays_queued_at_a_broker_that_is_suspected(cluster, fu
         until(lambda: channel.write_queue)
         with session.driver.lock:
             engine._move_unsent(cluster.brokers[0].name, engine.clock())
-        assert not ended
+        assert not ends
         full.clear()
         sender.join(WAIT_S)
-        assert ended
+        assert ends
         producer.send(Message("orders", b"last"))
-    assert [one.body for one in cluster.messages("orders")] == [b"first", b"oneway", b"last"]
+    assert [message.body for message in cluster.messages("orders")] == [
+        b"first",
+        b"oneway",
+        b"last",
+    ]
 
 
 def test_a_oneway_message_that_is_said_not_to_be_sent_is_not_sent_later(cluster, full):
@@ -230,7 +234,7 @@ def test_a_oneway_message_that_is_said_not_to_be_sent_is_not_sent_later(cluster,
             producer.send_oneway(Message("orders", b"oneway"))
         full.clear()
         producer.send(Message("orders", b"last"))
-    assert [one.body for one in cluster.messages("orders")] == [b"first", b"last"]
+    assert [message.body for message in cluster.messages("orders")] == [b"first", b"last"]
 
 
 def test_a_oneway_message_is_sent_when_its_broker_closes_the_connection_after_it(cluster):
@@ -244,15 +248,15 @@ def test_a_oneway_message_is_sent_when_its_broker_closes_the_connection_after_it
 def test_a_request_that_cannot_be_served_does_not_end_the_producers_thread(cluster, monkeypatch):
     with Producer(nameServer=cluster.name_server) as producer:
         assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
-        session, asked = producer._session, []
+        session, frames = producer._session, []
 
         def broken(channel, frame):
-            asked.append(frame)
+            frames.append(frame)
             raise RuntimeError("no thread can be started")
 
         monkeypatch.setattr(session.request_reply, "take_reply", broken)
         push(cluster.brokers[0], "none")
-        until(lambda: asked)
+        until(lambda: frames)
         assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
 
 
@@ -302,7 +306,7 @@ def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
         assert isinstance(error, UnwrittenError) and "frame cannot be made" in error.text
         engine = producer._session.engine
         assert not producer.isolations() and not engine.client.in_flight
-        assert not any(one.in_flight for one in producer.broker_health())
+        assert not any(health.in_flight for health in producer.broker_health())
         assert engine.window.requests == 0
 
 
@@ -313,11 +317,11 @@ def test_errors_of_a_batch_are_one_for_each_message(cluster):
             future.exception(WAIT_S)
             for future in [producer.send_async(Message("orders", b"body")) for _ in range(3)]
         ]
-    assert len(set(map(id, errors))) == 3 and {type(one) for one in errors} == {type(errors[0])}
+    assert len(set(map(id, errors))) == 3 and {type(error) for error in errors} == {type(errors[0])}
 
 
 def test_a_look_up_that_is_over_lets_a_sender_lead(cluster):
-    """A thread that was woken to lead, and need not, leaves it to the next one."""
+    """A thread that was woken to lead, but does not need to, lets the next one lead."""
     with Producer(nameServer=cluster.name_server) as producer:
         producer.send(Message("orders", b"body"))
         driver = producer._session.driver
@@ -341,7 +345,7 @@ def test_a_look_up_that_is_over_lets_a_sender_lead(cluster):
 def test_an_interrupt_in_a_callback_does_not_keep_the_others_from_being_called(
     cluster, make_producer, monkeypatch, count, options
 ):
-    """A thread that sends and waits calls them, as the producer's own does."""
+    """A thread that sends and waits calls the callbacks, as the producer's own thread does."""
     producer, called = make_producer(**options), []
     monkeypatch.setattr(producer._session.driver, "_thread", threading.current_thread())
 
@@ -350,7 +354,9 @@ def test_an_interrupt_in_a_callback_does_not_keep_the_others_from_being_called(
         raise KeyboardInterrupt
 
     callbacks = [interrupted] + [lambda result, error: called.append(result)] * (count - 1)
-    futures = [producer.send_async(Message("orders", b"x"), callback=one) for one in callbacks]
+    futures = [
+        producer.send_async(Message("orders", b"x"), callback=callback) for callback in callbacks
+    ]
     with pytest.raises(KeyboardInterrupt):
         while True:
             producer.send(Message("orders", b"y"))

@@ -1,4 +1,4 @@
-"""SendFuture behaves as the standard future, at any time of access."""
+"""SendFuture behaves like the standard future, whenever it is used."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def test_asked_after_the_end() -> None:
     future = make()
     assert not future.done() and not future.running() and not future.cancelled()
     future.ended(RESULT, None)
-    told: list[Any] = []
-    future.add_done_callback(told.append)
+    results: list[Any] = []
+    future.add_done_callback(results.append)
     assert future.done() and future.result() is RESULT and future.exception() is None
-    assert told == [future] and not future.cancel() and "finished" in repr(future)
+    assert results == [future] and not future.cancel() and "finished" in repr(future)
     assert wait([future], timeout=0).done == {future} and list(as_completed([future])) == [future]
 
 
 def test_asked_before_the_end() -> None:
-    future, told = make(), list[Any]()
+    future, results = make(), list[Any]()
     with pytest.raises(FutureTimeoutError):
         future.result(0)
-    future.add_done_callback(told.append)
-    waiter = threading.Thread(target=lambda: told.append(future.result(60)))
+    future.add_done_callback(results.append)
+    waiter = threading.Thread(target=lambda: results.append(future.result(60)))
     waiter.start()
     future.ended(RESULT, None)
     waiter.join(60)
-    assert sorted(map(str, told)) == sorted(map(str, [future, RESULT]))
+    assert sorted(map(str, results)) == sorted(map(str, [future, RESULT]))
 
 
 def test_an_error() -> None:
@@ -77,15 +77,15 @@ def test_in_an_event_loop() -> None:
 
 
 def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any:
-    """A trace function that waits before the `step`-th line of `set_result`."""
-    seen = [0]
+    """Return a trace function that waits before the `step`-th line of `set_result`."""
+    lines = [0]
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
         if frame.f_code is not SendFuture.set_result.__code__:
             return None
         if event == "line":
-            seen[0] += 1
-            if seen[0] == step:
+            lines[0] += 1
+            if lines[0] == step:
                 reached.set()
                 go_on.wait(60)
         return trace
@@ -96,7 +96,7 @@ def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any
 @pytest.mark.parametrize("step", range(1, 4))
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed"])
 def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
-    future, told = make(), list[Any]()
+    future, results = make(), list[Any]()
     reached, go_on = threading.Event(), threading.Event()
 
     def end() -> None:
@@ -106,26 +106,26 @@ def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
 
     def ask() -> None:
         if way == "result":
-            told.append(future.result(5))
+            results.append(future.result(5))
         elif way == "callback":
-            future.add_done_callback(told.append)
+            future.add_done_callback(results.append)
         else:
-            told.extend(as_completed([future], timeout=5))
+            results.extend(as_completed([future], timeout=5))
 
     ending, asking = threading.Thread(target=end), threading.Thread(target=ask)
     ending.start()
     assert reached.wait(60)
     asking.start()
-    asking.join(0.05)  # it either has its answer now, or waits for it
+    asking.join(0.05)  # The thread either has its answer now, or waits for it.
     go_on.set()
     ending.join(60)
     asking.join(60)
-    assert told == [RESULT if way == "result" else future]
+    assert results == [RESULT if way == "result" else future]
 
 
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed", "wait"])
 def test_concurrent_access_gets_the_result_once(way: str) -> None:
-    futures, told = [make() for _ in range(ROUNDS)], list[Any]()
+    futures, results = [make() for _ in range(ROUNDS)], list[Any]()
     start = threading.Barrier(2)
 
     def end() -> None:
@@ -137,18 +137,18 @@ def test_concurrent_access_gets_the_result_once(way: str) -> None:
         ending = pool.submit(end)
         start.wait()
         if way == "result":
-            told = [future.result(60) for future in reversed(futures)]
+            results = [future.result(60) for future in reversed(futures)]
         elif way == "callback":
             for future in reversed(futures):
-                future.add_done_callback(told.append)
+                future.add_done_callback(results.append)
         elif way == "as_completed":
-            told = list(as_completed(futures, timeout=60))
+            results = list(as_completed(futures, timeout=60))
         else:
-            left = set(futures)
-            while left:
-                done, left = wait(left, timeout=60, return_when=FIRST_COMPLETED)
-                told += done
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, timeout=60, return_when=FIRST_COMPLETED)
+                results += done
         ending.result(60)
-    assert len(told) == ROUNDS
+    assert len(results) == ROUNDS
     if way != "result":
-        assert set(told) == set(futures)
+        assert set(results) == set(futures)

@@ -1,6 +1,5 @@
-"""What was sent is freed at once: cycles would wait for Python's garbage collector, whose work
-grows with them (a third of the CPU time of automatic batching, measured).
-"""
+"""A sent message is freed at once: cycles would wait for Python's garbage collector, whose work
+grows with them (a third of the CPU time of automatic batching, as measured)."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_messages_and_waiters_are_freed(make_producer, mode, auto_batch, monkeyp
             super().__init__(*given)
             waiters.append(weakref.ref(self))
 
-    # As `type(waiter) is Waiter` asks.
+    # `type(waiter) is Waiter` uses both names.
     monkeypatch.setattr(driver, "Waiter", Watched)
     monkeypatch.setattr("rocket_sink.producer.producer.Waiter", Watched)
     producer = make_producer(autoBatch=auto_batch, batchMaxDelayMs=1, sendMsgTimeout=60_000)
@@ -55,5 +54,5 @@ def test_messages_and_waiters_are_freed(make_producer, mode, auto_batch, monkeyp
     SENDS[mode](producer, message)
     del message
     until(lambda: freed() is None, LONG_S)
-    until(lambda: not any(one() for one in waiters), LONG_S)
+    until(lambda: not any(reference() for reference in waiters), LONG_S)
     assert waiters or mode == "send_async"

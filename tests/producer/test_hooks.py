@@ -1,4 +1,4 @@
-"""Hooks are called for every send; their errors do not fail it."""
+"""Hooks are called for every send, and their errors do not fail it."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ def hooked(cluster):
 
 
 def test_hooks_are_called_in_every_mode(hooked, cluster):
-    producer, told = hooked
-    one = Message("orders", b"x")
-    result = producer.send(one)
-    future = producer.send_async(one)
+    producer, hook = hooked
+    message = Message("orders", b"x")
+    result = producer.send(message)
+    future = producer.send_async(message)
     future.result(5)
-    producer.send_oneway(one)
-    producer.send_batch([one, one])
-    producer.send_in_transaction(one, lambda m, a: COMMIT)
-    until(lambda: len(told.after) == 5)
+    producer.send_oneway(message)
+    producer.send_batch([message, message])
+    producer.send_in_transaction(message, lambda m, a: COMMIT)
+    until(lambda: len(hook.after) == 5)
     modes = ["sync", "async", "oneway", "batch", "transaction"]
-    assert [context.mode for context in told.before] == modes
-    assert {id(c) for c in told.before} == {id(c) for c in told.after}
-    assert told.before[0].result is result and told.before[0].message_ids == (result.message_id,)
-    assert told.before[0].producer_group == "g" and told.before[0].cost_ms > 0
-    assert len(told.before[3].messages) == len(set(told.before[3].message_ids)) == 2
-    assert all(c.result.outcome is Outcome.ACKED for c in told.after if c.mode != "oneway")
-    (end,) = told.ends
+    assert [context.mode for context in hook.before] == modes
+    assert {id(c) for c in hook.before} == {id(c) for c in hook.after}
+    assert hook.before[0].result is result and hook.before[0].message_ids == (result.message_id,)
+    assert hook.before[0].producer_group == "g" and hook.before[0].cost_ms > 0
+    assert len(hook.before[3].messages) == len(set(hook.before[3].message_ids)) == 2
+    assert all(c.result.outcome is Outcome.ACKED for c in hook.after if c.mode != "oneway")
+    (end,) = hook.ends
     assert (end.state, end.error, end.topic) == ("COMMIT_MESSAGE", None, "orders")
-    assert end.message_id == told.before[4].message_ids[0]
+    assert end.message_id == hook.before[4].message_ids[0]
 
 
 def test_hooks_get_failures(hooked, cluster):
-    producer, told = hooked
+    producer, hook = hooked
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
     with pytest.raises(RejectedError) as failure:
         producer.send(Message("orders", b"x"))
-    assert told.after[0].error is failure.value and told.after[0].result is None
+    assert hook.after[0].error is failure.value and hook.after[0].result is None

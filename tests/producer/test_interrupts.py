@@ -1,6 +1,6 @@
-"""Interrupts at any moment: no thread waits for ever, each send has an end, places add up.
+"""Interrupts at any moment: no thread waits for ever, every send ends, all places become free.
 
-A script is interrupted some thousand times while it runs the package's code: the main thread by
+A script is interrupted some thousand times while it runs the package's code: its main thread by
 SIGINT, as by Ctrl-C, other threads by `PyThreadState_SetAsyncExc`.
 """
 
@@ -101,27 +101,47 @@ signal.signal(signal.SIGINT, interrupted)
 until = time.monotonic() + 120
 others = range(1 if way == "sync" else 4)
 threads = [threading.Thread(target=other, args=(n,), daemon=True) for n in others]
+def interrupt():
+    rng = random.Random(7)
+    while counts["main"] + counts["other"] < count and time.monotonic() < until:
+        time.sleep(rng.random() * 0.001)
+        signal.raise_signal(signal.SIGINT)
+        if way == "threads":
+            victim = rng.choice(victims)
+            frame = sys._current_frames().get(victim.ident)
+            if frame is not None and is_ours(frame):
+                counts["other"] += 1
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(victim.ident), ctypes.py_object(rng.choice((Stop, Failure)))
+                )
+    over.set()
+
+
+signal.signal(signal.SIGINT, interrupted)
+until = time.monotonic() + 120
+others = range(1 if way == "sync" else 4)
+threads = [threading.Thread(target=other, args=(n,), daemon=True) for n in others]
 victims = threads[:2]
-for one in threads:
-    one.start()
+for thread in threads:
+    thread.start()
 threading.Thread(target=interrupt, daemon=True).start()
 work(None)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 began = time.monotonic()
-for one in threads:
-    one.join(30)
-hung = sum(one.is_alive() for one in threads)
+for thread in threads:
+    thread.join(30)
+hung = sum(thread.is_alive() for thread in threads)
 engine, driver = session.engine, session.driver
 end = time.monotonic() + 30
-while time.monotonic() < end and not all(one.done() for one in futures):
+while time.monotonic() < end and not all(future.done() for future in futures):
     time.sleep(0.05)
-undone = sum(not one.done() for one in futures)
+undone = sum(not future.done() for future in futures)
 last = p.send(Message("orders", b"last"), timeout_ms=20_000).status
 while time.monotonic() < end and (engine.pending or engine.client.in_flight):
     driver._drive_until(lambda: False, None, 0.05)
 print(counts["main"], counts["other"], hung, undone, last, engine.window.requests,
       engine.window.bytes,
-      sum(one.in_flight for one in p.broker_health()))
+      sum(health.in_flight for health in p.broker_health()))
 p.close()
 """
 
@@ -129,16 +149,16 @@ p.close()
 def interrupt(cluster: FakeCluster, tmp_path: Path, way: str, count: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script), cluster.name_server, way, str(count)],
         capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    main, other, *others = ended.stdout.split()
+    assert process.returncode == 0, process.stderr[-3000:]
+    main, other, *others = process.stdout.split()
     assert int(main) + int(other) > count / 20
-    # no thread hangs, no future is open, the last send works, all places are free
-    assert others == ["0", "0", "SEND_OK", "0", "0", "0"], ended.stderr[-3000:]
+    # No thread hangs, no future is open, the last send works, all places are free.
+    assert others == ["0", "0", "SEND_OK", "0", "0", "0"], process.stderr[-3000:]
 
 
 @pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
@@ -154,7 +174,7 @@ def test_thousands_of_interrupts(cluster, tmp_path, way):
 
 def places(producer):
     engine = producer._session.engine
-    broker_requests = sum(one.in_flight for one in producer.broker_health())
+    broker_requests = sum(health.in_flight for health in producer.broker_health())
     return (
         engine.window.requests, engine.window.bytes, broker_requests
     )  # fmt: skip
@@ -178,7 +198,7 @@ def test_an_answer_that_is_not_dealt_with_is_an_unknown_outcome(make_producer, m
         errors = [future.exception(30) for future in futures]
         with pytest.raises(UnknownOutcomeError, match="a defect"):
             producer.send(Message("orders", b"x"))
-    assert all(isinstance(one, UnknownOutcomeError) for one in errors)
+    assert all(isinstance(error, UnknownOutcomeError) for error in errors)
     assert "a defect" in str(errors[0])
     assert producer.send(Message("orders", b"x")).status == "SEND_OK"
     until(lambda: places(producer) == FREE)
@@ -208,7 +228,7 @@ def test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with
 
 
 def test_a_step_that_was_interrupted_ends_the_sends_of_others(cluster, make_producer, monkeypatch):
-    """Those whose bytes left are unknown, the others were not sent."""
+    """Requests whose bytes were written end as unknown, the others as not sent."""
     producer = make_producer(sendMsgTimeout=60_000)
     producer.send_async(Message("orders", b"x")).result(30)
     driver, engine = producer._session.driver, producer._session.engine
@@ -226,7 +246,7 @@ def test_a_step_that_was_interrupted_ends_the_sends_of_others(cluster, make_prod
         patched.setattr(engine, "try_submit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.send(Message("orders", b"x"))
-    assert {type(one.exception(30)) for one in written} == {UnknownOutcomeError}
+    assert {type(future.exception(30)) for future in written} == {UnknownOutcomeError}
     assert isinstance(waiting.exception(30), NotSentError)
     assert places(producer) == FREE and not driver.is_leading
     for broker in cluster.brokers:
@@ -237,7 +257,7 @@ def test_a_step_that_was_interrupted_ends_the_sends_of_others(cluster, make_prod
 def test_a_leader_that_was_interrupted_is_followed_by_another_thread(make_producer):
     producer = make_producer(sendMsgTimeout=60_000)
     producer.send(Message("orders", b"x"))
-    producer._session.driver._leader = -1  # the name of a thread that does not lead
+    producer._session.driver._leader = -1  # The number is the id of a thread that does not lead.
     assert producer.send(Message("orders", b"x")).status == "SEND_OK"
 
 
@@ -249,7 +269,7 @@ def test_a_request_that_nobody_knows_any_more_ends_after_its_deadline(
     producer.send_async(Message("orders", b"x")).result(30)
     driver = producer._session.driver
     monkeypatch.setattr("rocket_sink.producer.driver._LOST_S", 0.2)
-    monkeypatch.setattr(driver.engine, "take", list)  # completions get lost
+    monkeypatch.setattr(driver.engine, "take", list)  # The engine's completions get lost.
     if way == "send":
         with pytest.raises(RequestTimeoutError, match="interrupted"):
             producer.send(Message("orders", b"x"))
@@ -259,7 +279,7 @@ def test_a_request_that_nobody_knows_any_more_ends_after_its_deadline(
 
 
 def sends(cluster):
-    return [one for broker in cluster.brokers for one in broker.requests if is_send(one)]
+    return [frame for broker in cluster.brokers for frame in broker.requests if is_send(frame)]
 
 
 class Gate:

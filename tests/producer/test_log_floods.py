@@ -1,4 +1,4 @@
-"""A broker that sends nonsense by the thousand: few lines, clean, and the number is in the log."""
+"""A broker sends nonsense by the thousand: the log has few lines, escaped, with the number."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_a_flood_from_a_broker_makes_few_clean_lines(cluster):
             for make in (bad_frame, foreign_check, late_reply):
                 for number in range(COUNT):
                     broker.send_request(make(number))
-            # One connection: the last kind's end is the end of all.
+            # The broker has one connection, so the end of the last kind is the end of all.
             until(lambda: producer.late_replies == COUNT)
-        text = stream.getvalue()  # with the counts: the producer has been closed
+        text = stream.getvalue()  # The counts are in the log once the producer is closed.
     finally:
         logging.getLogger("rocket_sink").removeHandler(handler)
     windows = 2 + (time.monotonic() - begun_s) // EVERY_S
@@ -68,5 +68,5 @@ def test_a_flood_from_a_broker_makes_few_clean_lines(cluster):
     for words in ("unreadable request", "unknown request", "transaction check of group"):
         shown = [line for line in lines if words in line and "were not logged" not in line]
         assert BURST <= len(shown) <= BURST * windows
-        held = re.findall(rf"([\d,]+) more of these from \S+ were not logged: .*{words}", text)
-        assert len(shown) + sum(int(count.replace(",", "")) for count in held) == COUNT
+        counts = re.findall(rf"([\d,]+) more of these from \S+ were not logged: .*{words}", text)
+        assert len(shown) + sum(int(count.replace(",", "")) for count in counts) == COUNT

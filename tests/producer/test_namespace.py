@@ -1,4 +1,4 @@
-"""The option namespace: topics, queues and groups carry it on the wire, users do not write it."""
+"""The option namespace: topics, queues and groups have it on the wire; users do not write it."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ def producer(cluster, make_producer):
 
 
 def test_every_request_names_the_group_in_its_namespace(cluster, producer):
-    one = Message("orders", b"x")
-    producer.send(one)
-    producer.send_batch([one, one])
-    producer.send_oneway(one)
-    producer.send_in_transaction(one, lambda m, a: COMMIT)
+    message = Message("orders", b"x")
+    producer.send(message)
+    producer.send_batch([message, message])
+    producer.send_oneway(message)
+    producer.send_in_transaction(message, lambda m, a: COMMIT)
     until(lambda: len(cluster.messages("ns%orders")) == 5)
 
     def has_beaten():
         frames = [f for broker in cluster.brokers for f in broker.requests]
         return any(f.code == RequestCode.HEART_BEAT for f in frames)
 
-    # Heartbeats go with the work: a producer that is not used has no thread to send them.
-    until(lambda: producer.send(one) and has_beaten())
+    # Heartbeats go with the work: an unused producer has no thread to send them.
+    until(lambda: producer.send(message) and has_beaten())
     producer.close()
     frames = [f for broker in cluster.brokers for f in broker.requests]
-    seen = set()
+    codes = set()
     for frame in frames:
         ext = frame.ext or {}
-        seen.add(int(frame.code))
+        codes.add(int(frame.code))
         if frame.code == RequestCode.GET_TOPIC_CONFIG:
-            assert ext["topic"] == "ns%orders"  # It has no group.
+            assert ext["topic"] == "ns%orders"  # The request has no group.
             continue
         group = ext.get("a") or ext.get("producerGroup")
         assert group == "ns%g" or b'"groupName":"ns%g"' in (frame.body or b""), frame
-    assert seen >= {
+    assert codes >= {
         RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.END_TRANSACTION,
         RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT,
     }  # fmt: skip
 
 
 def test_a_check_for_the_group_is_answered(cluster, producer):
-    asked = []
-    producer.on_transaction_check = lambda message: asked.append(message) or COMMIT
+    messages = []
+    producer.on_transaction_check = lambda message: messages.append(message) or COMMIT
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: None)
     for broker in cluster.brokers:
         broker.check_transactions()
     until(lambda: cluster.messages("ns%orders"))
-    assert asked[0].properties["PGROUP"] == "ns%g"
+    assert messages[0].properties["PGROUP"] == "ns%g"
     assert cluster.messages("ns%orders")[0].message_id == result.transaction_id
 
 
@@ -74,7 +74,7 @@ def test_a_queue_may_be_named_either_way(cluster, producer, topic):
 
 
 def test_a_topic_that_is_too_long_with_its_namespace_is_refused(cluster, producer):
-    """Brokers check the whole name, and so does Java's client before it sends."""
+    """Brokers check the whole name, and Java's client does so before it sends."""
     longest, longer = Message("t" * 124, b"x"), Message("t" * 125, b"x")
     producer.send(longest)
     ways = [
@@ -88,4 +88,4 @@ def test_a_topic_that_is_too_long_with_its_namespace_is_refused(cluster, produce
     for way in ways:
         with pytest.raises(MessageError, match="128 characters; the limit is 127"):
             way()
-    assert [len(one.topic) for one in cluster.messages("ns%" + longest.topic)] == [127]
+    assert [len(message.topic) for message in cluster.messages("ns%" + longest.topic)] == [127]

@@ -1,4 +1,4 @@
-"""Timed messages and brokers before 5.0, which would deliver them at once."""
+"""Timed messages and brokers before 5.0, which would deliver such messages at once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_newer_broker_is_found(cluster, make_producer, timer):
         else:
             producer.send(Message("orders", b"%d" % number, **timer))
     assert len(cluster.brokers[1].store.messages("orders")) == 8
-    # What is not timed goes to both.
+    # Untimed messages go to both brokers.
     for _ in range(8):
         producer.send(Message("orders", b"plain"))
     assert cluster.brokers[0].store.messages("orders")
@@ -122,7 +122,7 @@ def test_an_older_broker_at_the_same_address_is_known(cluster, make_producer):
 
 
 def test_a_silent_broker_leaves_nothing_unknown(cluster, make_producer):
-    """Only the heartbeat's outcome is unknown then: the message was never sent."""
+    """The outcome of the heartbeat alone is unknown: the message was never sent."""
     producer = make_producer(sendMsgTimeout=700)
     producer.fetch_publish_message_queues("orders")
     for broker in cluster.brokers:

@@ -1,4 +1,4 @@
-"""Options are read where they count: what a producer given one does, seen from the brokers."""
+"""Options take effect: brokers see what a producer does with each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_sharding_hash(cluster, make_producer, sharding_hash):
     producer = make_producer(shardingHash=sharding_hash)
     info = TopicPublishInfo.of("orders", cluster.route("orders"))
     keys = [*(f"key-{number}" for number in range(6)), *map(str, range(1 << 40, (1 << 40) + 6))]
-    found = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
-    assert found == [queue_for_key(info, key, sharding_hash) for key in keys]
+    queues = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
+    assert queues == [queue_for_key(info, key, sharding_hash) for key in keys]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_client_id(cluster, make_producer):
 
 
 def test_latency_tables(cluster, make_producer):
-    """An answer is slower than no time at all, which these tables do not forgive."""
+    """Every answer is slower than these tables allow."""
     producer = make_producer(latencyMax="0", notAvailableDuration="600000")
     name = producer.send(Message("orders", b"x")).queue.broker_name
     assert [event.broker_name for event in producer.isolations()] == [name]
-    (isolated,) = [one for one in producer.broker_health() if not one.available]
+    (isolated,) = [health for health in producer.broker_health() if not health.available]
     assert isolated.broker_name == name and isolated.available_in_ms > 500_000
 
 
@@ -111,7 +111,7 @@ def test_no_fault_tolerance(cluster, make_producer):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_name_server_that_answers_will_do(cluster, seed):
-    """And it is asked first from then on, whichever came first at random."""
+    """From then on the producer asks the server that answers first, whichever it drew at random."""
     options = SinkOptions.parse(nameServer=f"127.0.0.1:1;{cluster.name_server}")
     engine = SendEngine(options, rng=Random(seed))
     assert send(engine).outcome.delivered

@@ -1,4 +1,4 @@
-"""One engine per configuration, never closed in use, never the parent's after a fork."""
+"""The pool has an engine for each configuration, open while in use, and none from before a fork."""
 
 from __future__ import annotations
 

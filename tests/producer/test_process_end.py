@@ -1,7 +1,7 @@
-"""A process that ends without `close`: what `send_async` took is sent all the same.
+"""A process ends without `close`: the messages that `send_async` accepted are sent nevertheless.
 
-Scripts run as processes of their own against the scripted cluster of the test, which counts what
-has arrived.
+Scripts run as processes of their own on the scripted cluster of the test, which counts the messages
+that arrive.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ Ended = subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def run(cluster: FakeCluster, tmp_path: Path) -> Callable[..., Ended]:
-    """Run a script to its end."""
+    """Return a function that runs a script to its end."""
 
     def run(script: str, *flags: str) -> Ended:
         path = tmp_path / "script.py"
@@ -118,14 +118,14 @@ def run(cluster: FakeCluster, tmp_path: Path) -> Callable[..., Ended]:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_all_that_was_taken_is_sent(cluster, run, end):
-    ended = run(ENDS[end])
-    assert (ended.returncode, ended.stderr) == (0, "")
+    process = run(ENDS[end])
+    assert (process.returncode, process.stderr) == (0, "")
     assert len(cluster.messages("orders")) == COUNT
 
 
 def test_an_uncaught_error_loses_no_message(cluster, run):
-    ended = run("work(p)\nraise KeyError(17)")
-    assert ended.returncode == 1 and ended.stderr.endswith("KeyError: 17\n")
+    process = run("work(p)\nraise KeyError(17)")
+    assert process.returncode == 1 and process.stderr.endswith("KeyError: 17\n")
     assert len(cluster.messages("orders")) == COUNT
 
 
@@ -143,7 +143,7 @@ for number in range(10):
 
 @pytest.mark.parametrize("answer", [Answer(13, "illegal"), Drop()])
 def test_one_line_counts_what_was_not_delivered(cluster, run, answer):
-    """A silent broker holds up the end no longer than the sends' own deadlines."""
+    """A silent broker delays the end no longer than the sends' own deadlines."""
     for broker in cluster.brokers:
         broker.on_send(answer, times=None)
     ended = run("""
@@ -159,12 +159,12 @@ assert time.monotonic() - began < 30
 
 
 def test_a_producer_that_is_collected_says_so_and_sends_what_it_took(cluster, run):
-    ended = run(
+    process = run(
         """
 work(p)
 p.listen_for_checks("orders")
 del p
-while any(one.name == "rocket-sink-producer" for one in threading.enumerate()):
+while any(thread.name == "rocket-sink-producer" for thread in threading.enumerate()):
     time.sleep(0.01)
 with Producer() as closed:
     closed.send_async(Message("orders", b"x"))
@@ -173,7 +173,7 @@ os._exit(0)
 """,
         "-Wdefault::ResourceWarning",
     )
-    assert ended.returncode == 0 and ended.stderr.count("was not closed") == 1
+    assert process.returncode == 0 and process.stderr.count("was not closed") == 1
     assert len(cluster.messages("orders")) == COUNT + 1
     for broker in cluster.brokers:
         codes = [request.code for request in broker.requests]
@@ -181,12 +181,12 @@ os._exit(0)
 
 
 def test_an_exit_without_clean_up_waits_for_nothing(cluster, run):
-    """PySpark's workers end so."""
+    """PySpark's workers end in this way."""
     for broker in cluster.brokers:
         broker.on_send(Drop(), times=None)
     began_s = time.monotonic()
     assert run("work(p); os._exit(7)").returncode == 7
-    assert time.monotonic() - began_s < 50  # the sends' deadlines are 60 s away
+    assert time.monotonic() - began_s < 50  # The sends' deadlines are 60 s away.
 
 
 def test_a_send_at_the_end_that_another_thread_drains_has_ended_too(make_producer, monkeypatch):

@@ -51,7 +51,7 @@ def test_send_writes_all_fields_of_the_message(cluster, make_producer):
 
 
 def begun(before):
-    """Names of the threads that were not among those before, and run."""
+    """Return the names of the running threads that were not among those before."""
     return {thread.name for thread in set(threading.enumerate()) - before}
 
 
@@ -71,8 +71,8 @@ def test_no_thread_leads_without_async(cluster, make_producer):
 
 
 def heartbeats(cluster):
-    seen = [frame for broker in cluster.brokers for frame in broker.requests]
-    return sum(frame.code == RequestCode.HEART_BEAT for frame in seen)
+    frames = [frame for broker in cluster.brokers for frame in broker.requests]
+    return sum(frame.code == RequestCode.HEART_BEAT for frame in frames)
 
 
 def test_an_idle_producer_goes_on_with_its_heartbeats(cluster, make_producer):
@@ -91,7 +91,7 @@ def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, m
         broker.kill()
     peek = producer._session.engine.client.peek
     until(lambda: not any(peek(broker.address) for broker in cluster.brokers))
-    time.sleep(0.2)  # an interval
+    time.sleep(0.2)  # An interval passes.
     for broker in cluster.brokers:
         broker.requests.clear()
         broker.restart()
@@ -102,17 +102,18 @@ def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
     before = set(threading.enumerate())
     producer = Producer(nameServer=cluster.name_server, heartbeatBrokerInterval=100)
     producer.send_oneway(Message("orders", b"x"))
-    until(lambda: heartbeats(cluster) >= 2)  # its thread has had a look, and sleeps again
+    # The producer's thread has had a look, and sleeps again.
+    until(lambda: heartbeats(cluster) >= 2)
     del producer
-    # its thread may hold it for a moment, so that the first collection finds it in use
+    # The producer's thread may hold it for a moment, so the first collection may find it in use.
     until(lambda: gc.collect() >= 0 and not begun(before))
 
 
 def test_a_sync_send_beside_a_leading_thread_is_written_by_its_sender(make_producer, monkeypatch):
-    """To wake the leader for it would cost two switches between threads per message."""
+    """Waking the leader for each message would cost two switches between threads."""
     producer = make_producer()
     producer.send_async(Message("orders", b"x")).result(5)
-    for _ in range(8):  # to all queues' brokers, connected by then
+    for _ in range(8):  # The messages connect to the brokers of all queues.
         producer.send(Message("orders", b"x"))
     client, writers = producer._session.engine.client, []
     flush = client.flush
@@ -132,7 +133,7 @@ def test_a_sync_send_beside_a_leading_thread_is_written_by_its_sender(make_produ
 
 
 def test_many_threads_share_it(cluster, make_producer, monkeypatch):
-    monkeypatch.setattr(driver, "_IDLE_S", 1000.0)  # who is not woken sleeps for ever
+    monkeypatch.setattr(driver, "_IDLE_S", 1000.0)  # A thread that is not woken sleeps for ever.
     producer = make_producer()
     acks = []
 
@@ -153,7 +154,7 @@ def test_many_threads_share_it(cluster, make_producer, monkeypatch):
 
 
 def test_threads_do_not_wait_for_one_slow_answer(cluster, make_producer):
-    """The leader's own answer is slow: the others get theirs meanwhile."""
+    """The leader's own answer is slow; the other threads get theirs meanwhile."""
     producer = make_producer()
     producer.send(Message("orders", b"warm"))
     slow, quick = (MessageQueue("orders", b.name, 0) for b in cluster.brokers)
@@ -170,37 +171,37 @@ def test_threads_do_not_wait_for_one_slow_answer(cluster, make_producer):
 
 def test_async_futures_and_callbacks(cluster, make_producer):
     producer = make_producer()
-    told = []
+    ends = []
     futures = [
-        producer.send_async(Message("orders", b"%d" % n), lambda *end: told.append(end))
+        producer.send_async(Message("orders", b"%d" % n), lambda *end: ends.append(end))
         for n in range(100)
     ]
     results = [future.result(10) for future in futures]
     assert all(r.outcome is Outcome.ACKED for r in results)
-    assert len(told) == 100 and all(error is None for _, error in told)
+    assert len(ends) == 100 and all(error is None for _, error in ends)
 
 
 def test_async_failures_reach_the_future(cluster, make_producer):
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
-    told = []
-    future = make_producer().send_async(Message("orders", b"x"), lambda *end: told.append(end))
+    ends = []
+    future = make_producer().send_async(Message("orders", b"x"), lambda *end: ends.append(end))
     with pytest.raises(RejectedError):
         future.result(5)
-    assert told[0][0] is None and isinstance(told[0][1], RejectedError)
+    assert ends[0][0] is None and isinstance(ends[0][1], RejectedError)
 
 
 @pytest.mark.parametrize("how", ["plain", "selector", "strict"])
 def test_async_failures_of_a_look_up_reach_the_future_too(cluster, make_producer, how):
     for broker in cluster.brokers:
         broker.is_master = False
-    producer, told = make_producer(sendMsgTimeout=100, ordering="strict"), []
+    producer, ends = make_producer(sendMsgTimeout=100, ordering="strict"), []
     message = Message("orders", b"x", sharding_key="k" if how == "strict" else None)
     selector = (lambda queues, message, arg: queues[0]) if how == "selector" else None
-    future = producer.send_async(message, lambda *end: told.append(end), selector=selector)
+    future = producer.send_async(message, lambda *end: ends.append(end), selector=selector)
     assert isinstance(future.exception(10), NoRouteError)
-    until(lambda: told)
-    assert told == [(None, future.exception())]
+    until(lambda: ends)
+    assert ends == [(None, future.exception())]
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
@@ -214,8 +215,8 @@ def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer,
     producer, began_s = make_producer(sendMsgTimeout=4000), time.monotonic()
     send = producer.send if how == "sync" else producer.send_async
     with pytest.raises(RequestTimeoutError):
-        found = send(Message("orders", b"x"), selector=lambda queues, message, arg: queues[0])
-        found.result(10)
+        future = send(Message("orders", b"x"), selector=lambda queues, message, arg: queues[0])
+        future.result(10)
     took_s = time.monotonic() - began_s
     assert 3.9 < took_s < 6.4, "with a time of its own the look-up makes it 6.5 s"
     timer.join()
@@ -357,7 +358,7 @@ def test_selector_and_queue(cluster, make_producer):
 def test_a_sharding_key_owns_a_queue(cluster, make_producer, ordering):
     producer = make_producer(ordering=ordering)
     places = {producer.send(Message("orders", b"x", sharding_key="user-1")).queue for _ in range(6)}
-    # Java: "user-1".hashCode() over 8 queues
+    # In Java, "user-1".hashCode() over 8 queues gives the queue.
     value = 0
     for character in "user-1":
         value = (31 * value + ord(character)) & 0xFFFFFFFF
@@ -393,7 +394,7 @@ def test_best_effort_moves_and_strict_stays(cluster, make_producer):
 
 
 def test_with_strict_order_no_key_moves_while_a_broker_has_no_master(cluster, make_producer):
-    """Over the queues of the others, the hash would be of another queue."""
+    """Over the other brokers' queues, the hash would give another queue."""
     producer = make_producer(ordering="strict", orderWaitMs=300)
     keys = [f"key {number}" for number in range(12)]
     homes = {key: producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys}
@@ -425,25 +426,25 @@ def _send_in_child(producer, pipe):
 
 def test_a_forked_child_has_its_own_connections_and_ids(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=60_000)
-    mine = [producer.send(Message("orders", b"parent")).message_id]
+    own = [producer.send(Message("orders", b"parent")).message_id]
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe()
     children = [fork.Process(target=_send_in_child, args=(producer, there)) for _ in range(2)]
     for child in children:
         child.start()
-    mine += [producer.send(Message("orders", b"parent")).message_id for _ in range(5)]
+    own += [producer.send(Message("orders", b"parent")).message_id for _ in range(5)]
     assert here.poll(60)
     theirs = here.recv() + here.recv()
     for child in children:
         child.join(10)
         assert child.exitcode == 0
-    assert len(set(mine + theirs)) == 16
+    assert len(set(own + theirs)) == 16
     assert producer.send(Message("orders", b"parent")).outcome is Outcome.ACKED
     assert len(cluster.messages("orders")) == 17
 
 
 def test_a_forked_child_lets_go_of_the_parents_connections(cluster, make_producer):
-    """Else a broker does not see that the parent has gone while the child lives."""
+    """Otherwise a broker would not see that the parent has gone while the child lives."""
     producer = make_producer()
     queues = producer.fetch_publish_message_queues("orders")
     producer.send(Message("orders", b"parent"), queue=queues[0])
@@ -451,12 +452,13 @@ def test_a_forked_child_lets_go_of_the_parents_connections(cluster, make_produce
     here, there = fork.Pipe()
     child = fork.Process(target=_sockets_in_child, args=(producer, queues[0], there))
     child.start()
-    assert here.poll(20) and here.recv() == [True, True]  # the name server's, the broker's
+    # The connections are those to the name server and to the broker.
+    assert here.poll(20) and here.recv() == [True, True]
     child.join(10)
 
 
 def _sockets_in_child(producer, queue, pipe):
-    before = [one.transport for one in producer._session.engine.client.channels]
+    before = [channel.transport for channel in producer._session.engine.client.channels]
     producer.send(Message("orders", b"child"), queue=queue)
     pipe.send([transport.fileno() == -1 for transport in before])
     producer.close()
@@ -523,7 +525,7 @@ def test_credentials_are_read_again_once_when_refused(cluster, make_producer, mo
 
 @pytest.mark.parametrize("mode", ["sync", "async", "rotated"])
 def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
-    """As remarks of 5.5.0 and of 4.9.7 have them."""
+    """The remarks are in the form of 5.5.0 and of 4.9.7."""
     remark = "User:canary-user is not found, canary-secret, signature of accessKey canary-user"
     for broker in cluster.brokers:
         broker.on_send(Answer(16, remark), times=None)

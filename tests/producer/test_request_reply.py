@@ -51,7 +51,7 @@ def test_a_reply_comes_from_any_broker(cluster, producer):
     (asked,) = cluster.messages("orders")
     assert asked.properties["REPLY_TO_CLIENT"] == producer._session.engine.identity.client_id
     assert asked.properties["TTL"] == "5000"
-    for broker in cluster.brokers:  # the asking client is known everywhere
+    for broker in cluster.brokers:  # All brokers know the client that asks.
         until(lambda: any(f.code == RequestCode.HEART_BEAT for f in broker.requests))  # noqa: B023
     other = next(b for b in cluster.brokers if not b.store.messages("orders"))
     push(other, asked.properties["CORRELATION_ID"])
@@ -130,7 +130,7 @@ def test_a_bad_handle_is_refused_here(cluster, producer, handle):
 
 
 def test_a_callback_may_ask(cluster, producer):
-    """It runs on the thread that has to read the reply."""
+    """The callback runs on the thread that has to read the reply."""
     answers = []
 
     def ask(result, error):
@@ -138,16 +138,18 @@ def test_a_callback_may_ask(cluster, producer):
 
     producer.send_async(Message("orders", b"first"), ask)
     until(lambda: len(cluster.messages("orders")) == 2)
-    asked = next(
-        one.properties for one in cluster.messages("orders") if "CORRELATION_ID" in one.properties
+    properties = next(
+        message.properties
+        for message in cluster.messages("orders")
+        if "CORRELATION_ID" in message.properties
     )
-    push(cluster.brokers[0], asked["CORRELATION_ID"])
+    push(cluster.brokers[0], properties["CORRELATION_ID"])
     until(lambda: answers)
     assert answers[0].body == b"pong"
 
 
 def received(client_id):
-    """Properties of a request, as its consumer gets them."""
+    """Return the properties of a request as its consumer gets them."""
     return {"CLUSTER": "FakeCluster", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": client_id}
 
 
@@ -166,6 +168,8 @@ def test_a_requester_that_is_gone_is_no_brokers_fault(cluster, producer, remark,
     with pytest.raises(error):
         producer.reply(received("10.0.0.1@7"), b"pong")
     code = RequestCode.SEND_REPLY_MESSAGE_V2
-    counts = [[one.code for one in broker.requests].count(code) for broker in cluster.brokers]
+    counts = [[frame.code for frame in broker.requests].count(code) for broker in cluster.brokers]
     assert sum(counts) == asked and max(counts) == 1
-    assert not producer.isolations() and all(one.available for one in producer.broker_health())
+    assert not producer.isolations() and all(
+        health.available for health in producer.broker_health()
+    )

@@ -1,4 +1,4 @@
-"""What a user of `Producer` sees and says of brokers: health, isolations, weights, machine room."""
+"""The user's view of brokers in `Producer`: health, isolations, weights, machine room."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_own_machine_room_comes_first(rooms):
 
 @pytest.mark.parametrize(("profile", "used"), [("4.x", {"q", "r"}), ("5.x", {"q", "r", "s", "t"})])
 def test_4x_sends_to_the_better_half_while_no_broker_is_available(profile, used):
-    """Java 4.9: pickOneAtLeast. All have been slow, each for a time of its own."""
+    """Java 4.9 has pickOneAtLeast. All brokers have been slow, each for a time of its own."""
     with FakeCluster(brokers=["q", "r", "s", "t"]) as cluster:
         cluster.create_topic("orders", 2)
         options = {
@@ -53,7 +53,7 @@ def test_4x_sends_to_the_better_half_while_no_broker_is_available(profile, used)
                 queue = MessageQueue("orders", broker.name, 0)
                 broker.on_send(Delay(20 if number < 2 else 1500), times=None)
                 producer.send(Message("orders", b"slow"), queue=queue)
-            assert not any(one.available for one in producer.broker_health())
+            assert not any(health.available for health in producer.broker_health())
             time.sleep(2 * VIEW_S)
             results = [producer.send(Message("orders", b"x")) for _ in range(8)]
     assert {result.queue.broker_name for result in results} == used
@@ -83,7 +83,7 @@ def test_health_and_isolations_are_values(cluster, make_producer):
 
 @pytest.mark.parametrize("ordering", ["strict", "best_effort"])
 def test_ordered_sends_feed_the_table(cluster, make_producer, ordering):
-    """In Java neither a queue's nor a selector's sends do (DefaultMQProducerImpl)."""
+    """In Java neither sends to a queue nor those by a selector do so (DefaultMQProducerImpl)."""
     producer = make_producer(ordering=ordering)
     home = producer.send(Message("orders", b"x", sharding_key="k")).queue.broker_name
     cluster.broker(home).on_send(Answer(14, "shutting down"))

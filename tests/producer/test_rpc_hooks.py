@@ -1,4 +1,4 @@
-"""Hooks on the remoting layer see every request of a client, and what they add is signed."""
+"""Hooks on the remoting layer see every request of a client, and the fields they add are signed."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_hooks_get_every_request_and_their_fields_are_signed(cluster, make_produ
     hook = Recorder(Trace="on")
     producer.add_rpc_hook(Broken())
     producer.add_rpc_hook(hook)
-    one = Message("orders", b"x", keys=["k"])
-    sent = producer.send(one)
-    producer.send_batch([one, one])
-    producer.send_oneway(one)
-    producer.send_in_transaction(one, lambda m, a: COMMIT)
+    message = Message("orders", b"x", keys=["k"])
+    sent = producer.send(message)
+    producer.send_batch([message, message])
+    producer.send_oneway(message)
+    producer.send_in_transaction(message, lambda m, a: COMMIT)
     until(lambda: len(cluster.messages("orders")) == 5)
     wanted = {
         RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.SEND_MESSAGE_V2,
@@ -73,9 +73,9 @@ def test_fields_that_are_no_text_become_text(cluster, make_producer, serializer)
     producer = make_producer(accessKey="alice", secretKey="s3", serializeType=serializer)
     producer.add_rpc_hook(Recorder(count=1, on=True, off=False, left=None))
     assert producer.send(Message("orders", b"x")).status == "SEND_OK"
-    seen = [frame.ext for broker in cluster.brokers for frame in broker.requests]
+    headers = [frame.ext for broker in cluster.brokers for frame in broker.requests]
     added = ("count", "on", "off", "left")
-    assert {tuple(map(ext.get, added)) for ext in seen} == {("1", "true", "false", None)}
+    assert {tuple(map(ext.get, added)) for ext in headers} == {("1", "true", "false", None)}
 
 
 def test_after_response_needs_a_response(cluster, make_producer):
@@ -95,7 +95,7 @@ def test_after_response_needs_a_response(cluster, make_producer):
 
 @pytest.mark.parametrize("serializer", ["json", "rocketmq"])
 def test_what_cannot_be_encoded_costs_its_requests_only(cluster, make_producer, serializer):
-    """The look-up of the route ends, too, so that there is another one."""
+    """The look-up of the route ends, too, so that there can be another one."""
     producer = make_producer(serializeType=serializer)
     hook = Recorder(bad="\ud800")
     producer.add_rpc_hook(hook)

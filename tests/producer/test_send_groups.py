@@ -24,12 +24,12 @@ from tests.producer.waiting import until
 
 COUNT = 300
 LONG_MS = 180_000
-"""A time-out in which each attempt is the first, however busy the machine is."""
+"""With this time-out no attempt is given up, however busy the machine is."""
 
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the groups that are made."""
+    """Return the sizes of the groups that are made."""
     sizes: list[int] = []
     begin = GroupAttempt.__init__
 
@@ -42,7 +42,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def burst(producer, count=COUNT, *, queue=None, **fields):
-    """Send so many while the producer's thread cannot take them, so that groups are large."""
+    """Send `count` messages while the producer's thread cannot take them: the groups are large."""
     producer.fetch_publish_message_queues("orders")
     driver = producer._session.driver
     driver.start_thread()
@@ -51,9 +51,9 @@ def burst(producer, count=COUNT, *, queue=None, **fields):
 
 
 def open_ones(futures):
-    """The two that are left open, once all others are done."""
+    """Return the two futures that stay open, once all others are done."""
     until_s = time.monotonic() + 60
-    while len(found := [one for one in futures if not one.done()]) > 2:
+    while len(found := [future for future in futures if not future.done()]) > 2:
         assert time.monotonic() < until_s
         time.sleep(0.01)
     return found
@@ -100,13 +100,13 @@ def test_old_brokers_are_not_sent_timers_in_groups(cluster, make_producer, group
     for broker in cluster.brokers:
         broker.version = mq_version(4, 9, 4)
     futures = burst(make_producer(), 40, delay_ms=60_000)
-    assert all(isinstance(one.exception(60), BrokerTooOldError) for one in futures)
+    assert all(isinstance(future.exception(60), BrokerTooOldError) for future in futures)
     assert max(groups) > 10 and not cluster.messages("orders")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_not_plain_success_leaves_its_group(cluster, make_producer, groups, fault):
-    # A connection's end is that of all it has in flight: three would use up all attempts.
+    # The end of a connection ends all that it has in flight: three would use up all attempts.
     times = 1 if fault in ("cut", "closed") else 4
     for broker in cluster.brokers:
         broker.on_send(FAULTS[fault], times=times, chance=0.1)
@@ -137,19 +137,19 @@ def test_the_window_bounds_groups(cluster, make_producer, groups):
 
     def watched(size, requests=1):
         nonlocal most
-        taken = take(size, requests)
+        group = take(size, requests)
         most = max(most, engine.window.requests)
-        return taken
+        return group
 
     engine.window = type("Watched", (), {
         "take": staticmethod(watched), "__getattr__": lambda self, name: getattr(window, name),
     })()  # fmt: skip
     window = take.__self__
-    ended = threading.Semaphore(0)
+    ends = threading.Semaphore(0)
     for number in range(COUNT):
-        producer.send_async(message(number), lambda *end: ended.release())
+        producer.send_async(message(number), lambda *end: ends.release())
     for _ in range(COUNT):
-        assert ended.acquire(timeout=60)
+        assert ends.acquire(timeout=60)
     assert most <= 50 and max(groups, default=0) <= 50
     assert (window.requests, window.bytes) == (0, 0)
 
@@ -159,27 +159,27 @@ def test_places_are_given_back_with_each_answer(cluster, make_producer):
         broker.on_send(Drop(), times=1)
     producer = make_producer(sendMsgTimeout=3_600_000)
     futures = burst(producer)
-    left = open_ones(futures)
+    pending = open_ones(futures)
     window = producer._session.engine.window
-    assert window.requests == len(left)
-    assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in left)
+    assert window.requests == len(pending)
+    assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in pending)
 
 
 def test_rpc_hooks_see_each_request(cluster, make_producer, groups):
-    seen = Counter()
+    calls = Counter()
 
     class Hook(RpcHook):
         def before_request(self, address, request):
-            seen["before"] += request.code == 310
+            calls["before"] += request.code == 310
             request.ext["mine"] = "yes"
 
         def after_response(self, address, request, response):
-            seen["after"] += request.code == 310
+            calls["after"] += request.code == 310
 
     producer = make_producer()
     producer.add_rpc_hook(Hook())
     assert all(future.result(60) for future in burst(producer, 40))
-    assert seen == {"before": 40, "after": 40} and not groups
+    assert calls == {"before": 40, "after": 40} and not groups
 
 
 def test_what_was_asked_for_a_queue_goes_there(cluster, make_producer, groups):
@@ -219,18 +219,18 @@ def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
 
     with monkeypatch.context() as patched:
         patched.setattr(SendGroup, "frames", frames)
-        ended = SendFuture.ended
-        patched.setattr(SendFuture, "ended", lambda *given: ends.append(given) or ended(*given))
+        set_ended = SendFuture.ended
+        patched.setattr(SendFuture, "ended", lambda *given: ends.append(given) or set_ended(*given))
         futures = burst(producer)
         errors = [future.exception(60) for future in futures]
     assert {type(error) for error in errors} == {UnwrittenError} and max(groups) > 100
     assert all("no room for the frames" in error.text for error in errors)
     engine = producer._session.engine
-    until(lambda: not engine.client.in_flight)  # heartbeats may be
+    until(lambda: not engine.client.in_flight)  # Heartbeats may be in flight.
     assert engine.window.requests == engine.window.bytes == 0
     in_flight = sum(health.in_flight for health in producer.broker_health())
     assert in_flight == 0 and not producer.isolations()
-    assert len({id(given[0]) for given in ends}) == len(ends) == COUNT
+    assert len({id(args[0]) for args in ends}) == len(ends) == COUNT
 
 
 def test_closing_ends_what_is_on_its_way(cluster, make_producer, groups):

@@ -1,4 +1,4 @@
-"""Asynchronous sends are handed over without a lock: nothing is lost, overtaken or left waiting."""
+"""Asynchronous sends are handed over without a lock: none is lost, overtaken or left waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Drop
 
 BODY = b"x" * 20_000
-"""Too large to be handed over without the lock: handed over under the lock."""
+"""A body too large to be handed over without the lock."""
 
 
 def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer):
@@ -31,12 +31,12 @@ def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer)
 
 def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
     monkeypatch.setattr(driver, "STEP_S", 3600.0)
-    producer, told = make_producer(maxInFlight=3), []
+    producer, ends = make_producer(maxInFlight=3), []
 
     def send(worker):
         for number in range(100):
             producer.send_async(
-                Message("orders", b"%d-%d" % (worker, number)), lambda *end: told.append(end)
+                Message("orders", b"%d-%d" % (worker, number)), lambda *end: ends.append(end)
             )
 
     threads = [threading.Thread(target=send, args=(worker,), daemon=True) for worker in range(3)]
@@ -46,7 +46,7 @@ def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypat
         thread.join(60)
         assert not thread.is_alive()
     producer.close(20)
-    assert len(told) == 300 and all(error is None for _, error in told)
+    assert len(ends) == 300 and all(error is None for _, error in ends)
     assert len({message.body for message in cluster.messages("orders")}) == 300
 
 
@@ -63,7 +63,7 @@ def test_a_thread_that_wakes_late_gets_its_place_before_its_time_is_over(
 
     producer = make_producer(maxMessagesPerSecond=5, sendMsgTimeout=3000)
     monkeypatch.setattr(driver, "Waiter", Sleepy)
-    over, ended = threading.Event(), []
+    over, results = threading.Event(), []
 
     def send_always():
         while not over.is_set():
@@ -72,7 +72,7 @@ def test_a_thread_that_wakes_late_gets_its_place_before_its_time_is_over(
     def send_late():
         for _ in range(2):
             with contextlib.suppress(WindowFullError):
-                ended.append(producer.send(Message("orders", b"late")))
+                results.append(producer.send(Message("orders", b"late")))
 
     late = threading.Thread(target=send_late)
     quick = [threading.Thread(target=send_always) for _ in range(2)]
@@ -82,24 +82,24 @@ def test_a_thread_that_wakes_late_gets_its_place_before_its_time_is_over(
     over.set()
     for thread in quick:
         thread.join(60)
-    assert len(ended) == 2
+    assert len(results) == 2
 
 
 def test_a_callback_may_send_into_a_full_window(cluster, make_producer):
-    producer, ended = make_producer(maxInFlight=2), threading.Event()
-    left = [40]
+    producer, is_over = make_producer(maxInFlight=2), threading.Event()
+    remaining = [40]
 
     def again(result, error):
         assert error is None
-        left[0] -= 1
-        if left[0] > 0:
+        remaining[0] -= 1
+        if remaining[0] > 0:
             for _ in range(2):
                 producer.send_async(Message("orders", b"x"), again)
         else:
-            ended.set()
+            is_over.set()
 
     producer.send_async(Message("orders", b"x"), again)
-    assert ended.wait(60)
+    assert is_over.wait(60)
 
 
 def test_without_room_before_the_deadline(cluster, make_producer):

@@ -26,7 +26,7 @@ from tests.producer.waiting import until
 from tests.task.one_task import run_task
 from tests.tls_relay import TlsFront
 
-assert authority  # a fixture
+assert authority  # The name is a fixture.
 
 NAMED = {
     "wrong CA": "tlsCa",
@@ -35,13 +35,13 @@ NAMED = {
     "no client certificate": "tlsCert",
     "client certificate of a stranger": "tlsCert",
 }
-"""What is wrong, and what the error names."""
+"""The faults, and the word by which the error names each."""
 
 
 @pytest.fixture
 def front(cluster, authority, tmp_path):
-    """Makes the relays for one of the cases; gives the client's options."""
-    made = []
+    """Return a function that makes the relays for a fault and returns the client's options."""
+    relays = []
     (tmp_path / "bad").mkdir()
     stranger = Authority(tmp_path / "bad", "bad-ca")
 
@@ -61,19 +61,19 @@ def front(cluster, authority, tmp_path):
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(authority.file)
 
-        made.append(TlsFront(cluster, lambda name: files(wrong, name), prepare))
+        relays.append(TlsFront(cluster, lambda name: files(wrong, name), prepare))
         options = {
-            "nameServer": made[-1].name_server, "tlsMode": "verify-full",
+            "nameServer": relays[-1].name_server, "tlsMode": "verify-full",
             "tlsCa": str(authority.file),
         }  # fmt: skip
         if wrong == "client certificate of a stranger":
             cert, key = stranger.server("client")
             options |= {"tlsCert": str(cert), "tlsKey": str(key)}
-        return made[-1], options
+        return relays[-1], options
 
     yield start
-    for one in made:
-        one.close()
+    for relay in relays:
+        relay.close()
 
 
 @pytest.mark.timeout(60)
@@ -81,7 +81,7 @@ def front(cluster, authority, tmp_path):
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_one_attempt_and_no_isolation(front, wrong, version):
     relays, options = front(wrong, version)
-    # the deadline is far: what waits for it, fails by the test's own time-out
+    # The deadline is far: a test that waits for it fails by its own time-out.
     with Producer(**options, sendMsgTimeout=600_000) as producer:
         with pytest.raises(TlsRefusedError, match=NAMED[wrong]):
             producer.send(Message("orders", b"x"))
@@ -150,7 +150,7 @@ def _kinds(place):
 
 @pytest.mark.timeout(60)
 def test_a_producer_goes_on_when_the_files_are_right_again(front, cluster, authority, tmp_path):
-    """Its heartbeats as well: a fatal error ends sends, not the client."""
+    """The heartbeats go on as well: a fatal error ends sends, not the client."""
     relays, options = front("wrong host")
     ca = tmp_path / "ca.pem"
     (tmp_path / "other").mkdir()

@@ -1,4 +1,4 @@
-"""Message traces: what dashboards read, sent apart, and never in the way of a send."""
+"""Message traces: in the dashboards' form, sent apart, and never in the way of a send."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TOPIC = "RMQ_SYS_TRACE_TOPIC"
 @pytest.fixture
 def make(cluster):
     cluster.create_topic(TOPIC, 1)
-    made = []
+    producers = []
 
     def producer(**options):
-        made.append(Producer(nameServer=cluster.name_server, enableTrace=True, **options))
-        return made[-1]
+        producers.append(Producer(nameServer=cluster.name_server, enableTrace=True, **options))
+        return producers[-1]
 
     yield producer
-    for one in made:
-        one.close(0.3)
+    for opened in producers:
+        opened.close(0.3)
 
 
 def traces(cluster, topic=TOPIC):
@@ -35,29 +35,29 @@ def traces(cluster, topic=TOPIC):
 
 def test_every_message_has_its_line(cluster, make):
     producer = make(producerGroup="g")
-    one = producer.send(Message("orders", b"abc", tags="t", keys=["k1", "k2"]))
+    single = producer.send(Message("orders", b"abc", tags="t", keys=["k1", "k2"]))
     (batch,) = producer.send_batch([Message("orders", b"x")] * 2)
     result = producer.send_in_transaction(Message("orders", b"y"), lambda m, a: COMMIT)
     producer.close()
     lines = traces(cluster)
     sent = {line.message_id: line for line in lines if isinstance(line, PubTrace)}
-    assert set(sent) == {one.message_id, *batch.message_id.split(","), result.transaction_id}
-    first = sent[one.message_id]
-    told = (first.producer_group, first.topic, first.tags, first.keys)
-    assert told == (
+    assert set(sent) == {single.message_id, *batch.message_id.split(","), result.transaction_id}
+    first = sent[single.message_id]
+    fields = (first.producer_group, first.topic, first.tags, first.keys)
+    assert fields == (
         "g",
         "orders",
         "t",
         "k1 k2",
     )
     assert (first.body_length, first.success, first.message_type) == (3, True, MessageType.NORMAL)
-    assert first.store_host == one.broker_address
-    assert first.offset_message_id == one.offset_message_id
+    assert first.store_host == single.broker_address
+    assert first.offset_message_id == single.offset_message_id
     assert sent[result.transaction_id].message_type is MessageType.TRANSACTION_HALF
     (end,) = (line for line in lines if isinstance(line, EndTransactionTrace))
     assert (end.state, end.message_id) == ("COMMIT_MESSAGE", result.transaction_id)
     keys = {key for m in cluster.messages(TOPIC) for key in m.properties["KEYS"].split(" ")}
-    assert {one.message_id, "k1", "k2"} <= keys  # that is how a trace is found
+    assert {single.message_id, "k1", "k2"} <= keys  # A trace is found by these keys.
 
 
 def test_traces_go_together_and_are_not_traced(cluster, make):
@@ -87,9 +87,9 @@ def test_a_broker_may_want_no_traces(cluster, make):
     assert not producer.send(Message("orders", b"x")).trace_on
     for broker in cluster.brokers:
         broker.behave()
-    told = producer.send(Message("orders", b"x"))
+    result = producer.send(Message("orders", b"x"))
     producer.close()
-    assert [trace.message_id for trace in traces(cluster)] == [told.message_id]
+    assert [trace.message_id for trace in traces(cluster)] == [result.message_id]
 
 
 def test_a_trace_that_fails_fails_nothing_else(cluster, make):
@@ -108,7 +108,7 @@ def test_a_trace_that_fails_fails_nothing_else(cluster, make):
 
 @pytest.mark.parametrize("key", ["0" * 400, "\u8ba2" * 130])
 def test_long_keys_go_in_several_trace_messages(cluster, make, key):
-    """A message's properties have 32,767 bytes."""
+    """A message's properties have room for 32,767 bytes."""
     producer = make()
     for number in range(200):
         producer.send_async(Message("orders", b"x", keys=[f"{number}{key}"]))

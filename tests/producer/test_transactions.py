@@ -37,17 +37,17 @@ def ends(cluster):
 
 
 def test_a_committed_message_is_delivered_after_execute(cluster, make_producer):
-    seen = []
+    calls = []
 
     def execute(message, arg):
-        seen.append((message.message_id, arg, len(halves(cluster)), cluster.messages("orders")))
+        calls.append((message.message_id, arg, len(halves(cluster)), cluster.messages("orders")))
         return COMMIT
 
     result = make_producer(producerGroup="g").send_in_transaction(
         Message("orders", b"x", keys=["k"]), execute, "arg"
     )
     (stored,) = cluster.messages("orders")
-    assert seen == [(result.transaction_id, "arg", 1, [])]
+    assert calls == [(result.transaction_id, "arg", 1, [])]
     assert result.state is COMMIT and result.ended and halves(cluster) == []
     assert stored.message_id == result.transaction_id and stored.properties["PGROUP"] == "g"
     assert stored.sys_flag & SysFlag.TRANSACTION_PREPARED
@@ -137,10 +137,10 @@ def test_no_thread_without_a_listener(make_producer):
 
 @pytest.mark.parametrize("state, delivered", [(COMMIT, 1), (ROLLBACK, 0)])
 def test_the_listener_answers_a_check(cluster, make_producer, state, delivered):
-    asked = []
+    messages = []
 
     def listener(message):
-        asked.append(message)
+        messages.append(message)
         return state
 
     producer = make_producer(transaction_listener=listener)
@@ -148,8 +148,8 @@ def test_the_listener_answers_a_check(cluster, make_producer, state, delivered):
     for broker in cluster.brokers:
         broker.check_transactions()
     until(lambda: not halves(cluster))
-    assert [m.message_id for m in asked] == [result.transaction_id]
-    assert (asked[0].topic, asked[0].body) == ("orders", b"x")
+    assert [m.message_id for m in messages] == [result.transaction_id]
+    assert (messages[0].topic, messages[0].body) == ("orders", b"x")
     assert len(cluster.messages("orders")) == delivered
     assert ends(cluster)[-1].ext["fromTransactionCheck"] == "true"
 
@@ -211,13 +211,13 @@ def test_who_only_listens_follows_a_broker_that_moves(cluster, make_producer):
 
 
 def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_producer):
-    asked = []
+    message_ids = []
 
     def listener(message):
-        asked.append(message.message_id)
+        message_ids.append(message.message_id)
         raise ValueError("the database is down")
 
-    other = make_producer(producerGroup="other", transaction_listener=asked.append)
+    other = make_producer(producerGroup="other", transaction_listener=message_ids.append)
     other.listen_for_checks("orders")
     until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
     producer = make_producer(transaction_listener=listener)
@@ -229,7 +229,7 @@ def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_p
     for queue in other.fetch_publish_message_queues("orders"):
         other.send(Message("orders", b"behind the check"), queue=queue)
     assert other._session.transactions._checks is None, "a check of a foreign group was taken over"
-    assert asked == [result.transaction_id] and len(halves(cluster)) == 1
+    assert message_ids == [result.transaction_id] and len(halves(cluster)) == 1
     assert "the database is down" in ends(cluster)[-1].remark
 
 

@@ -37,8 +37,8 @@ def admin(cluster: FakeCluster) -> Iterator[Admin]:
 def give_up(
     cluster: FakeCluster, number: int, *, broker: int = 0, body: bytes = b"", **properties: str
 ) -> StoredMessage:
-    """Put a message where a broker puts it (AbstractSendMessageProcessor.consumerSendMsgBack)."""
-    given = {
+    """Store a dead letter as a broker does (AbstractSendMessageProcessor.consumerSendMsgBack)."""
+    stored = {
         "UNIQ_KEY": f"ID{number}", "KEYS": f"k{number} all", "TAGS": "t", "WAIT": "false",
         "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": f"OFFSET{number}", "color": "red",
         "CLUSTER": "DefaultCluster", "RECONSUME_TIME": "16", **properties,
@@ -48,7 +48,7 @@ def give_up(
         StoredMessage(
             TOPIC, body or f"body {number}".encode(), flag=7, store_ms=1000 + number,
             born_ms=number, reconsume_times=16, store_host=(f"10.0.0.{broker}", 10911),
-            properties={n: v for n, v in given.items() if v},
+            properties={n: v for n, v in stored.items() if v},
         )
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def run(cluster: FakeCluster, admin: Admin) -> Run:
 
 
 ODD = ["a\u00a0b", "a\tb", "\u3000", "a\x85b", "a\nb\x7f"]
-"""Texts that Java sends (test_conformance_texts has Java say so)."""
+"""Texts that Java sends, as test_conformance_texts shows."""
 
 
 @pytest.mark.parametrize("text", ODD)
@@ -156,8 +156,8 @@ def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run) -> None:
         "UNIQ_KEY": "ID1", "KEYS": "k1 all", "TAGS": "t", "__SHARDINGKEY": "customer",
     }  # fmt: skip
     assert (message.properties["color"], message.properties[RESENDS]) == ("red", "1")
-    left = {"RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME"}
-    assert not left & message.properties.keys()
+    removed = {"RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME"}
+    assert not removed & message.properties.keys()
 
 
 def test_running_twice_sends_once(cluster: FakeCluster, run: Run) -> None:
@@ -182,7 +182,7 @@ def test_an_id_with_a_blank_is_found_again(cluster: FakeCluster, admin: Admin, r
 
 
 def test_what_failed_again_is_sent_again_until_it_is_enough(cluster: FakeCluster, run: Run) -> None:
-    """Each time round the group gives the copy up, and the broker keeps its properties."""
+    """In each round the group gives up the copy, and the broker keeps its properties."""
     give_up(cluster, 1)
     assert run().resent == 1
     give_up(cluster, 1, **{RESENDS: "1"})

@@ -1,4 +1,4 @@
-"""Half messages are committed in groups; what a broker refuses is told one by one."""
+"""Half messages are committed in groups; a message that a broker refuses is reported by itself."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ COUNT = 120
 
 @pytest.fixture
 def halves(make_producer):
-    producer, found = make_producer(producerGroup="halves"), []
+    producer, sent_halves = make_producer(producerGroup="halves"), []
     for number in range(COUNT):
         message = Message("orders", b"%d" % number)
         half = producer.send_in_transaction(message, lambda message, arg: UNKNOWN).send_result
         log_offset = decode_offset_message_id(half.offset_message_id).offset
         queue = half.queue
-        found.append(
+        sent_halves.append(
             Half(
                 "orders", queue.broker_name, queue.queue_id, half.queue_offset, log_offset,
                 half.message_id,
             )
         )  # fmt: skip
-    return pa.Table.from_pylist([asdict(half) for half in found], HALVES)
+    return pa.Table.from_pylist([asdict(half) for half in sent_halves], HALVES)
 
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """How many answers were read together, each time."""
+    """Return a list that gets the number of answers in each reading."""
     counts = []
     plain = half_commits._Commits.on_answers
 
@@ -58,7 +58,7 @@ def committer(engine):
 
 @pytest.fixture
 def together(cluster):
-    """Brokers that answer after a while, so that answers come together on a busy machine, too."""
+    """Let the brokers answer after a while, so that the answers come together on a slow machine."""
     for broker in cluster.brokers:
         broker.freeze()
     timer = threading.Timer(1.5, lambda: [broker.thaw() for broker in cluster.brokers])
@@ -116,6 +116,6 @@ def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, h
     monkeypatch.setattr(client, "fill_frames", fill)
     report = committer(engine).commit(halves, doubtful=False)
     assert report.committed == COUNT and len(calls) > 1
-    until(lambda: engine.drive(0.01) or not engine.client.in_flight)  # heartbeats may be
+    until(lambda: engine.drive(0.01) or not engine.client.in_flight)  # Heartbeats may be in flight.
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
     assert stored == list(range(COUNT))

@@ -1,4 +1,4 @@
-"""Readers before brokers whose answers are much larger in memory than on the wire."""
+"""Readers of brokers whose answers are much larger in memory than on the wire."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUP = "billing"
 
 @pytest.fixture
 def topic(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A dead-letter topic of messages that take 4 kB on the wire and 4 MiB in memory."""
+    """Return a dead-letter topic whose messages take 4 kB on the wire and 4 MiB in memory."""
     kind = CompressionType.ZSTD
     small = compress(BODY, kind)
 

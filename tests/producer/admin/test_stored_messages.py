@@ -12,7 +12,7 @@ from tests.producer.conftest import request
 
 
 def _send(engine, count):
-    """To every queue in turn: an engine that chooses leaves out a broker that is slow just then."""
+    """Send to each queue in turn: by its own choice an engine leaves out a broker that is slow."""
     queues = engine.publish_info("orders").queues
     for number in range(count):
         engine.submit(request(number, queue=queues[number % len(queues)]))
@@ -24,13 +24,13 @@ def test_each_message_is_found_on_its_broker_and_no_other(cluster, make_engine):
     _send(engine, 600)
     assert all(len(broker.store.messages("orders")) for broker in cluster.brokers)
     stored = StoredMessages(engine, since_ms=0)
-    asked = [f"ID{i}" for i in range(0, 1200, 2)]
-    assert stored.find("orders", asked, timed=False) == {f"ID{i}" for i in range(0, 600, 2)}
+    wanted = [f"ID{i}" for i in range(0, 1200, 2)]
+    assert stored.find("orders", wanted, timed=False) == {f"ID{i}" for i in range(0, 600, 2)}
     assert stored.find("orders", ["ID1", "none"], timed=True) == {"ID1"}
 
 
 def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
-    """Unless the broker, or another one, has it whole too."""
+    """A torn message counts only if this or another broker also has it whole."""
     engine = make_engine()
     for number in (0, 1, 0):
         engine.submit(request(number))
@@ -52,8 +52,8 @@ def test_failed_look_ups_are_asked_again(cluster, make_engine):
     for broker in cluster.brokers:
         broker.on(RequestCode.QUERY_MESSAGE, Answer(2, "busy"), times=5)
         broker.on(RequestCode.QUERY_MESSAGE, CloseConnection(), times=1)
-    asked = [f"ID{i}" for i in range(50)]
-    assert StoredMessages(engine, since_ms=0).find("orders", asked, timed=False) == set(asked)
+    wanted = [f"ID{i}" for i in range(50)]
+    assert StoredMessages(engine, since_ms=0).find("orders", wanted, timed=False) == set(wanted)
 
 
 def test_a_user_who_may_not_look_up_learns_the_right_that_is_missing(cluster, make_engine):

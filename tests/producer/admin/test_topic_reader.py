@@ -14,14 +14,14 @@ from rocket_sink.wire.responses import decode_runtime_info
 
 @pytest.fixture
 def lagging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the brokers say they are behind by, one call after the other; the last stays."""
-    said = [5, 3, 0]
+    """Return the bytes by which brokers are behind, one entry for each call; the last one stays."""
+    behind = [5, 3, 0]
     monkeypatch.setattr(
         Admin,
         "dispatch_behind_bytes",
-        lambda self, topic: said.pop(0) if len(said) > 1 else said[0],
+        lambda self, topic: behind.pop(0) if len(behind) > 1 else behind[0],
     )
-    return said
+    return behind
 
 
 def test_it_waits_until_brokers_have_caught_up(cluster: FakeCluster, lagging: list[int]) -> None:

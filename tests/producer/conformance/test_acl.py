@@ -1,6 +1,6 @@
 """C58 and C63 on brokers with ACL: 4.9 (aclEnable, code 1) and 5.3 (authentication, code 16).
 
-The modes run on both generations on the way: what is signed wrongly in one of them is refused.
+The send modes run on both generations, because each of them refuses other mistakes in a signature.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KEYS = Keys()
 
 
 WRITER = Keys("publisher", "5678-of-tests")
-"""A user who may publish to the topic `orders`, and has no other right."""
+"""A user with the right to publish to the topic `orders`, and no other right."""
 _PACKAGE = "org.apache.rocketmq.auth.authorization.provider"
 _AUTHORIZATION = {
     "authorizationEnabled": "true",
@@ -70,7 +70,7 @@ def guarded(request) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def writer(guarded) -> dict[str, str]:
-    """The options of a client of `WRITER`, whom mqadmin makes."""
+    """Return the options of a client of `WRITER`, whom mqadmin adds."""
     make_topic(guarded, "closed")
     user, where = [WRITER.access_key, WRITER.secret_key], ["-c", CLUSTER_NAME]
     if guarded.version.startswith("4."):
@@ -92,7 +92,7 @@ def writer(guarded) -> dict[str, str]:
 
 
 def test_a_missing_right_is_no_wrong_password(guarded, writer):
-    """One row of a closed topic must not end the write of the others."""
+    """A row of a closed topic must not end the write of the other rows."""
     with Producer(**writer) as producer:
         with pytest.raises(PermissionDeniedError) as caught:
             producer.send(Message("closed", b"x"))
@@ -103,9 +103,9 @@ def test_a_missing_right_is_no_wrong_password(guarded, writer):
 
 def test_a_user_who_may_only_publish_learns_what_that_is_not_enough_for(guarded, writer):
     options = SinkOptions.parse(topic="orders", **writer)
-    assert [one.state for one in look(options) if one.what.startswith("broker")] == ["ok"]
+    assert [check.state for check in look(options) if check.what.startswith("broker")] == ["ok"]
     once = options.with_(delivery="effectively_once", ledger="/unused")
-    assert [one.state for one in look(once) if one.what.startswith("broker")] == ["fail"]
+    assert [check.state for check in look(once) if check.what.startswith("broker")] == ["fail"]
     check_rights(options)
     with pytest.raises(ConfigurationError, match="Sub"):
         check_rights(once)
@@ -133,8 +133,8 @@ def test_c63_every_mode_is_signed_as_the_broker_reckons(guarded):
         assert {future.result(20).status for future in gathered} == {"SEND_OK"}
         for state in (COMMIT, ROLLBACK):
             body = state.name.encode()
-            ended = producer.send_in_transaction(Message("orders", body), lambda m, a, s=state: s)
-            assert ended.ended, ended.end_error
+            result = producer.send_in_transaction(Message("orders", body), lambda m, a, s=state: s)
+            assert result.ended, result.end_error
         producer.send(Message("orders", b"level", delay_level=1))
     wanted = Counter([b"sync", b"z" * 10_000, b"oneway", b"b0", b"b1", b"COMMIT", b"level"])
     wanted.update(b"g%d" % n for n in range(20))
@@ -142,7 +142,7 @@ def test_c63_every_mode_is_signed_as_the_broker_reckons(guarded):
 
 
 def test_messages_are_found_by_id_and_key(guarded):
-    """The fields of these requests are signed as brokers of both generations check them."""
+    """Brokers of both generations accept the signature of these requests."""
     options = SinkOptions.parse(nameServer=guarded.name_server, **KEYS.options())
     with Producer(options) as producer:
         sent = producer.send(Message("orders", b"by id", keys=["sought"]))
@@ -188,7 +188,7 @@ def test_c58_c63_wrong_credentials_are_refused_at_the_first_attempt(guarded, str
 
 
 def test_c63_a_callable_gives_the_right_ones_after_a_refusal(guarded):
-    given = [Credentials(KEYS.access_key, "old"), Credentials(KEYS.access_key, KEYS.secret_key)]
-    with Producer(nameServer=guarded.name_server, credentials=lambda: given.pop(0)) as producer:
+    sequence = [Credentials(KEYS.access_key, "old"), Credentials(KEYS.access_key, KEYS.secret_key)]
+    with Producer(nameServer=guarded.name_server, credentials=lambda: sequence.pop(0)) as producer:
         assert producer.send(Message("orders", b"rotated")).status == "SEND_OK"
-    assert given == []
+    assert sequence == []

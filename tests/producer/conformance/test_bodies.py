@@ -1,7 +1,7 @@
 """Bodies of every codec, level and size, read by the official Java client of each generation.
 
-Java's consumer goes over a message that it cannot inflate, and over those behind it in the same
-answer, without an error: only its own reading shows that nothing is lost.
+Java's consumer skips a message that it cannot inflate, and the messages behind it in the same
+answer, without an error: only Java's own reading shows that none is lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CODECS = ("zlib", "lz4", "zstd")
 
 @functools.cache
 def words(size: int) -> bytes:
-    """Text that shrinks to about a third, with repetitions that are far apart."""
+    """Return a text that shrinks to about a third, with repetitions that are far apart."""
     rng = random.Random(size)
     some = [rng.randbytes(rng.randint(2, 9)).hex().encode() for _ in range(2000)]
     return b" ".join(rng.choices(some, k=size // 4 + 1))[:size]
@@ -45,7 +45,7 @@ def words(size: int) -> bytes:
 
 @functools.cache
 def noise(size: int) -> bytes:
-    """Bytes that no codec shrinks."""
+    """Return bytes that no codec shrinks."""
     return random.Random(size).randbytes(size)
 
 
@@ -63,14 +63,14 @@ class Case:
 CASES = [
     *(Case(codec, 5, make, size) for codec in CODECS for make in (words, noise) for size in SIZES),
     *(Case(codec, level, words, 200_000) for codec in CODECS for level in LEVELS),
-    # Over the brokers' limit before compression: two blocks of LZ4.
+    # The body is over the brokers' limit before compression: two blocks of LZ4.
     *(Case(codec, 5, words, 4 * MIB + 1) for codec in CODECS),
 ]
 
 
 @pytest.fixture(scope="module")
 def sent(real: LocalCluster) -> Iterator[LocalCluster]:
-    """All cases, among small messages that a skipping consumer would lose with them."""
+    """Send all cases, between small messages that a consumer would lose if it skipped a case."""
     make_topic(real, TOPIC)
     for codec in CODECS:
         for level in LEVELS:
@@ -88,15 +88,15 @@ def sent(real: LocalCluster) -> Iterator[LocalCluster]:
 
 @pytest.mark.parametrize("version", GENERATIONS)
 def test_java_reads_every_body(sent: LocalCluster, version: str) -> None:
-    found = {message.keys: message for message in read_with_java(sent, TOPIC, version)}
+    messages = {message.keys: message for message in read_with_java(sent, TOPIC, version)}
     names = [str(case) for case in CASES]
-    assert set(found) == {*names, *(f"after-{name}" for name in names)}
+    assert set(messages) == {*names, *(f"after-{name}" for name in names)}
     for case in CASES:
-        message = found[str(case)]
+        message = messages[str(case)]
         assert message.has_body(case.make(case.size)), str(case)
         assert message.body_length == case.size
         shrinks = case.make is words and not (case.codec == "zlib" and case.level == 0)
-        # 5.x clears COMPRESSED when it has inflated a body, and leaves the type.
+        # 5.x clears COMPRESSED when it has inflated a body, and keeps the type.
         assert bool(message.sys_flag & SysFlag.COMPRESSION_MASK) == shrinks, str(case)
 
 
@@ -105,23 +105,23 @@ def linked(body: bytes) -> bytes:
 
 
 def streams() -> list[tuple[str, CompressionType, bytes]]:
-    """Streams by name, of which Java refuses some."""
+    """Return named streams, some of which Java refuses."""
     body = words(100_000)
-    made = []
+    cases = []
     for kind in CompressionType:
-        whole = compress(body, kind)
-        made += [
-            ("whole", kind, whole),
-            ("cut", kind, whole[:-3]),
-            ("cut early", kind, whole[: len(whole) // 2]),
-            ("bytes behind", kind, whole + b"behind"),
+        stream = compress(body, kind)
+        cases += [
+            ("whole", kind, stream),
+            ("cut", kind, stream[:-3]),
+            ("cut early", kind, stream[: len(stream) // 2]),
+            ("bytes behind", kind, stream + b"behind"),
             ("no stream", kind, b"no stream at all"),
         ]
     checked = zstandard.ZstdCompressor(write_checksum=True).compress(body)
     independent = {"block_linked": False, "content_checksum": True, "block_checksum": True}
     summed = bytes(lz4.frame.compress(body, **independent))
     return [
-        *made,
+        *cases,
         ("linked", CompressionType.LZ4, linked(body)),
         ("linked in one block", CompressionType.LZ4, one_linked_block()),
         ("with checksums", CompressionType.LZ4, summed),
@@ -132,7 +132,7 @@ def streams() -> list[tuple[str, CompressionType, bytes]]:
 
 
 def one_linked_block() -> bytes:
-    """The library links nothing in a frame that it knows to be one block."""
+    """Return a stream with a linked block; the library links none in a frame of a single block."""
     with lz4.frame.LZ4FrameCompressor(block_linked=True) as compressor:
         return bytes(compressor.begin() + compressor.compress(b"body" * 9) + compressor.flush())
 
@@ -145,11 +145,11 @@ def test_we_refuse_what_java_refuses(version: str) -> None:
     refused = set()
     for (name, kind, data), (answer, body) in zip(cases, answers, strict=True):
         try:
-            ours = inflate(data, kind)
+            inflated = inflate(data, kind)
         except ProtocolError as error:
             assert answer == "refused", f"{kind} {name}: {error}"
             refused.add(f"{kind.name} {name}")
         else:
-            assert (answer, octets(body)) == ("inflated", ours), f"{kind} {name}"
+            assert (answer, octets(body)) == ("inflated", inflated), f"{kind} {name}"
     assert {"LZ4 linked", "LZ4 linked in one block", "ZSTD bytes behind"} <= refused
     assert not [name for name in refused if re.search("whole|with checksum", name)]

@@ -1,7 +1,7 @@
-"""Cases of the Java client's producer tests, by their numbers in the conformance list.
+"""The Java client's own producer tests, by their numbers in the conformance list.
 
-Where Java answers by a callback what is wrong with a message before anything is sent, we raise:
-C47 counts both, and none of them twice.
+If a message is wrong before any byte is sent, Java calls the callback, and we raise: C47 counts
+both, and neither of them twice.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def test_c47_a_selector_that_returns_nothing_is_named(make_producer):
 
 
 def test_c48_the_codes_that_are_retried():
-    """Java's eight, and three that it leaves out: flow control (215), a queue that is gone (29)
-    and one that moved (501), all answered before anything is stored."""
+    """The codes are Java's eight and three further ones: flow control (215), a missing queue (29)
+    and a moved queue (501). Brokers answer all of them before they store anything."""
     java = {17, 14, 1, 2, 16, 204, 205, 1500}
     assert set(SinkOptions.parse().retry_response_codes) == java | {215, 29, 501}
     assert SinkOptions.parse(retryResponseCodes="2,14").retry_response_codes == (2, 14)
@@ -153,7 +153,7 @@ def test_c48_the_codes_that_are_retried():
 
 @pytest.mark.parametrize("limit", [10, 15])
 def test_c49_free_places_and_those_in_flight_make_the_limit(limit):
-    """Our limit is an option and so does not change while requests are in flight."""
+    """The limit is an option here, so it does not change while requests are in flight."""
     window = Window(SinkOptions.parse(backPressureForAsyncSendNum=limit))
     for _ in range(5):
         assert window.take(1)
@@ -175,12 +175,12 @@ def test_c50_a_brokers_error_comes_with_its_remark(cluster, make_producer):
 
 def test_c51_async_passes_the_transports_error(cluster, make_producer):
     on_all(cluster, Drop(stores=False))
-    producer, told = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0), []
-    future = producer.send_async(Message("orders", b"x"), lambda *end: told.append(end))
+    producer, ends = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0), []
+    future = producer.send_async(Message("orders", b"x"), lambda *end: ends.append(end))
     error = future.exception(10)
     assert isinstance(error, RequestTimeoutError) and "no answer from 127.0.0.1:" in str(error)
     producer.close()
-    assert told == [(None, error)]
+    assert ends == [(None, error)]
 
 
 def test_c51_oneway_raises_the_transports_own_error(cluster, make_producer):

@@ -1,4 +1,4 @@
-"""Cases of Java's integration tests on real brokers, by their numbers in the conformance list."""
+"""Java's integration tests on real brokers, by their numbers in the conformance list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def producer(real):
 
 
 def await_stored(real, topic, count):
-    """The topic's messages; the queues lag behind the commit log."""
+    """Return the topic's messages once there are `count`: the queues lag behind the commit log."""
     until(lambda: len(stored(real, topic)) >= count)
     return stored(real, topic)
 
@@ -56,7 +56,7 @@ def test_c68_a_batch_with_a_body_near_the_limit(real, topic, producer):
 
 
 def test_c69_chinese_properties(real, topic, producer):
-    """The limit is in bytes: Java counts characters and leaves the rest to the broker."""
+    """The limit counts bytes: Java counts characters and leaves the rest to the broker."""
     fits = "中" * 10_240
     producer.send(Message(topic, b"x", properties={"p": fits}))
     (one,) = await_stored(real, topic, 1)
@@ -68,7 +68,7 @@ def test_c69_chinese_properties(real, topic, producer):
 
 
 def test_c69_the_longest_properties_that_we_let_pass_are_stored(real, topic, producer):
-    """What brokers add themselves fits into the room that is left for it."""
+    """The properties that brokers add fit into the room that the limit leaves."""
     room = 32_767 - 256 - len("WAIT\x01true\x02UNIQ_KEY\x01\x02p\x01\x02") - 32
     producer.send(Message(topic, b"x", properties={"p": "v" * room}))
     producer.send(Message(topic, b"y", properties={"p": "v" * (room - 40)}, delay_level=1))
@@ -77,17 +77,17 @@ def test_c69_the_longest_properties_that_we_let_pass_are_stored(real, topic, pro
 
 
 def test_c70_a_missing_queue_is_an_error_of_the_callback(topic, producer):
-    told = []
+    ends = []
     queue = MessageQueue(topic, "broker-a", 100)
-    future = producer.send_async(Message(topic, b"x"), lambda *end: told.append(end), queue=queue)
+    future = producer.send_async(Message(topic, b"x"), lambda *end: ends.append(end), queue=queue)
     assert isinstance(future.exception(20), InvalidQueueError)
     producer.close()
-    assert told == [(None, future.exception())]
+    assert ends == [(None, future.exception())]
 
 
 @pytest.mark.parametrize(("queue_id", "code"), [(100, 29), (-100, 0)])
 def test_c70_the_brokers_answer_to_a_missing_queue(real, topic, queue_id, code):
-    """A negative number is any queue, and the answer names the one that was chosen."""
+    """A negative number means any queue, and the answer names the queue that was chosen."""
     broker = real.brokers[0]
     frame = send_message_v2(
         producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, properties="",
@@ -122,10 +122,10 @@ def test_c71_a_hundred_messages_in_one_batch(real, topic, producer):
     (result,) = producer.send_batch(messages)
     ids, offset_ids = result.message_id.split(","), result.offset_message_id.split(",")
     assert len(set(ids)) == len(set(offset_ids)) == 100
-    found = sorted(await_stored(real, topic, 100), key=lambda m: m.queue_offset)
-    assert [m.offset_message_id for m in found] == offset_ids
-    assert [m.message_id for m in found] == ids
-    for number, message in enumerate(found):
+    stored_messages = sorted(await_stored(real, topic, 100), key=lambda m: m.queue_offset)
+    assert [m.offset_message_id for m in stored_messages] == offset_ids
+    assert [m.message_id for m in stored_messages] == ids
+    for number, message in enumerate(stored_messages):
         assert message.flag == 123
         assert {
             "TAGS": "tags123", "KEYS": "keys123", "WAIT": "false", "n": str(number),
@@ -134,16 +134,18 @@ def test_c71_a_hundred_messages_in_one_batch(real, topic, producer):
 
 @pytest.mark.parametrize("kind", ["SimpleCQ", "BatchCQ"])
 def test_c71_queue_types(real, producer, kind):
-    """Messages of a batch stay messages on both: only a batch with an id of its own becomes an
-    inner batch, and that id would replace those of its messages (MessageExtEncoder)."""
+    """Messages of a batch stay messages on both types of queue: only a batch with an id of its own
+    becomes an inner batch, whose id would replace those of its messages (MessageExtEncoder)."""
     name = f"c71-{kind}"
     real.create_topic(name, queues=1, brokers=["broker-a"], attributes={"queue.type": kind})
     for turn in range(3):
         (result,) = producer.send_batch([Message(name, b"%d-%d" % (turn, n)) for n in range(10)])
         assert result.queue_offset == turn * 10
         assert len(set(result.offset_message_id.split(","))) == 10
-    found = await_stored(real, name, 30)
-    assert [m.body for m in found] == [b"%d-%d" % (turn, n) for turn in range(3) for n in range(10)]
+    messages = await_stored(real, name, 30)
+    assert [m.body for m in messages] == [
+        b"%d-%d" % (turn, n) for turn in range(3) for n in range(10)
+    ]
 
 
 def test_c73_order_per_queue(real, topic):

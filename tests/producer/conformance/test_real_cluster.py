@@ -1,4 +1,4 @@
-"""The producer on real brokers: every mode, a freeze, a kill; read back by two clients."""
+"""The producer on real brokers: every mode, a freeze, a kill; two clients read it all back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PER_S = 1000
 
 
 def _flow(engine, topic, seconds, first):
-    """At a rate: brokers and readers would spend the time on tens of thousands of messages."""
+    """Send at a rate: tens of thousands of messages would keep brokers and readers busy."""
     done, number, longest = [], first, 0.0
     started = last = engine.clock()
     while engine.clock() - started < seconds:
@@ -88,7 +88,7 @@ def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
         print(f"\n{fault}: pause {pause_s:.2f} s (usual {usual_s:.2f}), {doubled} maybe doubled")
     assert len(done) == number
     assert all(c.outcome.delivered for c in done), Counter(c.outcome for c in done)
-    # On a crowded machine, whose answers come in fits, suspicion takes 3 s (`_SUSPECT_MAX_S`).
+    # On a busy machine, whose answers come in bursts, suspicion takes 3 s (`_SUSPECT_MAX_S`).
     assert pause_s < FAULT_S - 1.5
     time.sleep(1)
     stored = Counter(int(m.body) for m in read_topic(real.name_server, topic))
@@ -99,7 +99,7 @@ def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
 
 @pytest.mark.parametrize("count", [64, 2000])
 def test_a_frozen_broker_gets_nothing_new(real, topic, count):
-    """But what was on its way when it froze: the broker's own queues say how much is there."""
+    """A frozen broker may get requests in flight at the freeze; its own queues show how many."""
     frozen, well = real.brokers
     queues = [MessageQueue(topic, broker.name, 0) for broker in (frozen, well)]
     with Producer(nameServer=real.name_server, sendMsgTimeout="600s") as producer:

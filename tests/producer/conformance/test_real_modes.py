@@ -1,4 +1,4 @@
-"""Every mode of the producer on real brokers, read back here and by RocketMQ's admin tool."""
+"""The producer's modes on real brokers, read back here and by RocketMQ's admin tool."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_script_without_close_loses_no_message(real, topic, tmp_path):
 
 
 def test_messages_without_keys_are_not_lost_in_a_compaction_topic(real, tmp_path):
-    """Java's consumer sees all that was acknowledged, and goes over no offset."""
+    """Java's consumer sees all acknowledged messages and skips no offset."""
     topic = "wants-keys"
     make_topic(real, topic, attributes={"cleanup.policy": "COMPACTION"})
     columns = {
@@ -118,8 +118,8 @@ def test_queue_selector_and_sharding_key(real, topic):
         (home,) = keyed
         wanted += [(home.queue_id, _port(real, home), b"k")] * 3
         until(lambda: len(stored(real, topic)) >= len(wanted))
-    found = [(m.queue_id, m.store_host[1], m.body) for m in stored(real, topic)]
-    assert Counter(found) == Counter(wanted)
+    places = [(m.queue_id, m.store_host[1], m.body) for m in stored(real, topic)]
+    assert Counter(places) == Counter(wanted)
 
 
 def _port(real, queue: MessageQueue) -> int:
@@ -129,14 +129,14 @@ def _port(real, queue: MessageQueue) -> int:
 
 
 def test_c73_transactions_end_in_five_ways(real, topic):
-    """Commit, rollback, commit at the check, rollback at the check, unknown at first and then
-    committed; the checks are answered by another producer than the sender."""
-    asked, ways = Counter(), ["commit", "rollback", "late-commit", "late-rollback", "slow"]
+    """The ways are commit, rollback, commit at the check, rollback at the check, and unknown at
+    first and committed later. Another producer than the sender answers the checks."""
+    checks, ways = Counter(), ["commit", "rollback", "late-commit", "late-rollback", "slow"]
 
     def listen(message):
         way = message.body.decode().partition(" ")[0]
-        asked[message.body] += 1
-        if way == "slow" and asked[message.body] == 1:
+        checks[message.body] += 1
+        if way == "slow" and checks[message.body] == 1:
             return None
         return ROLLBACK if way == "late-rollback" else COMMIT
 
@@ -151,15 +151,15 @@ def test_c73_transactions_end_in_five_ways(real, topic):
             way = ways[number % 5]
             message = Message(topic, f"{way} {number}".encode(), keys=[f"k{number}"])
             results[number] = sender.send_in_transaction(message, execute, way)
-        sender.close()  # from here on the listener's process is the only one of the group
+        sender.close()  # From here on the listener's process is the only one of the group.
         kept = {n for n in results if "rollback" not in ways[n % 5]}
         until(lambda: len(stored(real, topic)) == len(kept), 60.0)
-        until(lambda: all(asked[f"late-rollback {n}".encode()] for n in (3, 8)), 60.0)
+        until(lambda: all(checks[f"late-rollback {n}".encode()] for n in (3, 8)), 60.0)
     assert {int(m.body.split()[1]) for m in stored(real, topic)} == kept
     assert all(results[n].ended == (n % 5 < 2) for n in results)
     by_body = {m.body.decode().split()[0] for m in stored(real, topic)}
     assert by_body == {"commit", "late-commit", "slow"}
-    assert not asked[b"commit 0"] and not asked[b"rollback 1"]
+    assert not checks[b"commit 0"] and not checks[b"rollback 1"]
     shown = real.admin("queryMsgByUniqueKey", "-t", topic, "-i", results[0].transaction_id)
     assert results[0].transaction_id in shown
     with pytest.raises(ClusterError):
@@ -168,16 +168,16 @@ def test_c73_transactions_end_in_five_ways(real, topic):
 
 def test_recall_takes_a_message_back_and_leaves_the_other(real, topic):
     with Producer(nameServer=real.name_server) as producer:
-        taken = producer.send(Message(topic, b"taken", delay_ms=4000))
-        left = producer.send(Message(topic, b"left", delay_s=4))
-        assert taken.recall_handle and left.recall_handle
-        assert producer.recall(topic, taken.recall_handle) == taken.message_id
+        recalled = producer.send(Message(topic, b"taken", delay_ms=4000))
+        kept = producer.send(Message(topic, b"left", delay_s=4))
+        assert recalled.recall_handle and kept.recall_handle
+        assert producer.recall(topic, recalled.recall_handle) == recalled.message_id
         assert bodies(real, topic) == {}
         until(lambda: bodies(real, topic)[b"left"], 30.0)
-        time.sleep(1.5)  # the other one's time has passed as well
+        time.sleep(1.5)  # The other message's time has passed as well.
         assert bodies(real, topic) == {b"left": 1}
         with pytest.raises(SendError):
-            producer.recall(topic, left.recall_handle)
+            producer.recall(topic, kept.recall_handle)
 
 
 def test_c73_delay_levels(real, topic):
@@ -208,7 +208,7 @@ def test_a_request_gets_its_reply_through_another_broker(real, topic):
         asking.start()
         until(lambda: stored(real, topic), 30.0)
         (asked,) = stored(real, topic)
-        for reply in (b"pong", b"too late"):  # the second finds nobody who waits
+        for reply in (b"pong", b"too late"):  # The second reply finds no request that waits.
             replier.reply(asked, reply, properties={"x": "1"})
         asking.join(30)
         until(lambda: asker.late_replies == 1)

@@ -1,4 +1,4 @@
-"""Queues of numeric sharding keys: those that the official Java producer chooses."""
+"""Numeric sharding keys go to the queues that the official Java producer chooses."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_numbers_go_where_java_sends_them(real: LocalCluster) -> None:
     assert by_kind["String"] != by_kind["Long"]
     for sharding_hash, kind in (("java", "String"), ("java_long", "Long")):
         options = {"nameServer": real.name_server, "shardingHash": sharding_hash, **PATIENT}
-        one, table = f"{kind}-one-", f"{kind}-table-"
+        single, table = f"{kind}-one-", f"{kind}-table-"
         with Producer(**options) as producer:
             for number in NUMBERS:
                 text = str(number)
-                producer.send(Message(topic, b"x", keys=[one + text], sharding_key=text))
+                producer.send(Message(topic, b"x", keys=[single + text], sharding_key=text))
         with TableProducer(topic=topic, **options) as rows:
             result = rows.send(
                 pa.table(
@@ -62,7 +62,7 @@ def test_numbers_go_where_java_sends_them(real: LocalCluster) -> None:
                 )
             )
         assert not result.dead_letters.num_rows
-        assert stored_places(real, topic, one) == by_kind[kind]
+        assert stored_places(real, topic, single) == by_kind[kind]
         assert stored_places(real, topic, table) == by_kind[kind]
     integers = java_places(real, topic, "Integer", SMALL)
     assert integers == {text: by_kind["Long"][text] for text in integers}

@@ -1,4 +1,4 @@
-"""Texts of tags, keys and properties: what the official Java client takes, carries and reads."""
+"""Texts of tags, keys and properties: those that the official Java client accepts and carries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEGAL = [
     "plain", "a\u00a0b", "a\tb", "\u00a0", "\u3000", "\u2028", "a\nb", "a\x85b", "a\x7fb", "a\x00b",
     "\ufeffa", "中文", "😀", "a\x1bb",
 ]  # fmt: skip
-"""Texts that may be tag, key, name and value of one message."""
+"""Texts that may be the tag, a key, and a property's name and value of a message."""
 
 
 def hex_lines(texts: list[str]) -> str:
@@ -60,13 +60,16 @@ def column_takes(name: str, values: list[Any], kind: pa.DataType) -> list[bool]:
     options = SinkOptions.parse(nameServer="h:1", topic="t", ledger="/l")
     table = pa.table({"body": [b"x"] * len(values), name: pa.array(values, kind)})
     rows = normalise(table, resolve_columns(table.schema, options))
-    refused = {one.row for one in validate(rows, options).refused}
+    refused = {refusal.row for refusal in validate(rows, options).refused}
     return [row not in refused for row in range(len(values))]
 
 
 def is_refused_by_us(text: str) -> bool:
-    """Java carries 0x01 in values, where other clients may read a name's end; and readers of ours
-    take 0x00 at the end for a message that a killed broker did not write in full."""
+    """Return whether we refuse a text that Java carries.
+
+    With 0x01 in a value, other clients may see the end of a name. With 0x00 at the end, our readers
+    see a message that a killed broker wrote in part.
+    """
     return "\x01" in text or text.endswith("\x00")
 
 
@@ -93,14 +96,14 @@ def test_properties_are_legal_where_java_takes_and_carries_them(version: str) ->
     for name in ("sharding_key", "message_id"):
         assert [takes(**{name: text}) for text in TEXTS] == carried
         assert column_takes(name, TEXTS, pa.string()) == carried
-    # A blank parts the keys of one message.
+    # A blank separates the keys of a message.
     keys = [ok and " " not in text for ok, text in zip(carried, TEXTS, strict=True)]
     assert [takes(keys=(text,)) for text in TEXTS] == keys
     assert column_takes("keys", TEXTS, pa.string()) == keys
 
 
 def give_up(admin: Admin, topic: str) -> int:
-    """As a consumer does with each message, for good (ConsumerSendMsgBackRequestHeader)."""
+    """Give up each message for good, as a consumer does (ConsumerSendMsgBackRequestHeader)."""
     addresses = {name: brokers[0] for name, brokers in admin.cluster().items()}
     count = 0
     for queue in admin.queues(topic):
@@ -128,7 +131,7 @@ def count_of(admin: Admin, topic: str) -> Callable[[], int]:
 
 
 def test_dead_letters_of_java_are_sent_again_to_a_new_topic(real: LocalCluster) -> None:
-    """With every text that Java sends, to a topic that is created by the send."""
+    """The letters have every text that Java sends; the send creates their topic."""
     origin, target = "texts-origin", "texts-new"
     make_topic(real, origin)
     sent = run_java(
@@ -142,11 +145,13 @@ def test_dead_letters_of_java_are_sent_again_to_a_new_topic(real: LocalCluster) 
         until(lambda: count_of(admin, f"%DLQ%{GROUP}")() == len(LEGAL), 60.0)
     line = ["dlq", "resend", "-n", real.name_server, "-g", GROUP, "--to-topic", target]
     assert cli.main(line) == 0
-    assert cli.main(line) == 0  # all of them are there: nothing is sent
+    assert cli.main(line) == 0  # The target has all of them, so nothing is sent.
     for version in GENERATIONS:
-        found = {message.message_id: message for message in read_with_java(real, target, version)}
-        assert len(found) == len(LEGAL)
+        messages = {
+            message.message_id: message for message in read_with_java(real, target, version)
+        }
+        assert len(messages) == len(LEGAL)
         for text, before in zip(LEGAL, read_with_java(real, origin, version), strict=True):
-            message = found[before.message_id]
+            message = messages[before.message_id]
             assert (message.tags, message.keys, message.body) == (text, text, before.body)
             assert (message.properties["value"], message.properties[text]) == (text, "name")

@@ -15,14 +15,14 @@ from rocket_sink.producer.producer import Producer
 from tests.net.test_transport import IP, authority
 from tests.tls_relay import TlsRelay
 
-assert authority  # a fixture
+assert authority  # The name is a fixture.
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
 def requiring() -> Iterator[LocalCluster]:
-    """TLS or not, but TLS with a client certificate only."""
+    """Yield a cluster with optional TLS; TLS requires a client certificate."""
     with LocalCluster(brokers=1, tls="permissive", tls_client_auth="require") as cluster:
         yield cluster
 
@@ -35,7 +35,7 @@ def enforcing() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory):
-    """Certificates of an untrusted authority."""
+    """Return certificates of an untrusted authority."""
     return make_certificates(tmp_path_factory.mktemp("strangers"))
 
 
@@ -117,7 +117,7 @@ def test_c66_tls_to_brokers_without(real):
 def test_a_refusal_by_the_brokers_only_is_fatal_at_once(
     requiring, authority, tmp_path, case, named
 ):
-    """The name server's certificate is one of ours, so that only Netty's handshake fails."""
+    """The name server's certificate is a trusted one, so only Netty's handshake fails."""
     relay = TlsRelay(requiring.name_server, authority.server("ns", IP))
     trusted = authority.file.read_text()
     if case == "no client certificate":

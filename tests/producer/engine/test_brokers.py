@@ -1,4 +1,4 @@
-"""The ranks of brokers from what an engine knows of them, and the rankings that it keeps."""
+"""The ranks that an engine gives to brokers, and the rankings that it keeps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_c36_the_reachable_one_is_picked_while_none_is_available():
 
 
 def test_an_isolation_counts_for_the_next_request():
-    """By a late answer, too: for `VIEW_S` a window of requests would go to the broker."""
+    """A late answer isolates, too: otherwise a window of requests would go there at once."""
     brokers = make()
     assert homes(brokers, INFO) == set("abc")
     brokers.answered(brokers.of("b"), 0.6, NOW_S, stored=True)
@@ -73,7 +73,7 @@ def test_an_isolation_by_another_worker_counts_the_same():
 
 
 def test_ranks():
-    """An isolation that ended leaves no mark, even with no probe since (apache/rocketmq#7812)."""
+    """An isolation that ended leaves no mark, even without a probe since (apache/rocketmq#7812)."""
     brokers = make(machineRoom="r")
     for name in ("r@well", "r@suspect", "r@silent", "r@dead"):
         brokers.of(name)
@@ -126,7 +126,7 @@ def test_the_better_half_of_4x_counts_while_none_is_available():
 
 
 def test_who_is_worse_than_another_is_told_once():
-    """What no byte was sent of leaves it."""
+    """Requests of which no byte was written leave such a broker."""
     brokers = make()
     for name in "ab":
         brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
@@ -154,7 +154,7 @@ def test_who_falls_silent_after_all_were_suspect_is_worse_than_the_others():
 
 
 def test_brokers_of_other_topics_change_nothing():
-    """Neither their load nor their state."""
+    """The ranking ignores both their load and their state."""
     brokers, info = make(), info_of({"a": 4, "b": 4})
     brokers.of("idle"), brokers.of("full")
     brokers.of("full").in_flight = 5000
@@ -199,7 +199,7 @@ def test_turns_outlive_a_refreshed_route():
 
 
 def test_nothing_is_ranked_anew_for_a_message():
-    """Ranks are worked out when something changes."""
+    """Ranks are computed when something changes, not for each message."""
     brokers = make()
     ranked = []
     rank = brokers.rank

@@ -1,4 +1,4 @@
-"""Stored with less durability than asked for, and brokers that hold a request until they say so."""
+"""Messages stored with less durability than asked for, and brokers that hold back their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request, send
 
 HELD_S = 1.8
-"""Longer than an attempt's share of three seconds, and well within them."""
+"""The time is longer than an attempt's share of three seconds, and well below three seconds."""
 
 
 def every(cluster, behaviour, times=None):
@@ -49,7 +49,7 @@ def test_on_degraded_fail_reaches_every_caller(cluster, make_producer, mode, cod
 
 @pytest.mark.parametrize(("code", "sends"), [(10, 2), (11, 1), (12, 2)])
 def test_on_degraded_retry_through_the_producer(cluster, make_producer, code, sends):
-    """With a missing slave (11) another attempt would get the same answer."""
+    """If the slave is missing (11), another attempt would get the same answer."""
     cluster.brokers[0].on_send(Answer(code), times=1)
     producer = make_producer(onDegraded="retry")
     queue = MessageQueue("orders", cluster.brokers[0].name, 0)
@@ -61,7 +61,7 @@ def test_on_degraded_retry_through_the_producer(cluster, make_producer, code, se
 
 @pytest.mark.parametrize("mode", ["send", "send_async", "send_batch"])
 def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_producer, mode):
-    """As with a dead slave: each answer comes late, whatever else is asked is answered at once."""
+    """With a dead slave, each send is answered late, and any other request at once."""
     every(cluster, Delay(HELD_S * 1000))
     producer = make_producer(sendMsgTimeout="20s", retryTimesWhenSendFailed=19)
     message = Message("orders", b"body")
@@ -76,7 +76,7 @@ def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_produ
 
 
 def test_a_frozen_broker_gets_no_more_than_its_share(cluster, make_engine):
-    """The broker sent bytes just before, and then none."""
+    """The broker sent bytes just before the freeze."""
     engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=59)
     frozen = cluster.brokers[0]
     send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))
@@ -110,7 +110,7 @@ def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, mak
 
 def test_the_time_of_an_attempt_that_the_user_set_is_kept(cluster, make_engine):
     every(cluster, Delay(600_000))
-    # The last attempt has what the others left of the total.
+    # The last attempt has the time that the others left of the total.
     engine = make_engine(sendMsgTimeout="8s", sendMsgMaxTimeoutPerRequest=700)
     completion = send(engine, 1)
     assert completion.outcome is Outcome.UNKNOWN

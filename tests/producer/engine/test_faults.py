@@ -1,4 +1,4 @@
-"""Freezes, kills, cuts, windows, order: what the engine does while something is wrong."""
+"""Freezes, kills, cuts, windows, order: the engine's work while something is wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.producer.waiting import until
 
 
 def _stream(engine, seconds, first, enough=float("inf")):
-    """Keep 200 requests in flight, until so many are complete; (completions, next number)."""
+    """Keep 200 requests in flight until `enough` are complete; return them and the next number."""
     done, number = [], first
     started = engine.clock()
     while engine.clock() - started < seconds and len(done) < enough:
@@ -29,7 +29,7 @@ def _stream(engine, seconds, first, enough=float("inf")):
 
 
 def test_a_frozen_broker_does_not_stop_unordered_traffic(cluster, make_engine):
-    """Long before an attempt is given up (after 20 s here): by suspicion."""
+    """Suspicion redirects the traffic long before an attempt is given up (after 20 s here)."""
     engine = make_engine(sendMsgTimeout=60_000)
     before, number = _stream(engine, 0.7, 0)
     cluster.brokers[0].freeze()
@@ -42,7 +42,7 @@ def test_a_frozen_broker_does_not_stop_unordered_traffic(cluster, make_engine):
 
 
 def test_a_frozen_broker_cannot_collect_the_window(cluster, make_engine):
-    """Long before it is suspect: it has little more in flight than the others."""
+    """Long before it is suspect, the frozen broker has little more in flight than the other."""
     engine = make_engine(suspectAfterMs=60_000, sendMsgTimeout=200_000)
     send(engine)
     cluster.brokers[0].freeze()
@@ -55,7 +55,7 @@ def test_a_frozen_broker_cannot_collect_the_window(cluster, make_engine):
 
 
 def test_a_frozen_broker_cannot_collect_the_window_while_the_other_has_fits(cluster, make_engine):
-    """Each fit makes the living one suspect, too: then the lesser evil is it, and not both."""
+    """A burst makes the living broker suspect, too; then it alone is the lesser evil."""
     engine = make_engine(sendMsgTimeout=600_000)
     frozen, well = cluster.brokers
     for number in range(40):
@@ -75,13 +75,14 @@ def test_a_frozen_broker_cannot_collect_the_window_while_the_other_has_fits(clus
     frozen.thaw()
     assert done >= 60, "all places were taken by what the frozen broker holds"
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
-    # Of 40 it gets one more as long as it has at most FREE_IN_FLIGHT and 1.25 times what the other
-    # one has: 28 and 11 may become 29 and 11, and 29 and 10 are too many.
+    # The frozen broker gets another of 40 requests while it has at most FREE_IN_FLIGHT and 1.25
+    # times as
+    # many as the other: 28 and 11 may become 29 and 11, but 29 and 10 may not grow.
     assert stuck <= 29
 
 
 def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make_engine):
-    """What it holds may be slow; what asks for a sign of life is not."""
+    """The broker may hold a send for long, but not a request that asks for a sign of life."""
     engine = make_engine(sendMsgTimeout=600_000)
     frozen = cluster.brokers[0]
     queue = MessageQueue("orders", frozen.name, 0)
@@ -102,7 +103,7 @@ def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make
 
 
 def test_a_short_pause_doubles_nothing(cluster, make_engine):
-    """300 ms, as a garbage collection: suspected, but nothing written is given up."""
+    """A pause of 300 ms, like a garbage collection, raises suspicion but gives up no request."""
     engine = make_engine()
     send(engine)
     for number in range(20):
@@ -183,7 +184,7 @@ def test_a_restarted_broker_is_used_again(cluster, make_engine):
 
 
 def _through_a_proxy(cluster, engine, direction, at):
-    """Route everything through a proxy that cuts."""
+    """Route everything through a proxy that cuts the connection."""
     proxies = {b.address: FaultProxy(b.address) for b in cluster.brokers}
     real = engine.client.channel
     engine.client.channel = lambda address, now: real(
@@ -195,7 +196,7 @@ def _through_a_proxy(cluster, engine, direction, at):
 
 
 def test_cut_before_the_last_byte_of_a_frame_is_not_sent(cluster, make_engine):
-    """A frame larger than all buffers on the way, cut in the middle."""
+    """The frame is larger than all buffers on the way, and is cut in the middle."""
     engine = make_engine(retryTimesWhenSendFailed=0, sendMsgTimeout=5000)
     engine.publish_info("orders")
     proxies = _through_a_proxy(cluster, engine, "request", 100_000)
@@ -223,7 +224,7 @@ def test_cut_after_the_last_byte_of_a_frame_is_unknown(cluster, make_engine):
 
 
 def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
-    """What the kernel has not taken yet goes elsewhere; nothing is doubled."""
+    """Bytes that the kernel has not taken yet go to another broker; nothing is sent twice."""
     engine = make_engine(suspectAfterMs=1500, sendMsgTimeout=200_000)
     engine.publish_info("orders")
     cluster.brokers[0].freeze()
@@ -232,7 +233,7 @@ def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
     engine.poll(0.05)
     stuck = engine.client.peek(cluster.brokers[0].address)
     assert stuck.is_open and stuck.connection.in_flight >= 4
-    stuck.transport.write = lambda buffers: 0  # as with a full kernel buffer
+    stuck.transport.write = lambda buffers: 0  # The kernel's buffer seems full.
     for number in range(4, 12):
         engine.submit(request(number))
     unsent = len(stuck.write_queue._entries)
@@ -295,7 +296,7 @@ def test_strict_order_has_one_request_in_flight_per_queue(cluster, make_engine):
         engine.poll(0)
         most = max(most, sum(k.connection.in_flight for k in engine.client.channels))
     assert len(engine.drain()) <= 80
-    assert 2 <= most <= 4 + 2  # one per queue, and heartbeats
+    assert 2 <= most <= 4 + 2  # The most in flight is one request per queue, and heartbeats.
     for queue in queues:
         stored = [
             int(m.body.split(b"-")[1])
@@ -346,7 +347,8 @@ def test_ordered_requests_time_out_behind_a_stuck_one(cluster, make_engine, monk
     engine.publish_info("orders")
     cluster.brokers[0].freeze()
     with monkeypatch.context() as patch:
-        # Of a later one there is time left when the stuck one has ended, and it is sent.
+        # The clock stands still, or a later request would have time left when the stuck one has
+        # ended.
         now_s = engine.clock()
         patch.setattr(engine, "clock", lambda: now_s)
         for number in range(3):
@@ -391,7 +393,7 @@ def test_heartbeats_and_unregister_have_the_group(cluster, make_engine):
 
 
 def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine):
-    """With the other one frozen, the slow one is the place to go; its fault is one answer."""
+    """With the other broker frozen, the slow one is the better place, after one late answer."""
     engine = make_engine(sendMsgTimeout=1800)
     engine.publish_info("orders")
     cluster.brokers[0].freeze()
@@ -415,11 +417,11 @@ def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, make_eng
     engine = make_engine()
     broker = cluster.brokers[0]
     send(engine, "warm", queue=MessageQueue("orders", broker.name, 0))
-    ended = []
-    call = Call(lambda answer, error, now_s: ended.append(error))
+    errors = []
+    call = Call(lambda answer, error, now_s: errors.append(error))
     frame = heartbeat(client_id="c", producer_groups=["g"])
     now_s = engine.clock()
     engine.client.call(broker.address, frame, call, deadline_s=now_s + 20.0, now_s=now_s)
     engine._move_unsent(broker.name, now_s)
-    assert isinstance(ended[0], NotSentError)
-    assert send(engine, "after").outcome is Outcome.ACKED and len(ended) == 1
+    assert isinstance(errors[0], NotSentError)
+    assert send(engine, "after").outcome is Outcome.ACKED and len(errors) == 1

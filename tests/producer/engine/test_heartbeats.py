@@ -1,4 +1,4 @@
-"""What an engine does beside sending: idle connections, probes, routes that go; with own clocks."""
+"""The engine's work beside sending, on clocks of the test: idle connections, probes, old routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.producer.waiting import until
 
 
 class Clock:
-    """Runs on, and can be put forward."""
+    """A clock that runs, and that a test can put forward."""
 
     def __init__(self):
         self.ahead_s = 0.0
@@ -30,18 +30,18 @@ class Clock:
 
 @pytest.fixture
 def make(cluster):
-    made = []
+    engines = []
 
     def engine(**options):
         clock = Clock()
-        made.append(
+        engines.append(
             SendEngine(SinkOptions.parse(nameServer=cluster.name_server, **options), clock=clock)
         )
-        return made[-1], clock
+        return engines[-1], clock
 
     yield engine
-    for one in made:
-        one.close(0.2)
+    for send_engine in engines:
+        send_engine.close(0.2)
 
 
 def link_of(engine, completion):
@@ -50,11 +50,12 @@ def link_of(engine, completion):
 
 @pytest.mark.parametrize(("idle_s", "same"), [(90, True), (130, False)])
 def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
-    """What a firewall forgot meanwhile would swallow the request."""
+    """A firewall may have forgotten the connection, and would swallow the request."""
     engine, clock = make(pollNameServerInterval="1h", heartbeatBrokerInterval="1h")
     first = send(engine, 1)
     link = link_of(engine, first)
-    until(lambda: (engine.drive(0.01), not link.connection.in_flight)[-1])  # the heartbeat's answer
+    # Wait for the heartbeat's answer.
+    until(lambda: (engine.drive(0.01), not link.connection.in_flight)[-1])
     clock.ahead_s += idle_s
     second = send(engine, 2, queue=first.result.queue)
     assert second.outcome.delivered and len(second.attempts) == 1
@@ -62,7 +63,7 @@ def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
 
 
 def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
-    """Nothing is sent there before: the fault table says so first."""
+    """The fault table sees the probe first; only then are messages sent there."""
     engine, clock = make(detectInterval=100, retryTimesWhenSendFailed=3)
     engine.publish_info("orders")
     broker = cluster.brokers[0]
@@ -84,7 +85,7 @@ def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
 
 
 class HandClock:
-    """Stands still until it is put forward."""
+    """A clock that stands still until a test puts it forward."""
 
     def __init__(self):
         self.now_s = time.monotonic()
@@ -95,8 +96,8 @@ class HandClock:
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
-    """A caller who sends now and then drives for a moment each time: the connection is made in one
-    of them, the probe written in the next, its answer read in a third."""
+    """A caller who sends now and then drives the engine for a moment each time: the first one
+    connects, the next one writes the probe, and a third reads its answer."""
     clock = HandClock()
     engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server), clock=clock)
     while not engine.routes.get("orders", clock()):
@@ -112,7 +113,7 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
     for _ in range(30):
         engine.drive(0.01)
         time.sleep(0.002)
-        clock.now_s += 0.7  # nobody drives
+        clock.now_s += 0.7  # The engine is not driven meanwhile.
     events = [event.cause for event in engine.isolations()]
     assert table.is_reachable(broker.name) is not dead
     assert ("PROBE_FAILED" in events) is dead
@@ -140,20 +141,20 @@ def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
     """A name server that has just started knows nothing yet; Java keeps such a route for ever."""
     engine, clock = make(createTopicKey="")
     engine.publish_info("orders")
-    for known in (True, False):
+    for is_kept in (True, False):
         cluster.on_route(Answer(17, "no such topic"), times=1)
         clock.ahead_s += 2
         engine.routes.refresh("orders", clock())
         until(lambda: (engine.drive(0.01), not engine.routes._topics["orders"].fetching)[-1])
-        assert (engine.routes._topics["orders"].info is not None) is known
+        assert (engine.routes._topics["orders"].info is not None) is is_kept
     assert engine.routes.is_unresolvable("orders")
 
 
 def test_two_processes_of_one_address_and_number_make_other_ids():
-    """Containers have processes of the same number, and an id has 16 bits for it."""
-    one, other = (decode_message_id(new_message_ids("10.0.0.1").next(1)) for _ in range(2))
-    assert (one.ip, one.pid) == (other.ip, other.pid)
-    assert one.class_hash != other.class_hash
+    """Containers have processes of the same number, and a message id has 16 bits for it."""
+    first, other = (decode_message_id(new_message_ids("10.0.0.1").next(1)) for _ in range(2))
+    assert (first.ip, first.pid) == (other.ip, other.pid)
+    assert first.class_hash != other.class_hash
 
 
 def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, make_engine):
@@ -164,7 +165,7 @@ def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, m
     engine.drain()
 
     def asked(code):
-        return any(frame.code == code for one in cluster.brokers for frame in one.requests)
+        return any(frame.code == code for broker in cluster.brokers for frame in broker.requests)
 
     until(lambda: engine.drive() or asked(RequestCode.HEART_BEAT))
     engine.close()

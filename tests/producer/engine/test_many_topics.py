@@ -1,4 +1,4 @@
-"""A program may send to ever new topics: what is kept of each has a bound."""
+"""A program may send to ever new topics: the memory that they take has a bound."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
     for number in range(5 * MOST):
         cluster.create_topic(f"topic-{number}", 2)
         for topic in (f"topic-{number}", "orders"):
-            one = request()
-            one.topic = topic
-            engine.submit(one)
+            sent = request()
+            sent.topic = topic
+            engine.submit(sent)
             (completion,) = engine.drain()
             assert completion.outcome is Outcome.ACKED
         kept = (
@@ -33,7 +33,7 @@ def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
         )  # fmt: skip
         assert 0 < max(map(len, kept)) <= MOST
     assert len(cluster.messages("orders")) == 5 * MOST
-    assert engine.routes.addresses() == {one.name: one.address for one in cluster.brokers}
+    assert engine.routes.addresses() == {broker.name: broker.address for broker in cluster.brokers}
 
 
 def test_a_topic_that_is_being_looked_up_is_not_forgotten(cluster, make_engine, few):
@@ -44,7 +44,7 @@ def test_a_topic_that_is_being_looked_up_is_not_forgotten(cluster, make_engine, 
 
 
 def test_the_topic_in_use_stays(cluster, make_engine, few):
-    """Its route is newer than that of the others, as it is asked for again and again."""
+    """The route of the topic in use is the newest, because it is asked for again and again."""
     engine = make_engine()
     engine.publish_info("orders")
     for number in range(MOST - 1):

@@ -1,4 +1,4 @@
-"""Brokers of the known route are gone: they have moved, are away for a while, or are replaced."""
+"""The brokers of the known route are gone: moved, away for a while, or replaced."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _move(cluster: FakeCluster) -> None:
 def test_a_route_shared_by_an_earlier_worker_may_be_stale(
     cluster: FakeCluster, tmp_path: Path, look_up_s: float
 ) -> None:
-    """A new worker starts warm, by a route that no broker of is at its address any more."""
+    """A new worker starts with a known route, but none of its brokers is there any more."""
     options = SinkOptions(name_server=cluster.name_server)
-    one, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
-    engine = SendEngine(options, shared=one)
+    first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
+    engine = SendEngine(options, shared=first)
     send(engine)
     engine.close()
     _move(cluster)
@@ -48,7 +48,7 @@ def test_a_route_shared_by_an_earlier_worker_may_be_stale(
 def test_bulk_senders_wait_for_brokers_that_are_all_away(
     cluster: FakeCluster, make_engine: Any
 ) -> None:
-    """No answer would come sooner for attempts used up."""
+    """If their attempts ran out, the answer would be an error and come no sooner."""
     engine = make_engine(sendMsgTimeout=60_000)
     send(engine)
     for broker in cluster.brokers:
@@ -93,13 +93,13 @@ def _codes(broker: Any) -> set[int]:
 
 
 def _demote(broker: Any) -> None:
-    """The master is gone, and routes list its slave only."""
+    """Take the master away: routes list its slave only."""
     broker.is_master = False
     broker.kill()
 
 
 def _promote(broker: Any) -> None:
-    """Another process is the master now, and routes say so."""
+    """Make another process the master, and list it in routes."""
     broker.fail_over()
     broker.is_master = True
 
@@ -108,7 +108,7 @@ def _promote(broker: Any) -> None:
 def test_a_new_master_is_found_though_the_route_had_only_a_slave(
     cluster: FakeCluster, make_producer: Any, mode: str
 ) -> None:
-    """The route is not old: it was fetched at the wrong moment, and polled an hour later."""
+    """The route is young, but it was fetched at the wrong moment, and is polled an hour later."""
     producer = make_producer(
         pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s",
         ordering="strict" if mode == "strict" else "none",
@@ -151,7 +151,7 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(
 def test_a_request_of_one_queue_waits_for_its_new_master(
     cluster: FakeCluster, make_engine: Any, ordered: bool
 ) -> None:
-    """The route is a good one for all others: its broker alone has no master in it."""
+    """The route is good for all other requests: only this queue's broker has no master in it."""
     engine = make_engine(pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s")
     engine.publish_info("orders")
     late = cluster.brokers[1]
@@ -162,7 +162,7 @@ def test_a_request_of_one_queue_waits_for_its_new_master(
     while late.name in engine.publish_info("orders").masters and engine.clock() < until_s:
         engine.drive()
     assert late.name not in engine.publish_info("orders").masters
-    if engine.take():  # refused three times, before there was a new route
+    if engine.take():  # The attempt was refused three times before there was a new route.
         engine.submit(request(1, queue=queue, ordered=ordered))
     _promote(late)
     (completion,) = engine.drain(engine.clock() + 30)
@@ -170,7 +170,7 @@ def test_a_request_of_one_queue_waits_for_its_new_master(
 
 
 def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engine: Any) -> None:
-    """It was deleted a moment ago, when its route was young."""
+    """The topic was deleted a moment ago, when its route was young."""
     engine = make_engine(createTopicKey="", pollNameServerInterval="1h")
     engine.publish_info("orders")
     cluster.delete_topic("orders")
@@ -189,7 +189,7 @@ def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engi
 def test_a_name_server_that_was_started_anew_takes_no_route_away(
     cluster: FakeCluster, make_engine: Any
 ) -> None:
-    """It knows neither topic nor template before the brokers have registered, every 30 s."""
+    """Brokers register every 30 s: until then the server knows neither topic nor template."""
     engine = make_engine(pollNameServerInterval=10)
     assert send(engine).outcome is Outcome.ACKED
     cluster.forget_brokers()
@@ -214,12 +214,12 @@ def test_a_new_sender_waits_for_brokers_to_register(cluster: FakeCluster, make_e
 def test_a_new_worker_begins_with_the_route_of_another_one(
     cluster: FakeCluster, tmp_path: Path, fault: str
 ) -> None:
-    """An old one, while the name servers cannot tell."""
+    """The route is an old one, while the name servers cannot answer."""
     options = SinkOptions.parse(
         {"nameServer": cluster.name_server, "pollNameServerInterval": 10, "sendMsgTimeout": 5000}
     )
-    one, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
-    engine = SendEngine(options, shared=one)
+    first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
+    engine = SendEngine(options, shared=first)
     send(engine)
     engine.close()
     getattr(cluster, fault)()
@@ -234,7 +234,7 @@ def test_a_new_worker_begins_with_the_route_of_another_one(
 def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(
     make_engine: Any,
 ) -> None:
-    """Its other broker has not registered with the name server that was started anew."""
+    """The topic's other broker has not registered with the restarted name server."""
     with FakeCluster(queues=0) as cluster:
         cluster.create_topic("orders")
         engine = make_engine(nameServer=cluster.name_server, pollNameServerInterval=10)
@@ -250,7 +250,7 @@ def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(
 
 
 def test_the_newest_route_says_where_a_broker_is(cluster: FakeCluster, make_engine: Any) -> None:
-    """Another topic's route is read again only when that topic is used."""
+    """The route of another topic is read again only when that topic is used."""
     cluster.create_topic("pays", 4)
     engine = make_engine()
     for topic in ("orders", "pays"):
@@ -265,15 +265,15 @@ def test_the_newest_route_says_where_a_broker_is(cluster: FakeCluster, make_engi
 def test_addresses_are_put_together_when_a_route_is_new(
     cluster: FakeCluster, make_engine: Any, tmp_path: Path
 ) -> None:
-    """Each tick asks for them, and there may be thousands of topics."""
+    """Each tick asks for the addresses, and there may be thousands of topics."""
     options = SinkOptions(name_server=cluster.name_server)
-    one, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
-    engine, later = make_engine(shared=one), make_engine(shared=other)
+    first, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
+    engine, later = make_engine(shared=first), make_engine(shared=other)
     assert engine.routes.addresses() == later.routes.addresses() == {}
     engine.publish_info("orders")
-    known = engine.routes.addresses()
-    assert known == {broker.name: broker.address for broker in cluster.brokers}
+    addresses = engine.routes.addresses()
+    assert addresses == {broker.name: broker.address for broker in cluster.brokers}
     send(engine)
-    assert engine.routes.addresses() is known
+    assert engine.routes.addresses() is addresses
     later.routes.get("orders", later.clock())
-    assert later.routes.addresses() == known and not later.routes.look_ups
+    assert later.routes.addresses() == addresses and not later.routes.look_ups

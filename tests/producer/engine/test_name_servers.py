@@ -1,4 +1,4 @@
-"""Several name servers that do not know the same: one was started anew, or has another cluster."""
+"""Name servers that know different things: one has restarted, or has another cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _InOrder(Random):
 
 @pytest.fixture
 def other() -> Iterator[FakeCluster]:
-    """Another cluster, whose brokers have the same names and make topics on the fly."""
+    """Yield another cluster, whose brokers have the same names and make topics on the fly."""
     with FakeCluster(brokers=2, queues=4) as fake:
         yield fake
 
@@ -65,7 +65,7 @@ def test_a_server_that_does_not_know_the_topic_settles_nothing(
 def test_a_topic_is_made_only_where_all_servers_that_answer_say(
     cluster: FakeCluster, other: FakeCluster, engine_of: Any, is_empty: bool, is_first: bool
 ) -> None:
-    """Java's client makes it on the brokers of the server that it asks."""
+    """Java's client makes the topic on the brokers of whichever server it asks."""
     if is_empty:
         other.forget_brokers()
     servers = [other.name_server, cluster.name_server]
@@ -73,13 +73,13 @@ def test_a_topic_is_made_only_where_all_servers_that_answer_say(
     error = _refused(engine, "fresh")
     assert isinstance(error, NoRouteError) and all(server in str(error) for server in servers)
     assert not cluster.messages("fresh") and not other.messages("fresh")
-    cluster.create_topic("fresh", 4)  # what the error advises
+    cluster.create_topic("fresh", 4)  # The error advises to make the topic.
     assert [completion.outcome for completion in engine.drain()] == [Outcome.ACKED]
     assert len(cluster.messages("fresh")) == 1
 
 
 def _refused(engine: SendEngine, topic: str) -> SendError:
-    """Submit a request and return the reason for which it has no route; it waits on."""
+    """Submit a request and return the reason why it has no route; the request goes on waiting."""
     engine.submit(request(1, topic))
     until_s = engine.clock() + 30
     while (error := engine.routes.error(topic)) is None:
@@ -108,7 +108,7 @@ def test_servers_that_agree_or_do_not_answer_leave_the_template(
 
 
 def test_an_empty_server_makes_no_topic_unknown_for_good(engine_of: Any) -> None:
-    """Its brokers may register within 30 s, and with them the topic."""
+    """The server's brokers may register within 30 s, and bring the topic."""
     with FakeCluster(queues=0) as cluster, FakeCluster() as other:
         other.forget_brokers()
         engine = engine_of(other.name_server, cluster.name_server, sendMsgTimeout=30_000)
@@ -136,15 +136,19 @@ def test_topics_and_brokers_are_those_of_all_servers(
 def test_check_names_the_server_that_disagrees(cluster: FakeCluster, other: FakeCluster) -> None:
     def states(*servers: str) -> list[tuple[str, str]]:
         options = SinkOptions.parse(nameServer=";".join(servers))
-        return [(one.state, one.text) for one in look(options) if one.what.startswith("name serv")]
+        return [
+            (check.state, check.text)
+            for check in look(options)
+            if check.what.startswith("name serv")
+        ]
 
     port = Port(other._loop, cluster._handle)
     other._loop.call(port.open)
-    ours = [cluster.name_server, port.address]
-    assert [state for state, _ in states(*ours, other.name_server)] == ["ok", "ok", "fail"]
-    two = states(ours[0], other.name_server)
+    own = [cluster.name_server, port.address]
+    assert [state for state, _ in states(*own, other.name_server)] == ["ok", "ok", "fail"]
+    two = states(own[0], other.name_server)
     assert [state for state, _ in two] == ["fail", "fail"]
-    assert ours[0] in two[1][1] and "another cluster" in two[1][1]
+    assert own[0] in two[1][1] and "another cluster" in two[1][1]
     other.forget_brokers()
-    (_, (state, text)) = states(ours[0], other.name_server)
+    (_, (state, text)) = states(own[0], other.name_server)
     assert state == "fail" and "knows no broker" in text

@@ -1,4 +1,4 @@
-"""The five outcomes, and what is tried again where."""
+"""The five outcomes, and the next attempt after each error."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_unknown_when_the_connection_ends_after_the_frame(cluster, make_engine):
 
 
 def test_an_answer_that_is_not_awaited_is_no_lost_connection(cluster, make_engine):
-    """The report would call the broker away."""
+    """Otherwise the report would call the broker away."""
     cluster.brokers[0].freeze()
     engine = make_engine(sendMsgTimeout=60_000)
     engine.publish_info("orders")
@@ -108,7 +108,7 @@ def test_an_answer_that_is_not_awaited_is_no_lost_connection(cluster, make_engin
     [completion] = engine.drain(until_s)
     assert (completion.outcome, completion.error.code) == (Outcome.UNKNOWN, "UNKNOWN")
     assert "given up before" in completion.error.text
-    assert [one.error_code for one in completion.attempts] == ["UNKNOWN"]
+    assert [attempt.error_code for attempt in completion.attempts] == ["UNKNOWN"]
 
 
 def test_unknown_then_acked_is_marked(cluster, make_engine):
@@ -135,7 +135,7 @@ def test_an_answer_without_proof_is_unknown(cluster, make_engine):
 
 
 def test_unknown_wins_over_what_follows(cluster, make_engine):
-    """First attempt unknown, then the broker is gone: the outcome must not be NOT_SENT."""
+    """The first attempt is unknown, then the broker is gone: the outcome must not be NOT_SENT."""
     engine = make_engine(sendMsgTimeout=900)
     engine.publish_info("orders")
     for broker in cluster.brokers:
@@ -286,7 +286,7 @@ def test_a_static_queue_that_moved_is_sent_to_its_new_broker(
     old.on_send(Answer(501, "orders-0 does not exit in request process of broker"), times=None)
     completion = send(engine, queue=queue, ordered=ordering == "strict")
     assert completion.outcome is Outcome.ACKED and not completion.maybe_duplicate
-    assert [one.broker_address for one in completion.attempts] == [old.address, new.address]
+    assert [attempt.broker_address for attempt in completion.attempts] == [old.address, new.address]
     assert completion.attempts[0].error_code == QueueMovedError.code
     assert is_well(engine, old.name)
 
@@ -335,7 +335,7 @@ def test_a_topic_that_was_shrunk_costs_one_look_at_the_route(cluster, make_engin
 
 
 def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
-    """Each broker says it once; a request goes back to where it was, on a new connection."""
+    """A broker says GO_AWAY once; the request goes to the same broker over a new connection."""
     engine = make_engine(retryTimesWhenSendFailed=0)
     engine.publish_info("orders")
     for broker in cluster.brokers:

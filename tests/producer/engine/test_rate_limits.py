@@ -1,4 +1,4 @@
-"""Rate limits and busy brokers, through the engine and the producer, on the scripted cluster."""
+"""Rate limits and busy brokers, through engine and producer, on the scripted cluster."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.producer.conftest import request
 
 
 def pace(**options: object) -> RateLimiter:
-    made = RateLimiter.of(SinkOptions.parse(options), 0.0)
-    assert made is not None
-    return made
+    limiter = RateLimiter.of(SinkOptions.parse(options), 0.0)
+    assert limiter is not None
+    return limiter
 
 
 def test_without_limits_there_is_no_pace() -> None:
@@ -27,9 +27,9 @@ def test_without_limits_there_is_no_pace() -> None:
 
 
 def test_a_task_keeps_its_part() -> None:
-    mine = pace(maxMessagesPerSecond=100, rateTasks=20)
-    assert not mine.allows(1, 0, 0.19)
-    assert mine.allows(1, 0, 0.21)
+    limiter = pace(maxMessagesPerSecond=100, rateTasks=20)
+    assert not limiter.allows(1, 0, 0.19)
+    assert limiter.allows(1, 0, 0.21)
 
 
 def test_the_stricter_limit_decides() -> None:
@@ -42,11 +42,11 @@ def test_the_stricter_limit_decides() -> None:
 
 
 def test_no_thread_sleeps_past_the_time_of_a_waiting_request() -> None:
-    mine = pace(maxMessagesPerSecond=10)
-    mine.allows(1, 0, 0.0)
-    assert mine.wait_s(5.0, 0.02) == pytest.approx(0.08)
-    assert mine.wait_s(0.01, 0.02) == 0.01
-    assert mine.wait_s(5.0, 0.2) == 5.0, "nobody waits any more: no busy loop"
+    limiter = pace(maxMessagesPerSecond=10)
+    limiter.allows(1, 0, 0.0)
+    assert limiter.wait_s(5.0, 0.02) == pytest.approx(0.08)
+    assert limiter.wait_s(0.01, 0.02) == 0.01
+    assert limiter.wait_s(5.0, 0.2) == 5.0, "nobody waits any more: no busy loop"
 
 
 def test_an_engine_keeps_the_limit(cluster, make_engine):
@@ -117,7 +117,7 @@ def _home(cluster, number=0):
 
 
 def test_a_busy_answer_shrinks_the_brokers_window(cluster, make_engine):
-    """Pinned requests: there is no other broker to turn to, so they wait for a place."""
+    """The requests are pinned to the broker, so they wait for a place there."""
     engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, sendMsgTimeout="60s")
     broker = cluster.brokers[0]
     engine.submit(request("warm", queue=_home(cluster)))
@@ -188,7 +188,7 @@ def test_what_has_no_place_in_time_completes_as_not_sent(cluster, make_engine):
 
 
 def test_the_last_answer_is_the_error_of_what_finds_no_place_in_time(cluster, make_engine):
-    """What waits again, after a broker with a full disk has refused it, says so."""
+    """A request that waits again after a refusal reports the refusal: a broker with a full disk."""
     engine = make_engine(sendMsgTimeout=700, retryBackoffMs=50, retryBackoffMaxMs=50)
     broker = cluster.brokers[0]
     broker.on_send(Answer(2, "broker busy"))
@@ -211,7 +211,7 @@ def test_the_last_answer_is_the_error_of_what_finds_no_place_in_time(cluster, ma
 
 
 def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
-    """Even with the fault table off: a full window is a reason to go elsewhere."""
+    """A full window is a reason to go elsewhere, even without the fault table."""
     engine = make_engine(sendLatencyFaultEnable=False, retryBackoffMs=1, retryBackoffMaxMs=1)
     busy, other = cluster.brokers
     busy.on_send(Answer(2, "broker busy"))

@@ -1,4 +1,4 @@
-"""Waits that no broker was asked in are on record: with the attempts they are the whole time."""
+"""Waits in which no broker was asked are on record: with the attempts they make up all the time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rocket_sink.testing import FakeCluster
 from tests.producer.conftest import request, send
 
 SHARE = 0.9
-"""Of the time between submit and answer; the rest are the engine's own steps."""
+"""The least share of the time until the answer that is recorded; the rest is the engine's work."""
 
 
 def _away(cluster: FakeCluster, engine: Any) -> Any:
-    """A broker without a master in the route, as the engine knows by now."""
+    """Take a broker's master out of the route; return the broker when the engine knows."""
     broker = cluster.brokers[1]
     broker.is_master = False
     broker.kill()
@@ -35,17 +35,17 @@ def _strict(engine: Any, broker: Any) -> Any:
 
 @pytest.fixture
 def engine(cluster: FakeCluster, make_engine: Any) -> Any:
-    made = make_engine(pollNameServerInterval="200ms", orderWaitMs="60s")
-    send(made)
-    return made
+    send_engine = make_engine(pollNameServerInterval="200ms", orderWaitMs="60s")
+    send(send_engine)
+    return send_engine
 
 
 def _spent(completion: Any) -> float:
-    return sum(one.queue_wait_ms + one.rtt_ms for one in completion.attempts) / 1000
+    return sum(attempt.queue_wait_ms + attempt.rtt_ms for attempt in completion.attempts) / 1000
 
 
 def _waited(cluster: FakeCluster, engine: Any) -> tuple[Any, float]:
-    """A strict request's completion, whose broker came back after a while, and its time (s)."""
+    """Send a strict request whose broker comes back after a while; return it and its time (s)."""
     broker = _away(cluster, engine)
     began_s = time.monotonic()
     _strict(engine, broker)
@@ -61,8 +61,8 @@ def test_the_wait_for_a_strict_queues_broker_is_one_row(cluster: FakeCluster, en
     completion, took_s = _waited(cluster, engine)
     assert completion.outcome is Outcome.ACKED
     *waits, stored = completion.attempts
-    assert [one.attempt for one in completion.attempts] == sorted(
-        {one.attempt for one in completion.attempts}
+    assert [attempt.attempt for attempt in completion.attempts] == sorted(
+        {attempt.attempt for attempt in completion.attempts}
     )
     waited = waits[-1]
     assert (waited.wire_bytes, waited.broker_address, waited.rtt_ms) == (0, "", 0.0)
@@ -75,7 +75,7 @@ def test_the_wait_for_a_strict_queues_broker_is_one_row(cluster: FakeCluster, en
 def test_without_the_row_the_time_would_be_missing(
     cluster: FakeCluster, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted defect: what only looks at a route is not noted."""
+    """The planted defect: a look at the route leaves no row."""
     monkeypatch.setattr(response_handler, "_note_wait", lambda *_: None)
     completion, took_s = _waited(cluster, engine)
     assert completion.outcome is Outcome.ACKED

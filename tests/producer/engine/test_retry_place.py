@@ -1,4 +1,4 @@
-"""Where the next attempt goes when nothing but the failure itself speaks against a broker."""
+"""The place of the next attempt if only the failure itself speaks against a broker."""
 
 from __future__ import annotations
 

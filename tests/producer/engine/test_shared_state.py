@@ -1,4 +1,4 @@
-"""The mapped store: shared by processes, safe against writers that die half-way."""
+"""The mapped store: shared by processes, and safe against writers that die half-way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_in(path) -> SharedBrokerState:
 
 
 def elsewhere(path) -> SharedBrokerState:
-    """The same store as another process has it: by a mapping of its own."""
+    """Return the store as another process sees it: by a mapping of its own."""
     (file,) = path.glob("*.health")
     return SharedBrokerState(MappedFile(file, file.stat().st_size))
 
@@ -71,7 +71,7 @@ def test_a_process_maps_a_store_once(tmp_path):
 
 
 def test_a_store_that_closes_releases_no_other_lock(tmp_path):
-    """Of its process: fcntl drops all locks on a file with any descriptor of it."""
+    """fcntl drops all locks of a process on a file when the process closes any descriptor of it."""
     first, second = open_in(tmp_path), open_in(tmp_path)
     assert first._file is not None and first._file.lock()
     second.close()
@@ -97,15 +97,15 @@ def test_a_slot_without_a_value_serves_another_key_and_hides_none(tmp_path):
     table = MappedTable(file, 0, 4, 64)
     keys = [f"key-{number}" for number in range(40)]
     for key in keys:
-        kept = [one for one, _ in table.items()]
-        assert all(table.get(one) for one in kept)
+        kept = [name for name, _ in table.items()]
+        assert all(table.get(name) for name in kept)
         if len(kept) == 3:
             assert table.put(kept[0], b"")
         assert table.put(key, key.encode())
         assert table.put(key, b"again")
-        later = [one for one in kept[-2:] if table.get(one)]
-        assert [table.get(one) for one in later] == [b"again"] * len(later)
-        assert len([one for one, _ in table.items() if one == key]) == 1
+        later = [name for name in kept[-2:] if table.get(name)]
+        assert [table.get(name) for name in later] == [b"again"] * len(later)
+        assert len([name for name, _ in table.items() if name == key]) == 1
 
 
 def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
@@ -122,7 +122,7 @@ def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
 
 
 def test_a_full_table_goes_on_isolating(tmp_path):
-    """What can be sent to soonest makes room, and topics do before a broker that is dead."""
+    """The broker that is usable soonest makes room first, and topics go before a dead broker."""
     brokers, now_s = Brokers(OPTIONS, open_in(tmp_path)), 1000.0
     brokers.isolate("dead", 10.0, now_s, "CONNECT", reachable=False)
     for number in range(600):
@@ -168,8 +168,8 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
         (folder / "it").touch()
         if name != "young":
             os.utime(folder, (0, 0))
-    mine = local_directory()
-    assert mine.name == f"rocket-sink-{os.getuid()}-{os.getppid()}" and mine.is_dir()
+    own = local_directory()
+    assert own.name == f"rocket-sink-{os.getuid()}-{os.getppid()}" and own.is_dir()
     assert {name for name, folder in folders.items() if folder.exists()} == {
         "alive", "young", "other"
     }  # fmt: skip
@@ -235,18 +235,18 @@ def _write_for_ever(path):
 
 @pytest.mark.parametrize("round_", range(8))
 def test_killed_writers_leave_a_readable_table(tmp_path, round_):
-    """SIGKILL at random moments: values are complete or absent, and no process is locked out."""
+    """SIGKILL comes at random moments: values are whole or absent, and no process is locked out."""
     _, table = _table(tmp_path)
     writers = [FORK.Process(target=_write_for_ever, args=(tmp_path,)) for _ in range(2)]
     for writer in writers:
         writer.start()
-    seen = 0
+    reads = 0
     until = time.monotonic() + 0.15 + round_ * 0.013
-    # On a busy machine a writer may not have begun by then.
-    while time.monotonic() < until or not seen:
+    # A slow writer may not have begun by then.
+    while time.monotonic() < until or not reads:
         value = table.get("hot")
         if value is not None:
-            seen += 1
+            reads += 1
             assert value == value[:8] * 20
     for writer in writers:
         os.kill(writer.pid, signal.SIGKILL)
@@ -265,10 +265,10 @@ def _hold_the_lock(path, held):
 
 def test_a_stopped_writer_blocks_no_process(tmp_path):
     _, table = _table(tmp_path)
-    held = FORK.Event()
-    holder = FORK.Process(target=_hold_the_lock, args=(tmp_path, held))
+    is_held = FORK.Event()
+    holder = FORK.Process(target=_hold_the_lock, args=(tmp_path, is_held))
     holder.start()
-    assert held.wait(5)
+    assert is_held.wait(5)
     started = time.monotonic()
     assert table.put("a", b"1") is False
     assert time.monotonic() - started < 10, "the lock is held for 30 s"
@@ -278,7 +278,7 @@ def test_a_stopped_writer_blocks_no_process(tmp_path):
 
 
 def test_one_engine_avoids_what_another_found_out(tmp_path, cluster, make_engine):
-    """Two workers of an executor."""
+    """The engines are those of two workers of an executor."""
     first = make_engine(shared=open_in(tmp_path))
     second = make_engine(shared=open_in(tmp_path))
     send(second, "warm")

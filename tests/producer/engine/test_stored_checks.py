@@ -1,4 +1,4 @@
-"""Requests with ids to verify: after an unknown outcome the broker is asked before all else."""
+"""Requests with ids to verify: after an unknown outcome the engine asks the broker first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST = (Drop(), CloseConnection(), Answer(1, "java.lang.Exception", stores=True)
 def batch(count: int) -> SendRequest:
     ids = [f"B{i}" for i in range(count)]
     builder = RequestBuilder(SinkOptions(), new_message_ids("127.0.0.1"))
-    messages = [Message("orders", one.encode(), message_id=one) for one in ids]
+    messages = [Message("orders", message_id.encode(), message_id=message_id) for message_id in ids]
     (part,) = builder.batches(messages)
     return dataclasses.replace(part.request, verify_ids=(ids[0], ids[-1]), token="batch")
 
@@ -52,8 +52,8 @@ def test_a_lost_answer_is_found_and_nothing_is_sent_again(cluster, make_engine, 
         broker.on_send(behaviour, times=None)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
-    one = request(1, verify_ids=("ID1",), queue=queue, ordered=ordered)
-    completion = send(engine, one)
+    sent = request(1, verify_ids=("ID1",), queue=queue, ordered=ordered)
+    completion = send(engine, sent)
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, True)
     assert not completion.maybe_duplicate
     assert bodies(cluster) == [b"body-1"]
@@ -75,7 +75,7 @@ def test_what_was_not_stored_is_sent_again(cluster, make_engine, ordered):
 
 @pytest.mark.parametrize("stores", [True, False])
 def test_a_broker_that_answers_others_is_asked(cluster, make_engine, monkeypatch, stores):
-    """A batch whose answer a busy broker drops is no matter of `storedCheckTimeout`."""
+    """A batch whose answer a busy broker drops does not wait for `storedCheckTimeout`."""
     monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.1)
     broker = cluster.brokers[0]
     broker.on_send(Drop(stores=stores), times=1)
@@ -84,15 +84,18 @@ def test_a_broker_that_answers_others_is_asked(cluster, make_engine, monkeypatch
     for token in (1, 2):
         engine.submit(request(token, verify_ids=(f"ID{token}",), queue=queue))
     completions = engine.drain(engine.clock() + 20)
-    assert [(one.outcome, one.maybe_duplicate) for one in completions] == [
+    assert [(completion.outcome, completion.maybe_duplicate) for completion in completions] == [
         (Outcome.ACKED, False)
     ] * 2
-    assert {one.token: one.found_stored for one in completions} == {1: stores, 2: False}
+    assert {completion.token: completion.found_stored for completion in completions} == {
+        1: stores,
+        2: False,
+    }
     assert bodies(cluster) == [b"body-1", b"body-2"]
 
 
 def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engine, monkeypatch):
-    """The request may wait in the broker; `storedCheckTimeout` is the end of that."""
+    """The request may wait in the broker; `storedCheckTimeout` ends this wait."""
     monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.0)
     broker = cluster.brokers[0]
     queue = MessageQueue("orders", broker.name, 1)
@@ -101,13 +104,14 @@ def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engi
     engine.drain()
     broker.on_send(Drop(stores=False), times=1)
     engine.submit(request(2, verify_ids=("ID2",), queue=queue))
-    while engine.pending and len(requests_of(cluster, RequestCode.HEART_BEAT)) < 4:  # it lives
+    # The broker lives.
+    while engine.pending and len(requests_of(cluster, RequestCode.HEART_BEAT)) < 4:
         engine.drive()
     assert engine.pending == 1 and not engine.stored_checks.open
 
 
 def requests_of(cluster: FakeCluster, code: RequestCode) -> list[Any]:
-    return [one for broker in cluster.brokers for one in broker.requests if one.code == code]
+    return [frame for broker in cluster.brokers for frame in broker.requests if frame.code == code]
 
 
 def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
@@ -115,8 +119,8 @@ def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
         broker.on_send(Drop(), times=None)
     completion = send(make_engine(**QUICK), batch(50))
     assert completion.found_stored and len(bodies(cluster)) == 50
-    asked = requests_of(cluster, RequestCode.QUERY_MESSAGE)
-    assert {(r.ext or {})["key"] for r in asked} == {"B0", "B49"}
+    queries = requests_of(cluster, RequestCode.QUERY_MESSAGE)
+    assert {(r.ext or {})["key"] for r in queries} == {"B0", "B49"}
 
 
 def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
@@ -158,7 +162,7 @@ def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
 
 
 def test_without_a_proof_it_is_repeated(cluster, make_engine):
-    """What the ids are for: the same lost answer doubles the message."""
+    """Without the ids, the same lost answer doubles the message."""
     for broker in cluster.brokers:
         broker.on_send(CloseConnection(), times=1)
     completion = send(make_engine(**QUICK), request(1))
@@ -179,7 +183,7 @@ def test_closing_the_engine_ends_open_questions(cluster, make_engine):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_frozen_brokers_late_answer_is_the_answer(cluster, make_engine, ordered):
-    """It stores what it read when it wakes up: asked too early it would have said "absent"."""
+    """The broker stores the request when it thaws: asked too early, it would have said "absent"."""
     broker = cluster.brokers[0]
     queue = MessageQueue("orders", broker.name, 1)
     engine = make_engine(sendMsgTimeout=200, orderWaitMs=200, storedCheckDelay=0)

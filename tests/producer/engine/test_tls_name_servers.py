@@ -1,4 +1,4 @@
-"""Name servers with untrusted certificates: an error after one attempt per address."""
+"""Name servers with untrusted certificates: an error after one attempt for each address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from tests.net.test_transport import IP, Authority, Echo, authority
 
-assert authority  # a fixture
+assert authority  # The name is a fixture.
 
 
 class Handshakes(Echo):
@@ -38,21 +38,21 @@ class Handshakes(Echo):
 
 @pytest.fixture
 def serve(authority):
-    made = []
+    servers = []
 
     def start(*names, before=None):
-        files = authority.server(f"s{len(made)}", *names)
-        made.append(Handshakes(files, before))
-        return made[-1]
+        files = authority.server(f"s{len(servers)}", *names)
+        servers.append(Handshakes(files, before))
+        return servers[-1]
 
     yield start
-    for server in made:
+    for server in servers:
         server.close()
 
 
 def send(servers, ca, **options):
-    addresses = ";".join(getattr(one, "address", one) for one in servers)
-    # the deadline is far: who waits for it, fails by the test's own time-out
+    addresses = ";".join(getattr(server, "address", server) for server in servers)
+    # The deadline is far: a test that waits for it fails by its own time-out.
     with Producer(
         nameServer=addresses, tlsMode="verify-full", tlsCa=str(ca), **options
     ) as producer:
@@ -61,7 +61,7 @@ def send(servers, ca, **options):
 
 @pytest.mark.timeout(60)
 def test_each_name_server_is_tried_once_and_the_reason_reported(authority, serve):
-    servers = [serve(), serve()]  # certificates without a name
+    servers = [serve(), serve()]  # The certificates have no name.
     with pytest.raises(TlsError, match="tlsServerName") as caught:
         send(servers, authority.file, sendMsgTimeout=600_000)
     assert [server.count for server in servers] == [1, 1]
@@ -93,7 +93,7 @@ def test_another_kind_of_failure_may_pass_and_is_tried_again(authority, serve, u
 
 @pytest.mark.timeout(60)
 def test_an_authority_that_was_exchanged_meanwhile_is_read_again(authority, serve, tmp_path):
-    """The first handshake fails by the old file, and the new one is there by then."""
+    """The first handshake fails by the old file; the new file is there at the next attempt."""
     (tmp_path / "bad").mkdir()
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
@@ -103,7 +103,8 @@ def test_an_authority_that_was_exchanged_meanwhile_is_read_again(authority, serv
         new.replace(ca)
 
     server = serve(IP, before=exchange)
-    with pytest.raises(NameServerUnavailableError):  # it speaks no further than the handshake
+    # This server speaks no further than the handshake.
+    with pytest.raises(NameServerUnavailableError):
         send([server], ca, sendMsgTimeout=2000)
     assert server.count > 1
 

@@ -1,4 +1,4 @@
-"""vipChannelEnabled: the broker's port minus two, for routes from anywhere."""
+"""vipChannelEnabled: the broker's port minus two, for routes from any source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rocket_sink.wire.route import BrokerData, TopicRoute
 
 @pytest.mark.parametrize("topic", ["orders", "made-on-the-fly"])
 def test_sends_go_two_ports_below_the_route(cluster, monkeypatch, topic):
-    told = cluster.route
+    route_of = cluster.route
 
     def two_above(name):
-        route = told(name)
+        route = route_of(name)
         moved = [
             BrokerData(b.cluster, b.name, {n: _moved(a) for n, a in b.addresses.items()})
             for b in route.brokers

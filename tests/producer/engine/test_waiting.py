@@ -1,4 +1,4 @@
-"""Where attempts wait: each is in one place, comes out of it once, and keeps its order."""
+"""Waiting attempts: each is in one place, leaves it once, and keeps its order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUEUE = MessageQueue("orders", "a", 0)
 
 
 class Routes:
-    """No look-up has ended, until `known`."""
+    """Routes of which no look-up ends before `known` is set."""
 
     def __init__(self) -> None:
         self.look_ups = 0
@@ -66,13 +66,13 @@ def test_those_that_wait_for_a_time_come_in_its_order() -> None:
 
 def test_a_new_route_releases_those_that_wait_for_it() -> None:
     waiting, routes = waiting_and_routes()
-    held, late = make(), make(deadline_s=1.0)
-    for attempt in (held, late):
+    early, late = make(), make(deadline_s=1.0)
+    for attempt in (early, late):
         waiting.add(attempt, Wait.ROUTE, 0.0)
     assert waiting.pop_due(0.0) == []
     assert waiting.pop_due(1.0) == [late]
     routes.known, routes.look_ups = True, 1
-    assert waiting.pop_due(1.0) == [held], "at once, not with the next look"
+    assert waiting.pop_due(1.0) == [early], "at once, not with the next look"
     assert waiting.size == 0
 
 
@@ -83,23 +83,25 @@ def test_a_busy_brokers_places_are_given_out_in_order() -> None:
     broker.busy(0.0, 0.0)
     routes: Any = Routes()
     waiting = WaitingRequests(routes, brokers)
-    held = [make() for _ in range(5)]
-    for attempt in held:
+    attempts = [make() for _ in range(5)]
+    for attempt in attempts:
         attempt.target = SendTarget(QUEUE, "a", "a:1", broker)
-        waiting.add(attempt, Wait.BROKER, 9.0 if attempt is held[3] else 99.0)
+        waiting.add(attempt, Wait.BROKER, 9.0 if attempt is attempts[3] else 99.0)
     broker.in_flight = int(broker.window.limit) if broker.window is not None else 0
     assert waiting.pop_due(1.0) == []
     broker.in_flight -= 2
-    assert waiting.pop_due(2.0) == held[:2]
+    assert waiting.pop_due(2.0) == attempts[:2]
     broker.in_flight += 2
-    assert waiting.pop_due(9.0) == [held[3]], "its share of the time is over"
+    assert waiting.pop_due(9.0) == [attempts[3]], "its share of the time is over"
     brokers.ranks_version += 1
-    assert waiting.pop_due(9.0) == [held[2], held[4]], "another broker may be the best one now"
+    assert waiting.pop_due(9.0) == [attempts[2], attempts[4]], (
+        "another broker may be the best one now"
+    )
     assert waiting.size == 0
 
 
 def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
-    """Attempts that any of the equals may take wait for all of them."""
+    """An attempt that may go to any of the equal brokers waits for all of them."""
     brokers = brokers_of_one_engine()
     info = TopicPublishInfo.of(
         "orders",
@@ -117,23 +119,23 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
     routes: Any = Routes()
     waiting = WaitingRequests(routes, brokers)
     waiting.pop_due(0.0)
-    held = [make() for _ in range(5)]
-    for attempt in held:
+    attempts = [make() for _ in range(5)]
+    for attempt in attempts:
         waiting.add(attempt, Wait.BROKER, 99.0)
     assert waiting.pop_due(0.0) == []
     brokers.of("b").in_flight = 0
-    assert waiting.pop_due(1.0) == held[:2], "as many as its window has places for"
+    assert waiting.pop_due(1.0) == attempts[:2], "as many as its window has places for"
     target = brokers.ranking(info, 1.0).take(1)
     assert target is not None and target.home == "b"
     brokers.isolate("a", 1.0, 1.0, "CODE_1", reachable=True)
     brokers.isolate("b", 1.0, 1.0, "CODE_1", reachable=True)
     brokers.view(1.0)
-    assert waiting.pop_due(1.0) == held[2:], "c is as good now"
+    assert waiting.pop_due(1.0) == attempts[2:], "c is as good now"
     assert waiting.size == 0
 
 
 def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over() -> None:
-    """They would take any but an unreachable one."""
+    """The attempts would go to any broker but an unreachable one."""
     brokers = brokers_of_one_engine()
     info = TopicPublishInfo.of(
         "orders",
@@ -181,7 +183,7 @@ def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves() -> None:
 
 def test_drain_all_finds_each_once() -> None:
     waiting, _ = waiting_and_routes()
-    rng, made = Random(1), []
+    rng, added = Random(1), []
     waiting.ordered.enter(make(), QUEUE)
     for _ in range(50):
         attempt = make()
@@ -189,7 +191,7 @@ def test_drain_all_finds_each_once() -> None:
         if wait is Wait.TURN:
             waiting.ordered.enter(attempt, QUEUE)
         waiting.add(attempt, wait, 9.0)
-        made.append(attempt)
+        added.append(attempt)
     assert waiting.size == 50
-    assert sorted(map(id, waiting.drain_all())) == sorted(map(id, made))
+    assert sorted(map(id, waiting.drain_all())) == sorted(map(id, added))
     assert waiting.size == 0 and waiting.pop_due(1000.0) == []
