@@ -29,6 +29,7 @@ from rocket_sink.cli import cli
 from rocket_sink.ledger.live import METRICS
 from rocket_sink.ledger.schema import COLUMNS
 from rocket_sink.options import OPTIONS
+from rocket_sink.producer import telemetry
 from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.rows.stored_rows import STORED_DDL
 from rocket_sink.spark.reader import READ_OPTIONS
@@ -149,6 +150,7 @@ def names() -> list[str]:
         if inspect.isclass(value) and issubclass(value, errors.RocketSinkError)
     ]
     lines += [f"metric {metric.name} {metric.unit}" for metric in METRICS]
+    lines += [f"metric {telemetry.DURATION} s", f"metric {telemetry.SENT} {{message}}"]
     lines += [f"extra {extra}" for extra in project()["optional-dependencies"]]
     return sorted(set(lines))
 

@@ -31,7 +31,7 @@ from rocket_sink.producer.engine.brokers import BrokerHealth
 from rocket_sink.producer.engine.headers import CredentialsProvider
 from rocket_sink.producer.future import Callback, SendFuture
 from rocket_sink.producer.hooks import Hooks, SendHook
-from rocket_sink.producer.request_builder import Part, named
+from rocket_sink.producer.request_builder import Part, named, with_trace_context
 from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
 from rocket_sink.routing.fault import Isolation
@@ -143,7 +143,7 @@ class Producer:
             MessageError: the message is illegal; nothing was sent.
             SendError: NotSentError, RejectedError or UnknownOutcomeError.
         """
-        session = self._live_session()
+        session, message = self._live_session(), with_trace_context(message)
         request = self._request(session, message, queue, selector, arg, timeout_ms)
         return session.driver.send(request, (message,), "sync")
 
@@ -168,6 +168,7 @@ class Producer:
             MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
         """
         session, hooks, context = self._live_session(), self._hooks, None
+        message = with_trace_context(message)
         accumulator = session.accumulator
         plain = queue is None and selector is None and timeout_ms is None
         if accumulator is not None and plain and accumulator.takes(message):
@@ -210,7 +211,7 @@ class Producer:
             NotSentError: it could not be sent (Java 5.x loses it silently).
             RequestTimeoutError: the kernel took a part of it before the time-out; it may be stored.
         """
-        session = self._live_session()
+        session, message = self._live_session(), with_trace_context(message)
         request = self._request(session, message, queue, selector, arg, None)
         session.driver.send_oneway(request, (message,))
 
@@ -231,6 +232,7 @@ class Producer:
             SendError: the first one; its fact `results` has those of stored requests.
         """
         session = self._live_session()
+        messages = [with_trace_context(message) for message in messages]
         return self._send_parts(session, list(session.builder.batches(messages, queue)), timeout_ms)
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
@@ -268,7 +270,8 @@ class Producer:
                 as `send`; nothing was sent.
             SendError: the half message was not stored, or its outcome is unknown.
         """
-        return self._live_session().transactions.send(message, execute, arg)
+        session = self._live_session()
+        return session.transactions.send(with_trace_context(message), execute, arg)
 
     # --- requests, replies, recalls ----------------------------------------------------------
 
@@ -284,7 +287,8 @@ class Producer:
             SendError: the request was not stored, or its outcome is unknown.
             ReplyTimeoutError: it was stored, and no reply arrived in time.
         """
-        return self._live_session().request_reply.request(message, timeout_s, queue)
+        session = self._live_session()
+        return session.request_reply.request(with_trace_context(message), timeout_s, queue)
 
     def reply(
         self, request: StoredMessage | Mapping[str, str], body: bytes, **fields: Any

@@ -13,6 +13,7 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic_once, with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.producer.telemetry import trace_context
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import MessageIds
@@ -31,6 +32,15 @@ class Part:
     request: SendRequest
     messages: tuple[Message, ...]
     ids: tuple[str, ...]
+
+
+def with_trace_context(message: Message) -> Message:
+    """Return the message with the context of the current span in its properties; its own
+    properties win."""
+    context = trace_context()
+    if not context:
+        return message
+    return replace(message, properties={**context, **message.properties})
 
 
 def named(message: Message, message_id: str) -> Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ from rocket_sink.ledger.table import ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.producer.telemetry import trace_context
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.task.message_ids import TABLE_LANE
 from rocket_sink.task.runner import TaskRunner
@@ -33,6 +34,7 @@ from rocket_sink.task.totals import TaskSummary, WriteSummary
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_PROPERTIES: Final = {"properties", "headers"}
 _LETTER_COLUMNS: Final = [column.name for column in COLUMNS if DEAD_LETTER in column.kinds]
 _LETTER_SCHEMA: Final = pa.schema([LEDGER_SCHEMA.field(name) for name in _LETTER_COLUMNS])
 
@@ -161,13 +163,21 @@ class TableProducer:
     def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> tuple[TaskSummary, int]:
         """The accounts, and the number of rows that were given."""
         plan: ColumnPlan | None = None
-        rows = 0
+        rows, context = 0, trace_context()
         for batch in batches:
+            if context and not _PROPERTIES & set(batch.schema.names):
+                batch = batch.append_column("properties", _properties(context, len(batch)))
             if plan is None:
                 plan = resolve_columns(batch.schema, self.options)
             run.feed(batch, plan)
             rows += batch.num_rows
         return run.finish(), rows
+
+
+def _properties(context: Mapping[str, str], rows: int) -> pa.MapArray:
+    """Return the context of the current span as the properties of each row."""
+    row = pa.scalar(list(context.items()), pa.map_(pa.string(), pa.string()))
+    return pa.repeat(row, rows)
 
 
 def _batches(data: Any) -> Iterator[pa.RecordBatch]:

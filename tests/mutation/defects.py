@@ -261,6 +261,32 @@ ROUTING: tuple[Defect, ...] = (
 
 NET: tuple[Defect, ...] = (
     Defect(
+        "messages-of-groups-unmeasured",
+        "rocket_sink/producer/engine/engine.py",
+        "            request.message_count if stored is None else len(stored),\n",
+        "            request.message_count if stored is None else 1,\n",
+        ("tests/producer/test_telemetry.py::test_each_way_to_send_is_measured",),
+        "the counter of sent messages misses those that were answered together",
+    ),
+    Defect(
+        "unsent-messages-counted",
+        "rocket_sink/producer/telemetry.py",
+        "is not Outcome.NOT_SENT",
+        "is not None",
+        ("tests/producer/test_telemetry.py",),
+        "the counter of sent messages has messages that never left the client",
+    ),
+    Defect(
+        "batches-without-trace-context",
+        "rocket_sink/producer/producer.py",
+        "        messages = [with_trace_context(message) for message in messages]\n",
+        "",
+        (
+            "tests/producer/test_telemetry.py::test_each_message_has_the_context_of_the_span_that_sends",
+        ),
+        "consumers of batches begin new traces",
+    ),
+    Defect(
         "floods-take-all-turns",
         "rocket_sink/net/channel.py",
         "            if unasked > _UNASKED_MAX or (unasked and self._read_bytes < READ_BYTES):\n",

@@ -56,6 +56,7 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.producer.identity import Identity
+from rocket_sink.producer.telemetry import ClientMetrics
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.retry import Ordering
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -148,6 +149,7 @@ class SendEngine:
         """The longest time that any request had for all its attempts."""
         self._next_tick_s = 0.0
         self._closing = False
+        self._metrics = ClientMetrics.of_process()
 
     def __repr__(self) -> str:
         return f"<SendEngine {self.options.name_server}, {self.pending} pending>"
@@ -189,6 +191,8 @@ class SendEngine:
         if request.ordered:
             ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
         since_s = request.since_s or now_s
+        if self._metrics is not None:
+            request.since_s = since_s
         self._send(
             kind(self._ends, request, body, size, ordering, since_s, since_s + timeout_s), now_s
         )
@@ -229,7 +233,12 @@ class SendEngine:
             if self._rates is not None:
                 self._rates.spend(count, size, now_s)
             assert attempt.write is not None
-        return self._is_written(attempt.write, attempt.deadline_s, now_s)
+        if not self._is_written(attempt.write, attempt.deadline_s, now_s):
+            return False
+        if self._metrics is not None:
+            empty = Completion(None, Outcome.ACKED, None, None)
+            self._measure(self._metrics, attempt, empty, now_s)
+        return True
 
     def has_room(self, request: SendRequest) -> bool:
         """Window and rate limit have a place for it now."""
@@ -579,10 +588,28 @@ class SendEngine:
 
     def _complete(self, attempt: SendAttempt, completion: Completion, now_s: float) -> None:
         attempt.done = True
+        if self._metrics is not None:
+            self._measure(self._metrics, attempt, completion, now_s)
         self.window.give_back(attempt.body_bytes, attempt.places)
         self._done.append(completion)
         if attempt.turn is not None:
             self.waiting.leave(attempt, now_s)
+
+    def _measure(
+        self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion, now_s: float
+    ) -> None:
+        """Record an operation: a request, or the messages of a group that were answered at once."""
+        request, stored = attempt.request, completion.stored
+        if stored is None and isinstance(attempt, GroupAttempt):
+            return  # Its messages have left it, or were recorded by parts.
+        metrics.record(
+            request.topic,
+            request.message_count if stored is None else len(stored),
+            now_s - (request.since_s or attempt.ready_s),
+            address=attempt.address,
+            result=completion.result,
+            error=completion.error,
+        )
 
     def _complete_parts(self, answered: dict[GroupAttempt, None], now_s: float) -> None:
         """Complete what was answered of groups that are not complete."""
@@ -590,6 +617,8 @@ class SendEngine:
             if not attempt.done:
                 completion = self._handler.part_ended(attempt, now_s)
                 if completion.stored is not None:
+                    if self._metrics is not None:
+                        self._measure(self._metrics, attempt, completion, now_s)
                     self.window.give_back(*attempt.give_back(completion.stored))
                     self._done.append(completion)
         answered.clear()

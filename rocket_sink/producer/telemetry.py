@@ -1,0 +1,97 @@
+"""OpenTelemetry's metrics of a messaging client, and the context of the span that sends.
+
+Names and attributes are those of the semantic conventions for messaging. Nothing here imports
+OpenTelemetry: a program that uses it has imported it before it makes a producer. Without it an
+engine has no metrics, and a send costs one look at a None more.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import Outcome, RocketSinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rocket_sink.message import SendResult
+
+DURATION: Final = "messaging.client.operation.duration"
+SENT: Final = "messaging.client.sent.messages"
+_SCOPE: Final = "rocket_sink"
+_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""The boundaries that the conventions advise."""
+
+
+class ClientMetrics:
+    """Records what becomes of sends: a histogram of their durations and a counter of messages."""
+
+    @classmethod
+    def of_process(cls) -> ClientMetrics | None:
+        """Return the metrics for the process's provider; None in a process without OpenTelemetry.
+
+        A provider that is set later gets the values from then on.
+        """
+        api = sys.modules.get("opentelemetry.metrics")
+        return None if api is None else cls(api)
+
+    def __init__(self, api: Any) -> None:
+        meter = api.get_meter(_SCOPE)
+        self._duration = meter.create_histogram(
+            DURATION,
+            unit="s",
+            description="Duration of messaging operation initiated by a producer or consumer "
+            "client.",
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+        )
+        self._sent = meter.create_counter(
+            SENT,
+            unit="{message}",
+            description="Number of messages producer attempted to send to the broker.",
+        )
+
+    def record(
+        self,
+        topic: str,
+        messages: int,
+        duration_s: float,
+        *,
+        address: str | None,
+        result: SendResult | None,
+        error: RocketSinkError | None,
+    ) -> None:
+        """Record the end of an operation; one operation may be a batch.
+
+        Args:
+            address: the broker that was asked last, `host:port`.
+        """
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rocketmq",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+        }
+        host, _, port = (result.broker_address if result else address or "").rpartition(":")
+        if host:
+            attributes["server.address"] = host
+            attributes["server.port"] = int(port)
+        if error is not None:
+            attributes["error.type"] = error.code
+        self._duration.record(duration_s, attributes)
+        if getattr(error, "outcome", Outcome.ACKED) is not Outcome.NOT_SENT:
+            del attributes["messaging.operation.type"]
+            self._sent.add(messages, attributes)
+
+
+def trace_context() -> Mapping[str, str]:
+    """Return the context of the current span as properties (`traceparent`, `tracestate`, and what
+    else the process's propagators write); nothing without a span."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or not api.get_current_span().get_span_context().is_valid:
+        return {}
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier

@@ -1,0 +1,168 @@
+"""Metrics and trace context, judged by OpenTelemetry's own reader and propagator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("opentelemetry.sdk.metrics")
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from rocket_sink import Message, Producer, TableProducer
+from rocket_sink.errors import NotSentError, RejectedError
+from rocket_sink.producer import telemetry
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import ResponseCode
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
+    """A reader of a provider of this test's own: a process can set one provider only."""
+    reader = InMemoryMetricReader()
+    monkeypatch.setattr(metrics, "get_meter", MeterProvider([reader]).get_meter)
+    return reader
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as running:
+        running.create_topic("orders", queues=2)
+        yield running
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    data = reader.get_metrics_data()
+    if data is None:
+        return {}
+    return {
+        metric.name: list(metric.data.data_points)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+def counts(reader: InMemoryMetricReader) -> dict[str | None, int]:
+    """Return {error.type: messages}."""
+    messages: dict[str | None, int] = {}
+    for point in points(reader).get(telemetry.SENT, ()):
+        error = point.attributes.get("error.type")
+        messages[error] = messages.get(error, 0) + point.value
+    return messages
+
+
+def test_names_and_units_are_those_of_the_conventions(reader: InMemoryMetricReader) -> None:
+    ours = telemetry.ClientMetrics(metrics)
+    other = InMemoryMetricReader()
+    meter = MeterProvider([other]).get_meter("theirs")
+    ours.record("t", 1, 0.1, address="h:1", result=None, error=None)
+    messaging_metrics.create_messaging_client_operation_duration(meter).record(0.1)
+    messaging_metrics.create_messaging_client_sent_messages(meter).add(1)
+
+    def described(source: InMemoryMetricReader) -> set[tuple[str, str, str]]:
+        data = source.get_metrics_data()
+        assert data is not None
+        (scope,) = data.resource_metrics[0].scope_metrics
+        return {(m.name, m.unit, m.description.rstrip(".")) for m in scope.metrics}
+
+    assert described(reader) == described(other)
+
+
+def test_each_way_to_send_is_measured(reader: InMemoryMetricReader, cluster: FakeCluster) -> None:
+    message = Message("orders", b"x")
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer.send(message)
+        producer.send_batch([message, message])
+        producer.send_oneway(message)
+        for future in [producer.send_async(message) for _ in range(20)]:
+            future.result(10)
+    with TableProducer(nameServer=cluster.name_server, topic="orders") as tables:
+        tables.send(pa.table({"body": [b"a", b"b", b"c"]}))
+    assert counts(reader) == {None: 1 + 2 + 1 + 20 + 3}
+    point = points(reader)[telemetry.DURATION][0]
+    assert set(point.explicit_bounds) == set(telemetry._BOUNDS_S) and point.sum > 0
+    attributes = dict(point.attributes)
+    address = f"{attributes.pop('server.address')}:{attributes.pop('server.port')}"
+    assert address in {broker.address for broker in cluster.brokers}
+    assert attributes == {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+    }
+
+
+def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
+    reader: InMemoryMetricReader, cluster: FakeCluster
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "no"), times=1)
+    with Producer(nameServer=cluster.name_server, createTopicKey="") as producer:
+        with pytest.raises(RejectedError):
+            producer.send(Message("orders", b"x"))
+        with pytest.raises(NotSentError):
+            producer.send(Message("nowhere", b"x"), timeout_ms=500)
+    assert counts(reader) == {"MESSAGE_ILLEGAL": 1}
+    errors = {p.attributes.get("error.type") for p in points(reader)[telemetry.DURATION]}
+    assert "MESSAGE_ILLEGAL" in errors and len(errors) == 2
+
+
+def test_without_opentelemetry_there_are_no_metrics_and_nothing_imports_it() -> None:
+    script = """
+import sys
+from rocket_sink import Message, Producer
+from rocket_sink.testing import FakeCluster
+with FakeCluster() as cluster, Producer(nameServer=cluster.name_server) as producer:
+    producer.send(Message("t", b"x"))
+    assert producer._session.engine._metrics is None
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_message_has_the_context_of_the_span_that_sends(cluster: FakeCluster) -> None:
+    tracer = TracerProvider().get_tracer("test")
+    message = Message("orders", b"x", properties={"own": "1"})
+    with (
+        Producer(nameServer=cluster.name_server, autoBatch=True) as producer,
+        TableProducer(nameServer=cluster.name_server, topic="orders") as tables,
+    ):
+        with tracer.start_as_current_span("work") as span:
+            producer.send(message)
+            producer.send_batch([message, message])
+            producer.send_async(message).result(10)
+            tables.send(pa.table({"body": [b"y"]}))
+        producer.send(Message("orders", b"outside"))
+    expected = span.get_span_context()
+    stored = cluster.messages("orders")
+    assert len(stored) == 6
+    for one in stored:
+        context = TraceContextTextMapPropagator().extract(dict(one.properties))
+        parent = trace.get_current_span(context).get_span_context()
+        assert parent.is_valid == (one.body != b"outside")
+        if parent.is_valid:
+            assert (parent.trace_id, parent.span_id) == (expected.trace_id, expected.span_id)
+        assert one.body != b"x" or one.properties["own"] == "1"
+
+
+def test_a_context_of_the_messages_own_stays(cluster: FakeCluster) -> None:
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with (
+        Producer(nameServer=cluster.name_server) as producer,
+        TracerProvider().get_tracer("test").start_as_current_span("work"),
+    ):
+        producer.send(Message("orders", b"x", properties={"traceparent": own}))
+    (stored,) = cluster.messages("orders")
+    assert stored.properties["traceparent"] == own
