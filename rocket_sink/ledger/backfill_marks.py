@@ -151,7 +151,7 @@ def _rows(values: dict[str, Any], ctx: RunContext) -> pa.RecordBatch:
 
 
 def tries(rows: DataFrame) -> DataFrame:
-    """`letter_id`, `tries`, `open` of every dead letter that a backfill was about to send.
+    """Return `letter_id`, `tries`, `open` of every dead letter that a backfill was about to send.
 
     `tries` counts the backfills that failed for the dead letter's own sake; `open`: one of them may
     have stored it, since it was killed or got no valid answer.
@@ -197,7 +197,7 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
 
 
 def _added(place: LedgerPath, filesystem: fs.FileSystem, version: int) -> Iterator[str]:
-    """Paths of the files with resolutions, commit after commit.
+    """Yield the paths of the files with resolutions, commit after commit.
 
     Raises:
         FileNotFoundError: the log was cleaned up since; it reaches back for six hours.

@@ -143,7 +143,7 @@ class QuickLedger:
             self._session.execute(statement)
 
     def query(self, select: str) -> pa.Table:
-        """A query over the views.
+        """Run a query over the views.
 
         Raises:
             LedgerError: files of the table are gone or damaged.
@@ -210,12 +210,12 @@ def _terms(terms: Mapping[str, str]) -> str:
 
 
 def _in_duckdb(text: str) -> str:
-    """`at` is a word of DuckDB's own; in a literal it is text."""
+    """Quote `at`, a word of DuckDB's own, except in literals, where it is text."""
     return re.sub(r"('[^']*')|\bat\b", lambda match: match[1] or '"at"', text)
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
-    """The ledger at a path; None where only Spark can read it, or say what is wrong.
+    """Open the ledger at a path; return None if only Spark can read it, or its error.
 
     That is: without the extra `fast`, on a remote file system, below a folder whose name delta-rs
     may read differently, and where there is no table, a foreign one, or one of another schema

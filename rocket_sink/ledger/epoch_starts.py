@@ -165,7 +165,7 @@ class EpochStarts:
         return path_part(ctx.run_id), ctx.partition, ctx.stage_attempt
 
     def _others(self, store: NoteStore, own: str) -> list[str]:
-        """Paths of the files of attempts that may have sent what this one is about to send."""
+        """Return the paths of attempts that may have sent the rows that this one will send."""
         run, partition, stage_attempt = map(str, self._mine())
         notes = self._notes(store)
         self._prune(store, {note.epoch for note in notes})
@@ -284,7 +284,7 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
 
 
 def query_of(place: LedgerPath, app_id: str) -> str | None:
-    """The query of Spark's that an `appId` names; None when none has claimed it yet.
+    """Return the id of Spark's query that an `appId` names; None if none has claimed it yet.
 
     Raises:
         LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
@@ -325,7 +325,7 @@ class CommitMarker:
             return is_new and store.write(self._path, {"at_ms": now_ms()})
 
     def remove(self) -> None:
-        """The ledger has the end; a file that stays only costs a question later."""
+        """Remove the note: the ledger has the end. A remaining file costs only a question later."""
         with contextlib.suppress(OSError):
             NoteStore(self._place).remove(self._path)
 

@@ -87,7 +87,7 @@ class Manifest:
     table_version: int = 0
 
     def __post_init__(self) -> None:
-        """A fold deletes what its manifest lists: that must be spool files, whoever wrote it."""
+        """Refuse a manifest with other paths than spool files, because a fold deletes them."""
         for name in self.files:
             if SPOOL_FILE.fullmatch(name) is None or not name.endswith(SEALED):
                 raise ValueError(f"{name!a} is no spool file")
@@ -114,7 +114,7 @@ def write_manifest(
 
 
 def unfinished(store: NoteStore) -> list[Manifest]:
-    """Manifests that dead folds left, in their order.
+    """Return the manifests that dead folds left, in their order.
 
     Raises:
         LedgerError: one cannot be read; the text names it.
@@ -360,7 +360,7 @@ class _Folder:
         return self._driver_reads or manifest.bytes <= DRIVER_BYTES
 
     def _sound(self, manifest: Manifest, files: fs.FileSystem) -> Manifest:
-        """The manifest without the files that cannot go in; damaged ones are put aside.
+        """Return the manifest without files that cannot be folded; damaged files are set aside.
 
         It is not committed, so it may change; it does so first, for no manifest lists what is not
         there.
@@ -408,7 +408,7 @@ class _Folder:
             )
 
     def _append(self, manifest: Manifest, files: fs.FileSystem, app_id: str) -> bool:
-        """Returns `Append.is_own`."""
+        """Append the rows, and return `Append.is_own`."""
         paths = manifest.paths(self._spool)
         torn = sum(not is_whole(path, files) for path in paths)
         append = Append(self._spark, self._place, app_id, manifest.number, manifest.token)
@@ -437,13 +437,13 @@ class _Folder:
         return append.is_own
 
     def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:
-        """A frame of one row per task, and the function that reads the paths of each."""
+        """Return a frame of one row per task, and the function that reads the paths of each."""
         sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
         bins = _bins(list(enumerate(paths)), sizes)
         return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """On an object store the lock is only very likely: see whose fold Delta let through."""
+        """Check whose fold Delta accepted: on an object store the lock is only very likely."""
         if self._spool.is_local:
             return
         is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
@@ -497,7 +497,7 @@ def _read_file(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterato
 
 
 def _bins(files: list[_File], sizes: list[int]) -> list[list[_File]]:
-    """The files in groups of about `TASK_BYTES`, one per task."""
+    """Return the files in groups of about `TASK_BYTES`, one per task."""
     bins: list[list[_File]] = []
     room = 0
     for file, size in zip(files, sizes, strict=True):

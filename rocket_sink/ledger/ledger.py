@@ -53,8 +53,8 @@ class Ledger:
     """The ledger at a path: a local one, or any that both Spark and pyarrow know.
 
     `spark.read.format("delta").load(path)` reads the same table; the views here know which rows
-    count. They read what is folded: call `sync` first for what tasks wrote since. `partition`,
-    `attempts` and the like mean what the columns' comments say.
+    count. They read folded rows only: call `sync` first for the rows that tasks wrote since. The
+    comments of the columns explain `partition`, `attempts` and others.
 
     Every method that reads raises:
         LedgerError: no ledger there, a Delta table that is none, or another schema version.
@@ -91,7 +91,7 @@ class Ledger:
         return ensure_table(spark, self._place)
 
     def version(self, spark: SparkSession) -> int:
-        """Delta's newest version of the table."""
+        """Return Delta's newest version of the table."""
         return table_version(spark, self._place)
 
     def exists(self, spark: SparkSession | None = None) -> bool:
@@ -104,8 +104,8 @@ class Ledger:
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
         """Fold all finished spool files in, and add the columns that this version brought.
 
-        After the end of a query of this process, also that Spark calls its last epochs done.
-        Nothing to fold is no error.
+        After a query of this process has ended, also note that Spark calls its last epochs done.
+        It is no error if there is nothing to fold.
         """
         await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
@@ -127,11 +127,11 @@ class Ledger:
         return summary
 
     def unfolded_epochs(self) -> int:
-        """Epochs of which tasks have written rows that are not in the table yet, or not all."""
+        """Count the epochs whose rows are not in the table yet, or not all of them."""
         return sum(waiting_epochs(spool, spool.filesystem()) for spool in self._place.spools)
 
     def quarantined(self) -> list[str]:
-        """Damaged spool files that folds have put aside: their rows are not in the table.
+        """Return the damaged spool files that folds have set aside; the table lacks their rows.
 
         One that is whole after all (a bad disk that was read again) goes in by the next fold when
         it is moved back to its folder below `_spool`.
@@ -155,7 +155,7 @@ class Ledger:
         return views.view(self.rows(spark), "sends")
 
     def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
-        """Dead letters, in the columns of the row contract and their own.
+        """Return dead letters, in the columns of the row contract and their own.
 
         Pending are those that are not `settled` and whose task attempt is the one that counts: a
         failed attempt's dead letters are the business of the attempt after it. Sort by `epoch`,
@@ -171,11 +171,11 @@ class Ledger:
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:
-        """`letter_id` of all that is resolved: stored, or put aside and not taken back."""
+        """Return `letter_id` of all resolved letters: stored, or put aside and not taken back."""
         return views.view(self.rows(spark), "settled")
 
     def backfills(self, spark: SparkSession) -> DataFrame:
-        """`letter_id`, `tries`, `open` of the dead letters that backfills were about to send.
+        """Return `letter_id`, `tries`, `open` of the letters that backfills were about to send.
 
         `tries`: backfills that failed for the dead letter's own sake (a broker out of reach is
         none); `open`: one may have stored it without an answer.

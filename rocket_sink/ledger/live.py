@@ -76,7 +76,7 @@ class LedgerFollower:
         self._version = self._newest()
 
     def new_rows(self) -> Iterator[tuple[str, pa.Table]]:
-        """(kind, rows) of each file that was added since the last call and is not gone.
+        """Yield (kind, rows) of each file that was added since the last call and is not gone.
 
         Raises:
             OSError: the folder cannot be read now. The next call begins with the commit that
@@ -98,7 +98,7 @@ class LedgerFollower:
         return max((int(name[1]) for name in names if name), default=-1)
 
     def _commit(self, version: int) -> list[dict[str, Any]] | None:
-        """The files that a commit adds; None: it is not there."""
+        """Return the files that a commit adds; None if the commit is not there."""
         actions = commit_actions(self._place, self._files, version)
         return actions and [action["add"] for action in actions if "add" in action]
 
@@ -159,7 +159,7 @@ class BrokerSums:
     answers: Counter[int] = field(default_factory=Counter)
 
     def latency_ms(self, share: float) -> float | None:
-        """From the last byte to the answer, of that share of the newest answers."""
+        """Return the time from the last byte that this share of the newest answers did not pass."""
         return percentile(sorted(self.answers.items()), share)
 
     def is_isolated(self) -> bool:
@@ -263,7 +263,7 @@ class LiveFigures:
 
 
 def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
-    """The figures of a ledger from now on, with its pending dead letters.
+    """Return the figures of a ledger from now on, with its pending dead letters.
 
     Raises:
         LedgerError, OSError: pyarrow cannot reach the ledger's files.
@@ -272,7 +272,7 @@ def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
 
 
 def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
-    """How many dead letters are pending.
+    """Count the pending dead letters by reason.
 
     Raises:
         LedgerError: the table is no ledger of this version.
@@ -284,7 +284,7 @@ def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
 
 
 def quick_reader(spark: SparkSession, place: LedgerPath) -> Query | None:
-    """Runs queries over the ledger's views, by DuckDB where it can; None if there is no table.
+    """Return a runner of queries over the views, by DuckDB if possible; None without a table.
 
     Raises:
         LedgerError: the table is no ledger of this version.
@@ -297,7 +297,7 @@ def quick_reader(spark: SparkSession, place: LedgerPath) -> Query | None:
 
 
 def _latencies(rows: pa.Table) -> Counter[int]:
-    """Classes of the answers' latencies, as reports have them."""
+    """Count the answers' latencies by class, as reports have them."""
     counts: Counter[int] = Counter()
     frames = rows["frames"].to_numpy()
     alone = np.isnan(frames) if frames.dtype.kind == "f" else np.zeros(len(frames), bool)
@@ -316,7 +316,7 @@ def _count(found: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any])
 
 
 def _sum(column: pa.ChunkedArray) -> int:
-    """0 of none."""
+    """Return the sum, and 0 of no values."""
     return pc.sum(column).as_py() or 0
 
 

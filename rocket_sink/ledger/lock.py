@@ -154,7 +154,7 @@ class Lease:
         return time.time() - changed_ns / 1e9 > STALE_AFTER_S
 
     def _keep(self) -> None:
-        """The heartbeats."""
+        """Send the heartbeats."""
         while not (self._lost or self._stop.wait(self._lease_s / _BEATS)):
             with contextlib.suppress(OSError):
                 begun_s = time.monotonic()
@@ -249,7 +249,7 @@ class LedgerLock:
 
 
 def make_folder(place: LedgerPath) -> None:
-    """The folder of a local ledger's locks and manifests.
+    """Make the folder of a local ledger's locks and manifests.
 
     Raises:
         OSError: it cannot be made, or another user's link stands in its place.

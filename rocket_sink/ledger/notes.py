@@ -45,11 +45,11 @@ class NoteStore:
         self._files = place.filesystem()
 
     def where(self, path: str) -> str:
-        """The note's place in the terms of the ledger's file system, for messages."""
+        """Return the note's place in the terms of the ledger's file system, for messages."""
         return f"{self._place.root}/{path}"
 
     def write(self, path: str, value: Any, *, replace: bool = True) -> bool:
-        """Write a note durably; False when another's was left there (`replace=False`)."""
+        """Write a note durably. Return False if another's stays there (`replace=False`)."""
         full = self.where(path)
         make_folder_of(self._files, full)
         data = json.dumps(value).encode()
@@ -63,7 +63,7 @@ class NoteStore:
         return agreed == data
 
     def _agreed(self, path: str, data: bytes) -> bytes:
-        """The text that all writers of a note take which is not there yet."""
+        """Return the text that all writers of a note take which is not there yet."""
         claim, error = self._claim(path), None
         if is_s3(self._place.uri) and keeps_transactions():
             error = _commit_claim(self._place, path, data)
@@ -107,7 +107,7 @@ class NoteStore:
         self._files.delete_dir(self.where(path))
 
     def paths(self, folder: str) -> list[str]:
-        """The notes in a folder and below."""
+        """Return the notes in a folder and below."""
         from pyarrow import fs
 
         selector = fs.FileSelector(self.where(folder), recursive=True, allow_not_found=True)
@@ -139,7 +139,7 @@ def now_ms() -> int:
 
 
 def read_bytes(filesystem: fs.FileSystem, path: str) -> bytes | None:
-    """A file's content; None when it is not there."""
+    """Return a file's content; None if it is not there."""
     try:
         with filesystem.open_input_stream(path) as file:
             return bytes(file.read())
@@ -166,7 +166,7 @@ def write_bytes(
 
 
 def fsync_folder(folder: Path) -> None:
-    """A rename or a new name is durable when its folder is."""
+    """Sync a folder, which makes a rename or a new name in it durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

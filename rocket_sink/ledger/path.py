@@ -152,7 +152,7 @@ def failing(
 
 
 def path_part(text: str) -> str:
-    """`text`, as a query's id, as one component of a path.
+    """Return `text`, for example a query's id, as one component of a path.
 
     It has no `_`, so that is free to join parts. Two texts may have one: `claim_app_id` refuses the
     second of two queries. A long one ends in a digest: what tells two apart may be at its end.
@@ -189,7 +189,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
-    """The place of a ledger; a relative path is made absolute here, so call it on the driver.
+    """Return the place of a ledger. Relative paths become absolute, so call it on the driver.
 
     A `uri` of ours gives the place that it is of. In URIs with `file://`, which are others', `%`
     and two digits stand for a character.
@@ -238,7 +238,7 @@ def _local(path: str) -> LedgerPath:
 
 
 def _scheme(uri: str) -> str:
-    """pyarrow's name of a URI's scheme."""
+    """Return pyarrow's name of a URI's scheme."""
     scheme = uri.partition(":")[0]
     return _ARROW_SCHEMES.get(scheme, scheme)
 

@@ -76,7 +76,7 @@ class PendingKeys:
         self._earlier: list[str] = []
 
     def held_for(self, ctx: RunContext) -> Keys:
-        """Keys that a task must hold back: those of its own epoch's earlier attempts are not."""
+        """Return the keys that a task must hold back, except those of its epoch's attempts."""
         query, held_keys = path_part(ctx.query_id), Keys()
         own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
@@ -215,7 +215,7 @@ class _Attempts:
                 self._counts[query, epoch, partition, _run_part(run_id), str(task)] = counts
 
     def knows(self, note: _Note) -> bool:
-        """The dead letters of the note's attempt are in the table, if they count.
+        """Return whether the table has the dead letters of the note's attempt, if they count.
 
         Another attempt in its place is not enough: this one may be newer, and on its way.
         """
@@ -228,14 +228,14 @@ class _Attempts:
         return bool(note.run) and not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:
-        """A fold may have left a file that it could not read, and taken those of later epochs."""
+        """Return whether later epochs are folded; a fold may have left out an unreadable file."""
         is_left = (note.query, str(note.epoch)) in self._unfolded
         return not is_left and self._last.get(note.query, note.epoch) > note.epoch
 
 
 def _pending(rows: DataFrame) -> set[tuple[str, str]]:
-    """Keys with a pending dead letter, and one that was given up for itself, settled or not: by its
-    outcome, or because the broker refused it. Rows that were refused here hold nobody back."""
+    """Return keys that have a pending dead letter, and one (settled or not) that was given up for
+    itself: by its outcome, or refused by the broker. Rows that the sink refused hold no key."""
     keys = queried(
         rows,
         """
@@ -250,7 +250,7 @@ def _pending(rows: DataFrame) -> set[tuple[str, str]]:
 
 
 def _run_part(run_id: str) -> str:
-    """A run's id as a part of a file's name, which has 255 characters at most."""
+    """Return a run's id as part of a file's name, which has 255 characters at most."""
     return path_part(run_id)[:40]
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def worker_name() -> str:
-    """`host:pid` of this process."""
+    """Return `host:pid` of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -164,7 +164,7 @@ def in_flight_rows(
     body_bytes: Sequence[int],
     message_id: Sequence[str | None] | None = None,
 ) -> pa.RecordBatch:
-    """Rows to append before the answers are awaited, so that a killed worker's sends show up.
+    """Return rows to append before the answers, so that a killed worker's sends show up.
 
     `Ledger.sends` drops each once a row with the same task attempt and request is there; what is
     left is the unknown of attempts that died.
@@ -214,7 +214,7 @@ def epoch_row(
     duration_ms: float | None = None,
     secrets: Iterable[str] = (),
 ) -> pa.RecordBatch:
-    """The accounts of one task attempt.
+    """Return the accounts of one task attempt.
 
     Args:
         counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and whatever else the
@@ -235,7 +235,7 @@ def confirmed_row(
     rows_in: int | None = None,
     duration_ms: float | None = None,
 ) -> pa.RecordBatch:
-    """The driver's row of an epoch that Spark reported as done (a progress event).
+    """Return the driver's row of an epoch that Spark reported as done (a progress event).
 
     It has no `complete`: that is how the row is told from the accounts of a task.
 
@@ -274,7 +274,7 @@ def transaction_rows(columns: Mapping[str, Any], count: int, ctx: RunContext) ->
 def in_order(
     batches: Iterable[pa.RecordBatch], sequence: int, file: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with their place in the table's order.
+    """Yield the rows with their place in the table's order.
 
     Args:
         sequence: of their append (`appender.Append`).
@@ -290,7 +290,7 @@ def in_order(
 
 
 def placed(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
-    """The rows with one place in the table's order."""
+    """Return the rows with one place in the table's order."""
     return _with_sequence(batch, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows))
 
 
@@ -299,7 +299,7 @@ def _with_sequence(batch: pa.RecordBatch, numbers: pa.Array) -> pa.RecordBatch:
 
 
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """`count` rows of one kind; a value is an array, a list or one value for all rows.
+    """Build `count` rows of one kind from arrays, lists, or values for all rows.
 
     `at` defaults to now. Columns that the kind does not use are null.
 
@@ -329,7 +329,7 @@ _SEQUENCE: Final = LEDGER_SCHEMA.get_field_index(SEQUENCE)
 
 @functools.lru_cache(maxsize=len(KINDS))
 def _fields_of(kind: str) -> dict[str, tuple[int, pa.Field]]:
-    """{name: (place in the schema, field)} of the columns that rows of one kind use."""
+    """Return {name: (place in the schema, field)} of the columns that rows of a kind use."""
     used = set(columns_of(kind))
     return {field.name: (n, field) for n, field in enumerate(LEDGER_SCHEMA) if field.name in used}
 
@@ -361,7 +361,7 @@ def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
 
 
 def _is_one_value(type_: pa.DataType, value: Sequence[Any]) -> bool:
-    """A list of texts is one value of a list column, a list of lists is a column."""
+    """Tell a list of texts, one value of a list column, from a list of lists, a column."""
     nested = pa.types.is_list(type_) or pa.types.is_map(type_)
     return nested and all(isinstance(item, str) for item in value) and len(value) > 0
 
@@ -385,7 +385,7 @@ def dead_letter_rows(
     include_body: bool = True,
     secrets: Iterable[str] = (),
 ) -> list[pa.RecordBatch]:
-    """Rows of messages given up, in the order of the columns; several batches if they are big.
+    """Return rows of given-up messages, in the order of the columns, in batches if big.
 
     Args:
         columns: arrays, or single values for all rows: those of `RowBatch.columns()` and the
@@ -431,7 +431,7 @@ def _rows(
 
 
 def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind's own names for the row contract's, and its types where they differ."""
+    """Return the columns under the kind's own names, and with its types."""
     values = {n: v for n, v in columns.items() if v is not None and n not in _IGNORED}
     if "delivery_timestamp_ms" in values:
         values["delivery_timestamp"] = values.pop("delivery_timestamp_ms")
@@ -447,7 +447,7 @@ def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instants(millis: pa.Array) -> pa.Array:
-    """Milliseconds as timestamps; what no datetime can say is null."""
+    """Return milliseconds as timestamps; a value outside of datetime's range becomes null."""
     import pyarrow.compute as pc
 
     first, last = (us // 1000 for us in MOMENTS_US)
@@ -457,7 +457,7 @@ def _instants(millis: pa.Array) -> pa.Array:
 
 
 def _one_each(keys: pa.Array) -> pa.Array:
-    """A text per row as a list of one text per row; null stays null."""
+    """Return a text per row as a list of one text per row; null stays null."""
     present = keys.is_valid()
     offsets = np.concatenate([[0], np.cumsum(present.to_numpy(zero_copy_only=False))])
     starts = pa.array(offsets, pa.int32(), mask=np.append(~np.asarray(present), False))
@@ -479,7 +479,7 @@ def _check_reasons(reasons: Any) -> None:
 
 
 def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:
-    """Errors repeat: each different text is cleaned once."""
+    """Clean each different text once, because errors repeat."""
     if isinstance(texts, str):
         return storable(texts, secrets=secrets)
     encoded = valid_text(texts, pa.string()).dictionary_encode()
@@ -529,7 +529,7 @@ def _digests(body: Any) -> Any:
 
 
 def valid_text(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """`array` as `type_`, with U+FFFD where its text is not UTF-8 (Spark's strings may be so).
+    """Return `array` as `type_`, with U+FFFD for bytes that are not UTF-8 (Spark permits them).
 
     Arrow never looks into strings unless asked; a reader in Python would fail on them for ever.
     """

@@ -203,12 +203,12 @@ its kinds for a moment, so nothing is counted over both."""
 
 
 def columns_of(kind: str) -> tuple[str, ...]:
-    """Names of the columns that rows of one kind use, `kind` left out, in the table's order."""
+    """Return the columns that rows of a kind use, without `kind`, in the table's order."""
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of ledger row; there are {', '.join(KINDS)}")
     return tuple(c.name for c in COLUMNS if kind in c.kinds and c.name != "kind")
 
 
 def ledger_ddl() -> str:
-    """The schema as Spark reads it (`mapInArrow`, `createDataFrame`), without comments."""
+    """Return the schema as Spark reads it (`mapInArrow`, `createDataFrame`), without comments."""
     return ", ".join(f"`{c.name}` {c.sql_type}" for c in COLUMNS)

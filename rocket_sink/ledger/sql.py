@@ -71,7 +71,7 @@ class Scoped:
 
 
 def is_text(column: str, text: str, form: str = "{}") -> str:
-    """A condition; what is quoted otherwise in Spark and in DuckDB goes as hexadecimal digits."""
+    """Return a condition; text that needs quotes in Spark or DuckDB becomes hexadecimal digits."""
     column = form.format(column)
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
         return f"{column} = '{text}'"
@@ -79,7 +79,7 @@ def is_text(column: str, text: str, form: str = "{}") -> str:
 
 
 def full_id(query: Query, given: str, path: str) -> str:
-    """The id of the query that is meant; reports show its first characters only.
+    """Return the full id of a query; reports show its first characters only.
 
     Raises:
         LedgerError: no query, or several, whose id begins so.
@@ -104,7 +104,7 @@ def full_id(query: Query, given: str, path: str) -> str:
 
 
 def micros(moment: dt.datetime) -> int:
-    """Since 1970."""
+    """Return microseconds since 1970."""
     return (moment - dt.datetime.fromtimestamp(0, dt.timezone.utc)) // dt.timedelta(microseconds=1)
 
 
@@ -113,7 +113,7 @@ def timestamp(moment: dt.datetime) -> str:
 
 
 def latencies(where: str, *columns: str) -> str:
-    """A table (columns, class, weight): how many answers took a time of each class."""
+    """Return a table (columns, class, weight) of answers by class of their time."""
     names = ", ".join(f"{text}" for text in columns)
     rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
     parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]
@@ -126,12 +126,12 @@ def latencies(where: str, *columns: str) -> str:
 
 
 def class_of(column: str) -> str:
-    """The class of a latency in ms."""
+    """Return the class of a latency in ms."""
     return f"CAST(floor(ln(greatest({column}, {_LEAST_MS})) * {_CLASSES}) AS INT)"
 
 
 def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The classes of latencies, as `class_of` tells them."""
+    """Return the classes of latencies, equal to `class_of`."""
     classes: npt.NDArray[Any] = np.floor(np.log(np.maximum(ms, _LEAST_MS)) * _CLASSES).astype(int)
     return classes
 
@@ -139,7 +139,7 @@ def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def percentile(
     counts: Iterable[tuple[int, float]], share: float, longest: float | None = None
 ) -> float | None:
-    """The latency (ms) that a share of the answers did not exceed; None of none.
+    """Return the latency (ms) that a share of the answers did not exceed; None of none.
 
     Args:
         counts: (class, weight), sorted by class.

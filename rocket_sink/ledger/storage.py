@@ -60,7 +60,7 @@ def properties_for(uri: str) -> Properties:
 
 
 def active_session() -> Any:
-    """The classic or Connect session of this process, or None; never starts one.
+    """Return the classic or Connect session of this process, or None; never start one.
 
     The thread's own, else the process's: Spark knows no active session in a thread that has not
     run anything yet. None in a worker, and where pyspark was never imported.
@@ -77,12 +77,12 @@ def active_session() -> Any:
 
 
 def is_classic(spark: SparkSession | None) -> bool:
-    """False for Spark Connect, whose client has no JVM to ask, and for None."""
+    """Return False for Spark Connect, whose client has no JVM to ask, and for None."""
     return getattr(spark, "_jsparkSession", None) is not None
 
 
 def session_properties(session: SparkSession, uri: str) -> Properties:
-    """The properties of a classic session's Hadoop configuration that a ledger's store needs.
+    """Return a classic session's Hadoop properties that a ledger's store needs.
 
     Also from a credential provider (`hadoop.security.credential.provider.path`).
     """
@@ -105,7 +105,7 @@ def is_s3(uri: str) -> bool:
 
 
 def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
-    """pyarrow's file system and the path there; None: the properties say nothing of the store.
+    """Return pyarrow's file system and the path there; None without properties of the store.
 
     Raises:
         OSError, ValueError: pyarrow refuses the values.
@@ -126,7 +126,7 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
 
 
 def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
-    """delta-rs's `storage_options` of a ledger on S3.
+    """Return delta-rs's `storage_options` of a ledger on S3.
 
     Raises:
         LedgerError: the environment has a session token of other keys, which delta-rs would send.
@@ -154,7 +154,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
 
 @functools.lru_cache(maxsize=1)
 def keeps_transactions() -> bool:
-    """False of a delta-rs before 1.6, which commits files without the transaction they are given.
+    """Return False for delta-rs before 1.6, which commits files without transactions.
 
     A package manager may leave one that another package wants.
     """
@@ -170,7 +170,7 @@ def keeps_transactions() -> bool:
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
-    """Notes and spool files are small: one request writes each, where Arrow can do that."""
+    """Open S3; notes and spool files are small, so one request writes each if Arrow can."""
     from pyarrow import fs
 
     try:
@@ -221,7 +221,7 @@ def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, An
 
 
 def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
-    """OSS speaks the S3 protocol at the same address, with the bucket in the host's name."""
+    """Return arguments for OSS, which speaks S3 with the bucket in the host's name."""
     settings = {name: properties.get(f"fs.oss.{name}", Secret("")).reveal() for name in _OSS}
     if not (settings["endpoint"] and settings["accessKeyId"] and settings["accessKeySecret"]):
         return {}

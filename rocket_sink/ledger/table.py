@@ -113,7 +113,7 @@ class _Identity(NamedTuple):
 
 
 def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
-    """The table for reading, where delta-rs knows it; None: Spark's Delta reads it.
+    """Open the table for reading by delta-rs; None if Spark's Delta must read it.
 
     A client of Spark Connect may be on another host than the driver.
     """
@@ -121,7 +121,7 @@ def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
 
 
 def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
-    """The table where delta-rs makes all of an application's commits; None: Spark's Delta does.
+    """Open the table if delta-rs makes all of an application's commits; else return None.
 
     Raises:
         LedgerError: a store of which delta-rs makes them cannot be read now.
@@ -160,7 +160,7 @@ def upgrade_table(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def check_table(spark: SparkSession, place: LedgerPath) -> str:
-    """The ledger's id, when the table is there and is a ledger of this schema version.
+    """Return the ledger's id, if the table is there and has this schema version.
 
     Raises:
         LedgerError: no table, not a ledger, another version; the text says what to do.
@@ -239,7 +239,7 @@ def missing(place: LedgerPath) -> LedgerError:
 
 
 def txn_app_id(query_id: str) -> str:
-    """The `txnAppId` of a query's epochs in the foreachBatch lane; `txnVersion` is the epoch.
+    """Return the `txnAppId` of a query's foreachBatch epochs; `txnVersion` is the epoch.
 
     It holds the query id, which lives in the checkpoint: a new checkpoint counts epochs from 0
     again, and Delta would skip them all, sends included, under an old id.
@@ -248,12 +248,12 @@ def txn_app_id(query_id: str) -> str:
 
 
 def fold_app_id(ledger_id: str) -> str:
-    """The `txnAppId` of a ledger's folds; `txnVersion` is the fold's number."""
+    """Return the `txnAppId` of a ledger's folds; `txnVersion` is the fold's number."""
     return f"rocket-sink/folds/{ledger_id}"
 
 
 def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id: str) -> int | None:
-    """The last committed `txnVersion` of an app id; None: none, or no table.
+    """Return the last committed `txnVersion` of an app id; None without one, or a table.
 
     Raises:
         LedgerError: not a classic session, or Delta is not on its class path.
@@ -270,7 +270,7 @@ def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id:
 
 
 def table_version(spark: SparkSession, place: LedgerPath) -> int:
-    """Delta's newest version of the table."""
+    """Return Delta's newest version of the table."""
     table = open_direct(spark, place)
     if table is not None:
         return int(table.version())
@@ -331,7 +331,7 @@ def check_not_ahead(
 
 
 def _made(spark: SparkSession, place: LedgerPath, *, create: bool) -> _Identity:
-    """The table after it is made, or brought up to this version.
+    """Return the table after it is made, or brought up to this version.
 
     Several queries may start on one ledger. A change of the table's version makes each append fail
     that is under way, of `write_batch` after it has sent; so one at a time looks and changes, under
@@ -399,7 +399,7 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def _brought_up(spark: SparkSession, place: LedgerPath, found: _Identity) -> _Identity:
-    """The table after its columns and version are made ours, where they are an older version's.
+    """Return the table after an older version's columns and version are updated.
 
     A kill between the two steps of `_made` leaves our columns without a version.
     """
@@ -466,7 +466,7 @@ def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
 
 
 def _snapshot(spark: SparkSession, place: LedgerPath) -> Any:
-    """Delta's newest snapshot. No public Python API tells a table's transactions."""
+    """Return Delta's newest snapshot. No public Python API tells a table's transactions."""
     if not is_classic(spark):
         raise LedgerError(
             "a Spark Connect session cannot ask Delta for its transactions; run this with a "
@@ -518,7 +518,7 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error: of Java's, what Java says, for the rest is its stack.
+    """Return the first line of an error; for Java's errors, their message without the stack.
 
     Of an error of ours that failed a task, the line that says it; Spark shows it in the stack only
     where tasks were writing a table.
@@ -536,7 +536,7 @@ def first_line(error: BaseException) -> str:
 
 
 def said_by_task(error: BaseException, place: LedgerPath) -> LedgerError | None:
-    """The `LedgerError` that failed a task of Spark's; None: another error did."""
+    """Return the `LedgerError` that failed a task of Spark's; None for another error."""
     name, _, text = first_line(error).partition(": ")
     return LedgerError(text, path=place.uri) if name == LedgerError.__name__ else None
 
@@ -631,7 +631,7 @@ class LedgerToken:
 
 
 def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
-    """The token of a ledger, made where there is none; called in a process of the driver's host.
+    """Return the token of a ledger, made if missing; call this on the driver's host.
 
     Raises:
         LedgerError: the folder cannot be read or written here, or has no hard links; says what to
@@ -668,7 +668,7 @@ def _refuse_foreign(place: LedgerPath) -> None:
 
 
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
-    """For tasks on executors that write data files; None: there are none, or Spark writes them.
+    """Return the token for executors that write data files; None if none do.
 
     On disks of their own the files would be lost to the table, which names them, and a fold deletes
     what it has appended.
@@ -741,7 +741,7 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _has_executors(spark: SparkSession) -> bool:
-    """local[...] has its tasks in the driver, local-cluster[...] has executors."""
+    """Return whether tasks run outside the driver: local[...] runs them inside."""
     return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"
 
 
@@ -762,7 +762,7 @@ def _names(place: LedgerPath) -> list[str]:
 
 
 def _exists(place: LedgerPath, path: str) -> bool:
-    """Errors other than "not there" are raised."""
+    """Return whether the path exists; errors other than "not there" are raised."""
     if place.is_local:
         with contextlib.suppress(FileNotFoundError):
             Path(path).stat()

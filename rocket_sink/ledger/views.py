@@ -63,12 +63,12 @@ def _each(form: str, names: Iterable[str]) -> str:
 
 
 def _same(left: str, right: str, names: Iterable[str]) -> str:
-    """A condition of a join; null is equal to null."""
+    """Return a condition of a join; null is equal to null."""
     return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in names)
 
 
 def _rows(kind: str, **instead: str) -> str:
-    """The rows of one kind in the columns that it uses, or in terms that take their place."""
+    """Return the rows of a kind in the columns that it uses, or in terms that replace them."""
     names = columns_of(kind)
     terms = (f"{instead[name]} AS {name}" if name in instead else name for name in names)
     return f"SELECT {', '.join(terms)} FROM ledger_rows WHERE kind = '{kind}'"
@@ -285,7 +285,7 @@ VIEWS: Final = {
 
 
 def queried(rows: DataFrame, select: str) -> DataFrame:
-    """A query over the views of a ledger's rows, with the definitions of those that it names."""
+    """Return a query over the views, with the definitions of the views that it names."""
     needed: list[str] = []
     words = set(re.findall(r"\w+", select))
     for name in reversed(VIEWS):
@@ -297,7 +297,7 @@ def queried(rows: DataFrame, select: str) -> DataFrame:
 
 
 def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str], pa.Table]:
-    """Runs queries over the views of a ledger's rows by Spark; `unfolded` are not in it yet."""
+    """Return a runner of queries over the views by Spark; they do not include `unfolded`."""
     if unfolded:
         more = rows.sparkSession.createDataFrame(unfolded)
         rows = rows.unionByName(more, allowMissingColumns=True)
@@ -310,12 +310,12 @@ def view(rows: DataFrame, name: str) -> DataFrame:
 
 
 def newest(name: str, limit: int) -> str:
-    """The query for a view's newest rows."""
+    """Return the query for a view's newest rows."""
     return f"SELECT * FROM {name} ORDER BY at DESC LIMIT {limit}"
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as plain values: times in UTC, maps as dicts."""
+    """Return rows as plain values: times in UTC, maps as dicts."""
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_timestamp(column.type):

@@ -28,11 +28,11 @@ def run_context(
     run_id: str = "",
     partition: int | None = None,
 ) -> RunContext:
-    """The context of the running task; of the driver where no task runs.
+    """Return the context of the running task, or of the driver if no task runs.
 
     Args:
-        epoch: where the lane knows it better than the local properties.
-        query_id, run_id: what the driver knew; a batch has no query and gives its own id.
+        epoch: the epoch, if the lane knows it better than the local properties.
+        query_id, run_id: ids that the driver knew; a batch has no query and gives its own id.
     """
     from pyspark import TaskContext
 
@@ -58,7 +58,7 @@ def run_context(
 
 
 def streaming_query() -> str:
-    """Spark's own id of the running task's streaming query; empty in a batch, or without a task."""
+    """Return Spark's id of the running task's streaming query; empty without one."""
     from pyspark import TaskContext
 
     return _local(TaskContext.get(), QUERY_ID)

@@ -158,7 +158,7 @@ class RocketMQDataSource(DataSource):
 
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
-    """Our options among those that Spark hands over.
+    """Return our options among those that Spark passes.
 
     Raises:
         OptionError: an unknown or illegal one, or no name server.
@@ -171,7 +171,7 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """The query id of a batch write: that of its run, with the `appId` before it if there is one.
+    """Return the query id of a batch write: its run's id, after the `appId` if there is one.
 
     Each write has its own, as their accounts would replace each other's. With effectively once it
     is that of the last write of this `appId`, unless that one has ended, so that tasks ask for what
@@ -188,7 +188,7 @@ def _begin_write(options: SinkOptions, run: str) -> str:
 
 
 def _token(options: SinkOptions) -> LedgerToken | None:
-    """Spark makes writers in a process beside the driver, for clients of Connect as well."""
+    """Return the token; Spark makes writers beside the driver, also for Connect's clients."""
     if not options.ledger or options.ledger_via == "spark":
         return None
     return ledger_token(resolve_path(options.ledger), spools=True)

@@ -102,7 +102,7 @@ def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
 
 
 def read_halves(sends: pa.Table) -> pa.Table:
-    """`HALVES` of `send` rows: one each, or those of a group.
+    """Return `HALVES` of `send` rows: one per row, or those of a group.
 
     Raises:
         DeliveryError: a row has no place of its half message.
@@ -148,7 +148,7 @@ _DIGITS: Final = 16
 
 
 def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
-    """The last part of each of the brokers' message ids.
+    """Return the last part of each of the brokers' message ids.
 
     Raises:
         RemoteProtocolError: one is none.

@@ -1,9 +1,9 @@
-"""The foreachBatch lane and batch writes: the sends are the one append to the ledger.
+"""The foreachBatch lane and batch writes: sending and the append to the ledger are one action.
 
-The rows that are appended are the results of the sends, so there is exactly one action, and a
-replayed epoch that the ledger already holds (its transaction, `txn`) runs no part of the plan: it
-sends nothing. The test is "not newer", so the app id holds the query id, and a start whose
-ledger is ahead of its checkpoint is refused (`ledger.table.check_not_ahead`).
+The appended rows are the results of the sends. So a replayed epoch that the ledger already holds
+(its transaction, `txn`) runs no part of the plan, and sends nothing. Delta's test is "not newer",
+so the app id holds the query id, and a start whose ledger is ahead of its checkpoint is refused
+(`ledger.table.check_not_ahead`).
 """
 
 from __future__ import annotations
@@ -369,14 +369,14 @@ _writing = ForkLock()
 
 
 def _append(results: DataFrame, append: Append) -> list[DataFile] | None:
-    """The one action: the tasks send, and the driver commits."""
+    """Run the one action: the tasks send, and the driver commits."""
     files = append.save(results)
     keep_small(append)
     return files
 
 
 def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: int) -> None:
-    """Note that the write is done; what it sent is in the ledger already, so no error is raised."""
+    """Note that the write is done. The ledger already has its sends, so raise no error."""
     try:
         append = Append(session, place)
         row = confirmed_row(ctx, num_input_rows=rows, rows_in=rows)
@@ -410,7 +410,7 @@ def _accounts_of(rows: DataFrame) -> list[Any]:
 
 
 def _counts(accounts: list[Any]) -> dict[str, Any]:
-    """The tasks' accounts summed up."""
+    """Return the sums of the tasks' accounts."""
     totals: dict[str, Any] = {name: sum(row[name] or 0 for row in accounts) for name in COUNTS}
     errors = (row["first_error"] for row in accounts)
     totals["first_error"] = next((error for error in errors if error), "")

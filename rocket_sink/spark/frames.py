@@ -41,7 +41,7 @@ def _warn_of_key(sharding_key: str | None) -> None:
 
 
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
-    """The needed columns, packed into JSON where asked for, and the plan for this frame.
+    """Return the needed columns, packed into JSON if wanted, and the plan for this frame.
 
     Names that are no plain words get one: Spark's Arrow functions take `a.b` for a field of `a`.
     """
@@ -56,7 +56,7 @@ def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPla
 
 
 def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
-    """The frame with its `json_columns` packed into `body` by Spark's own to_json, where needed."""
+    """Return the frame with its `json_columns` packed into `body` by Spark's own to_json."""
     if not plan.needs_to_json:
         return frame
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
@@ -67,5 +67,5 @@ def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark's expressions take it."""
+    """Return a column's name in the form of Spark's expressions."""
     return "`" + name.replace("`", "``") + "`"

@@ -134,17 +134,17 @@ class FoldThread:
             return frozenset(place.uri for place in self._intervals)
 
     def started(self, run_id: str) -> None:
-        """A query began; Spark says so before its `start()` returns."""
+        """Note the begin of a query; Spark tells of it before its `start()` returns."""
         with self._wake:
             self._running.add(run_id)
 
     def progressed(self, progress: Any) -> None:
-        """A query finished an epoch."""
+        """Note that a query finished an epoch."""
         if self._intervals:
             self._notify([progress], urgent=False)
 
     def ended(self, run_id: str | None = None) -> None:
-        """A query ended: its last rows should not wait."""
+        """Note the end of a query: its last rows should not wait."""
         with self._wake:
             self._running.discard(run_id or "")
         self._notify([], urgent=True)
@@ -276,7 +276,7 @@ class FoldThread:
                 del waiting[next(iter(waiting))]
 
     def _warn_of_successors(self, place: LedgerPath) -> None:
-        """Say which queries with a new checkpoint write to the topics of an earlier query."""
+        """Warn of queries with a new checkpoint that write to an earlier query's topics."""
         # Workers import this module, too, and read no ledger.
         from rocket_sink.ledger.report.queries import successors
         from rocket_sink.ledger.sql import Scope, Scoped
@@ -310,7 +310,7 @@ class FoldThread:
         return query_id
 
     def _count(self, place: LedgerPath) -> None:
-        """Say which of the epochs noted since the last count lack rows that Spark handed over.
+        """Warn of epochs noted since the last count that lack rows which Spark handed over.
 
         By the sum over all complete attempts, which is never below the rows in: an epoch that is
         named here lacks rows, whichever of its attempts count.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _R: Final = "reading"
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""Offsets that are words, as Spark's Kafka source numbers them."""
+"""The numbers of the words "latest" and "earliest", as in Spark's Kafka source."""
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -170,7 +170,7 @@ class QueueRange(InputPartition):
     to_ms: int = -1
 
     def takes(self, message: StoredMessage) -> bool:
-        """Brokers find an offset by time only about: the messages' own times decide."""
+        """Decide by a message's own time, because brokers find an offset by time only about."""
         return message.store_ms >= self.from_ms and (
             self.to_ms < 0 or message.store_ms < self.to_ms
         )
@@ -297,7 +297,7 @@ def _resolved(offset: int, lowest: int, highest: int) -> int:
 
 
 def reader_of(given: dict[str, Any]) -> MessageReader:
-    """The reader for a user's options, checked.
+    """Return the reader for a user's options, checked.
 
     Raises:
         OptionError

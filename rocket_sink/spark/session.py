@@ -51,7 +51,7 @@ def build_session(
     packages: tuple[str, ...] = (),
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A session with Delta, in UTC, with quiet logs; an active one is returned as it is.
+    """Return a session with Delta, in UTC, with quiet logs; an active one is returned as is.
 
     Args:
         master: as in spark-submit; None leaves it to spark-submit, or `local[*]` without one.
@@ -105,7 +105,7 @@ def silence_pandas_warning() -> None:
 
 
 def _java_is_needed() -> bool:
-    """False inside spark-submit (its JVM runs already) and for Spark Connect."""
+    """Return False inside spark-submit (its JVM runs already) and for Spark Connect."""
     return "PYSPARK_GATEWAY_PORT" not in os.environ and "SPARK_REMOTE" not in os.environ
 
 

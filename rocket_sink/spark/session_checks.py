@@ -119,7 +119,7 @@ def check_rights(options: SinkOptions) -> None:
 
 
 def speculates(session: Any) -> bool:
-    """spark.speculation of the session's application."""
+    """Return spark.speculation of the session's application."""
     return setting(session, "spark.speculation").lower() == "true"
 
 
@@ -227,7 +227,7 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 
 
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
-    """Why the plan must not run: it reads one of these folders as well; empty if it does not."""
+    """Return why the plan must not run (it reads one of these folders); empty if it may."""
     for folder in _input_folders(plan):
         for name, path in files:
             if _reads(_parts(folder), _parts(path)):
@@ -255,7 +255,7 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _input_folders(plan: Any) -> list[str]:
-    """The folders of plain files that Spark's plan reads, as far as the plan shows them.
+    """Return the folders of plain files that Spark's plan shows as its input.
 
     A folder of a table is left out, since the table's log names the files that belong to it.
     """
@@ -321,7 +321,7 @@ def setting(session: Any, name: str) -> str:
 
 
 def case_sensitive(session: Any) -> bool:
-    """spark.sql.caseSensitive of the session, which may have another than the application."""
+    """Return spark.sql.caseSensitive of the session; the application's may differ."""
     name = "spark.sql.caseSensitive"
     with contextlib.suppress(Exception):
         return str(session.conf.get(name)).lower() == "true"
@@ -331,7 +331,7 @@ def case_sensitive(session: Any) -> bool:
 def with_task_rate(
     options: SinkOptions, session: Any = None, *, slots: int | None = None, tasks: int | None = None
 ) -> SinkOptions:
-    """The options with `rateTasks` set where a limit needs it; called on the driver.
+    """Return the options with `rateTasks` set if a limit needs it; call it on the driver.
 
     Args:
         slots: task slots, where they were counted before; None: those of the session.
@@ -354,7 +354,7 @@ def with_task_rate(
 
 
 def task_slots(session: Any) -> int:
-    """Tasks that the session's application runs at once; 0: cannot be seen from here."""
+    """Return the tasks that the session's application runs at once; 0 if unknown here."""
     if not is_classic(session):
         return 0
     context = session.sparkContext
@@ -427,7 +427,7 @@ def over_budget(
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
-    """For tasks that spool (foreach); None without a ledger, and where they need not reach it.
+    """Return the token for tasks that spool (foreach); None if they need not reach a ledger.
 
     A client of Spark Connect may be on any host: its files prove nothing. There the server makes
     the table, and tasks look for that.
@@ -455,7 +455,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
 
 
 def without_files(options: SinkOptions) -> SinkOptions:
-    """The options for foreach and the data source, with `ledgerVia=spark` where nothing else does.
+    """Return options for foreach and the data source, with `ledgerVia=spark` if necessary.
 
     That is a ledger that pyarrow cannot reach on the driver either, as in a store that only Spark
     knows.

@@ -86,7 +86,7 @@ class RocketSink:
         return plan_of(df, self._options)
 
     def stream(self, df: DataFrame) -> DataStreamWriter:
-        """`df.writeStream.foreach(...)` with columns and ledger checked now, on the driver.
+        """Return `df.writeStream.foreach(...)` after checking columns and ledger on the driver.
 
         Only the columns that the contract needs are handed to Python.
 
@@ -112,7 +112,7 @@ class RocketSink:
         return writer
 
     def ordered(self, df: DataFrame, partitions: int | None = None) -> DataFrame:
-        """The frame with all rows of a sharding key in one partition, as order needs it.
+        """Return the frame with all rows of a sharding key in one partition, as order needs.
 
         Raises:
             ColumnError: the frame has no sharding key.
@@ -128,7 +128,7 @@ class RocketSink:
     # foreach: called by Spark in the workers
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """Always True: Spark takes anything else for "drop these rows"."""
+        """Return True: Spark takes anything else for "drop these rows"."""
         self._task = ForeachTask(
             self._options, self._plan, partition_id, epoch_id, self._token, self._handed
         )
@@ -197,5 +197,5 @@ class RocketSink:
 
 
 def _absolute(options: SinkOptions) -> SinkOptions:
-    """A relative ledger path means the driver's folder, not each worker's."""
+    """Make a relative ledger path absolute: it means the driver's folder, not a worker's."""
     return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options

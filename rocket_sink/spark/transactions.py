@@ -150,7 +150,7 @@ class TransactionCommitter:
             return self._end(decision, query_id, epoch, lock, again=again, progress=progress)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
-        """Ids of the half messages that the epoch commits; None: it is not decided yet."""
+        """Return ids of the half messages that the epoch commits; None if it is undecided."""
         last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
@@ -209,7 +209,7 @@ class TransactionCommitter:
 
 
 def check_ended(report: EndReport) -> None:
-    """Say that the epoch is not ended, or that messages of it are lost.
+    """Raise an error if the epoch is not ended, or if messages of it are lost.
 
     Raises:
         DeliveryError
@@ -341,7 +341,7 @@ class TransactionChecker:
         )
 
     def watch(self, *topics: str) -> None:
-        """Be asked by the brokers of these topics, too.
+        """Answer the brokers of these topics, too.
 
         Raises:
             NoRouteError, NameServerUnavailableError

@@ -84,7 +84,7 @@ class Append:
         self.sequence = (current_version + 1) << 32
 
     def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
-        """For `save`: its one action makes the ledger rows, by `mapInArrow(make)`."""
+        """Return the frame for `save`, whose one action makes the rows, by `mapInArrow(make)`."""
         token = executors_token(self._spark, self.place)
         if token is not None:
             make = partial(_proved, token, make)
@@ -151,6 +151,6 @@ class Append:
 def _proved(
     token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Spark's tasks may be on other hosts: what they write to disks of their own is lost."""
+    """Refuse disks that executors do not share: files that tasks write there would be lost."""
     token.check()
     yield from make(batches)

@@ -35,7 +35,7 @@ _GROUP_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that is whole; `path` is below the table's folder, `stats` is Delta's JSON."""
+    """A complete file. `path` is below the table's folder, `stats` is Delta's JSON."""
 
     path: str
     kind: str
@@ -88,7 +88,7 @@ class DataFileWriter:
 
 
 def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-    """The rows as files, or no file after an error."""
+    """Write the rows as files, and leave no file after an error."""
     writer = DataFileWriter(place)
     try:
         for batch in batches:
@@ -103,14 +103,14 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
 def write_and_tell(
     place: LedgerPath, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: writes the ledger rows that `make` makes, and yields `FILES_DDL`."""
+    """Write the ledger rows that `make` makes, and yield `FILES_DDL`, for `mapInArrow`."""
     files = write_data_files(place, make(batches))
     if files:
         yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(file) for file in files])]})
 
 
 def told_files(rows: Iterable[Any]) -> list[DataFile]:
-    """The files of collected `FILES_DDL`."""
+    """Return the files of collected `FILES_DDL`."""
     return [DataFile(**fields) for row in rows for fields in json.loads(row.files)]
 
 
@@ -170,7 +170,7 @@ class _KindFile:
 
 
 def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Delta's statistics, from those of the row groups."""
+    """Return Delta's statistics from those of the row groups."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     places = {groups[0].column(n).path_in_schema: n for n in range(groups[0].num_columns)}
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
@@ -191,5 +191,5 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _in_json(value: Any) -> Any:
-    """Times in UTC to the microsecond, as the column has them."""
+    """Return times in UTC to the microsecond, as the column has them."""
     return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if hasattr(value, "strftime") else value

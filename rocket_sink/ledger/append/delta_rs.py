@@ -65,7 +65,7 @@ _seen: set[LedgerPath] = set()
 
 
 def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
-    """The newest version; None where Spark's Delta is to be asked, which says what is wrong.
+    """Open the newest version; return None if Spark's Delta must say what is wrong.
 
     Args:
         must: for a commit to a table of which delta-rs makes all commits.
@@ -236,14 +236,14 @@ def _takes(place: LedgerPath) -> bool:
 
 
 def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
-    """The table's place in delta-rs's terms, and the options of its store."""
+    """Return the table's place in delta-rs's terms, and the options of its store."""
     if place.is_local:
         return place.root, None
     return f"s3://{place.root}", delta_rs_options(place.uri, place.storage)
 
 
 def _has_log(place: LedgerPath) -> bool:
-    """Asked of pyarrow, which is soon told of a store that is not there, or not for us.
+    """Ask pyarrow, which soon notices a store that is missing or closed to us.
 
     Raises:
         LedgerError, OSError: the store cannot be read.
@@ -263,7 +263,7 @@ def _has_log(place: LedgerPath) -> bool:
 
 
 def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | None:
-    """The last transaction of `app_id` in this version of the table.
+    """Return the last transaction of `app_id` in this version of the table.
 
     Raises:
         LedgerError: the store cannot be read now.
@@ -278,7 +278,7 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
 
 
 def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
-    """Whether a commit after the version `since` was given this `token`; None: they are not all
+    """Whether a commit after the version `since` has this `token`; None if some of them are not
     there any more.
 
     Not by delta-rs's `history`, which reads all of them and holds Python's lock meanwhile.
@@ -302,7 +302,7 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> boo
 def commit_actions(
     place: LedgerPath, filesystem: fs.FileSystem, version: int
 ) -> list[dict[str, Any]] | None:
-    """A commit's actions as Delta's protocol names them; None: it is not there.
+    """Return a commit's actions as Delta's protocol names them; None without the commit.
 
     Raises:
         OSError: it cannot be read now.
@@ -365,7 +365,7 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
 
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:
-    """The error of a table that is there and cannot be read."""
+    """Return the error of a table that is there and cannot be read."""
     text = f"{before}Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. {remedy}"
     return LedgerError(text, path=place.uri)
 
@@ -407,7 +407,7 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:
-    """The error of a reader of the table that misses its files."""
+    """Return the error of a reader of the table that misses its files."""
     return LedgerError(
         f"the ledger {path} cannot be read: {_reason(error)}. Files that the table names "
         "are gone or damaged: put them back from a backup",
@@ -504,7 +504,7 @@ def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:
 
 
 def _reason(error: BaseException) -> str:
-    """On one line; delta-rs gives a tree of causes, in colours, or a stack behind the text."""
+    """Return delta-rs's text on one line; it has a coloured tree of causes, or a stack."""
     text = _STACK.split(_COLOURS.sub("", str(error)))[0][:_LONGEST_REASON]
     lines = [line.strip(" \u21b3") for line in text.splitlines()]
     return ": ".join(line.rstrip(":.") for line in lines if line) or type(error).__name__

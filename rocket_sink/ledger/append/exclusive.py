@@ -75,7 +75,7 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _may_pass(spark: SparkSession, error: Exception) -> bool:
-    """An I/O error: what S3A lacks, or a path that has no file system, gives others."""
+    """Return whether this is an I/O error, which may pass; missing features give other errors."""
     from py4j.java_gateway import is_instance_of
     from py4j.protocol import Py4JJavaError
 
@@ -145,7 +145,7 @@ def _hadoop_conf(spark: SparkSession) -> Any:
 
 
 def _ask(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool:
-    """The answer of `ask`, with the session's file system and a path that nobody else uses."""
+    """Call `ask` with the session's file system and a path that nobody else uses."""
     session: Any = spark
     path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
     files = path.getFileSystem(_hadoop_conf(spark))
@@ -157,7 +157,7 @@ def _ask(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]
 
 
 def _refuses(files: Any, path: Any) -> bool:
-    """Two streams make one new file: S3A looks only when it opens them."""
+    """Let two streams make one new file: S3A looks only when it opens them."""
     first, second = files.create(path, False), files.create(path, False)
     first.close()
     return _is_refused(second.close)

@@ -81,7 +81,7 @@ _ADVICE: Final = {
 def page_html(
     figures: Mapping[str, Any], series: Series | None, tuning: Tuning | None = None
 ) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         figures: `Report.as_dict()`.
@@ -144,7 +144,7 @@ def _asset(name: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """For a script element: no character of it can end the element."""
+    """Return JSON for a script element: no character of it can end the element."""
     text = json_text(data)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -269,7 +269,7 @@ def _charts(*, drawn: bool) -> str:
 
 
 def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
-    """The sends under other settings, as `rocket-sink tune` shows them."""
+    """Return the sends under other settings, as `rocket-sink tune` shows them."""
     command = f"<code>{_text(_tune_command(figures))}</code>"
     if not tuning.candidates:
         return _what_if_section(
@@ -433,7 +433,7 @@ def _cell(row: Mapping[str, Any], key: str, kind: str) -> str:
 
 
 def _at(moment: str) -> str:
-    """A time that the page shows in the chosen zone."""
+    """Return a time that the page shows in the chosen zone."""
     utc = dt.datetime.fromisoformat(moment).astimezone(dt.timezone.utc)
     shown = utc.strftime("%Y-%m-%d %H:%M:%S")
     return f'<time datetime="{utc.isoformat()}" data-at="{utc.isoformat()}">{shown}</time>'

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def rows_over_time(series: Series) -> altair.Chart:
-    """Messages by the time of their attempt and by its outcome."""
+    """Draw messages by the time of their attempt and by outcome."""
     return _over_time(series, "cells", "messages", "outcome", "messages")
 
 
 def dead_letters_over_time(series: Series) -> altair.Chart:
-    """Dead letters by when they were given up and by reason."""
+    """Draw dead letters by reason and by the time at which they were given up."""
     return _over_time(series, "letters", "given", "reason", "dead letters given up")
 
 
 def latency_heat(series: Series) -> altair.LayerChart:
-    """The 99th percentile (ms) of the times to an answer, by broker and time; red lines: the broker
+    """Draw p99 (ms) of the times to an answer, by broker and time; red lines mark that the broker
     was isolated."""
     alt = _altair()
     heat = (
@@ -48,7 +48,7 @@ def latency_heat(series: Series) -> altair.LayerChart:
 
 
 def latency_by_broker(series: Series) -> altair.Chart:
-    """p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
+    """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
     alt = _altair()
     # A dot in a field's name would mean a field of a field.
     shares = ["p50", "p95", "p99", "p999"]
@@ -71,7 +71,7 @@ def latency_by_broker(series: Series) -> altair.Chart:
 
 
 def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
-    """Failed attempts by error."""
+    """Draw failed attempts by error."""
     alt = _altair()
     rows = [{"error": row.error_code, "attempts": row.attempts} for row in errors]
     chart: altair.Chart = (
@@ -122,7 +122,7 @@ def _data(series: Series, name: str, *, end: bool = False) -> Any:
 
 
 def _rows(series: Series, name: str) -> list[dict[str, Any]]:
-    """With `at` in ms since 1970 where a row has a step."""
+    """Return the rows of a series, with `at` in ms since 1970 if a row has a step."""
     rows = [dict(zip(COLUMNS[name], row, strict=True)) for row in getattr(series, name)]
     for row in rows:
         if "step" in row and "at" not in row:

@@ -54,7 +54,7 @@ def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, isolations: int = 50,
     errors: int = 10, unfolded_epochs: int = 0, quarantined_files: int = 0, series: bool = False,
 ) -> Report:  # fmt: skip
-    """A report of whatever runs the queries; `epochs`, `isolations`, `errors`: the longest lists.
+    """Make a report by any runner of queries; `epochs`, `isolations`, `errors` limit the lists.
 
     Args:
         series: also what the page shows: the charts, and the sends under other settings.
@@ -80,7 +80,7 @@ def figures(
 
 
 def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
-    """The sums are over all epochs of the scope, the list has the last ones."""
+    """Return the sums over all epochs of the scope, and a list of the last epochs."""
     sums = {
         "epochs": "count(*)",
         **{name: f"sum({name})" for name in _SUMS},
@@ -152,7 +152,7 @@ def _last_at(read: Scoped) -> dt.datetime | None:
 
 
 def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
-    """{broker: its (class, weight), sorted}."""
+    """Return the (class, weight) pairs of each broker, sorted."""
     histograms: dict[str, list[tuple[int, float]]] = {}
     for row in read(
         f"SELECT broker, {class_of('ms')} AS class, sum(weight) AS weight FROM ({rows}) l "
@@ -257,7 +257,7 @@ def _stored_elsewhere(absence: Absence) -> str:
 
 
 def successors(read: Scoped) -> list[Successor]:
-    """Streaming queries that may be earlier ones whose checkpoints were deleted.
+    """Return streaming queries that may be earlier ones whose checkpoints were deleted.
 
     A query without `appId` has Spark's id, which its checkpoint keeps.
     """
@@ -294,7 +294,7 @@ def _waiting(read: Scoped) -> list[WaitFigures]:
 
 
 def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
-    """Workers of an executor share their fault table, so that one event can be noted twice."""
+    """Count isolations once: an executor's workers share brokers' state and may all note one."""
     rows = read(
         f"""SELECT *, count(*) OVER () AS _total FROM (
             SELECT broker_name AS broker, topic, cause, max(latency_ms) AS latency_ms,

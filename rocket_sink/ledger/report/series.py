@@ -120,7 +120,7 @@ def read_series(read: Scoped, brokers: Sequence[BrokerFigures]) -> Series:
 
 
 def step_of(length_s: float) -> int:
-    """The length (s) of the steps of so long a time."""
+    """Return the length (s) of the steps of a time of this length."""
     least = length_s / _STEPS
     fitting = (step for step in _STEPS_S if step >= least)
     return next(fitting, math.ceil(least / 86_400) * 86_400)
@@ -134,7 +134,7 @@ def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
 
 
 def _most(read: Scoped, column: str, text: str, most: int) -> str:
-    """The column's text; of more values than `most`, only the most frequent by name."""
+    """Return the column's text; of more values than `most`, name only the most frequent."""
     rows = read(
         f"SELECT {column} AS name, count(*) AS requests FROM answered WHERE {read.where} "
         f"GROUP BY 1 ORDER BY requests DESC, name LIMIT {most + 1}"
@@ -150,7 +150,7 @@ def _rows(read: Scoped, select: str) -> list[tuple[Any, ...]]:
 
 
 def _cells(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
-    """A row without a frame stands for waits of a strict queue, not for an attempt."""
+    """Count attempts per cell; a row without a frame stands for waits of a strict queue."""
     frames = "coalesce(frames, 1)"
     wait = f"coalesce(queue_wait_ms, 0) * {frames}"
     spent = {
@@ -206,7 +206,7 @@ def _percentiles(found: dict[Any, list[tuple[int, float, float]]]) -> list[tuple
 
 
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
-    """Given up and settled per step; what was taken back settles no letter, unless it was sent."""
+    """Count given-up and settled letters per step; a taken-back letter counts only if sent."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
             SELECT letter_id, resolution, at, {ORDER} AS _order,
                 max(CASE WHEN resolution = '{UNPARKED}' THEN {ORDER} END)
@@ -285,7 +285,7 @@ def _behind(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any,
 
 
 def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
-    """The first of each step, broker and error."""
+    """Return the first failure of each step, broker and error."""
     return _rows(
         read,
         f"""SELECT CAST(unix_micros(at) / 1000 AS BIGINT) AS at_ms, step, broker,

@@ -85,11 +85,11 @@ class Report:
 
     @property
     def verdict(self) -> list[Finding]:
-        """The findings that need to be known first, the gravest at the top."""
+        """The most important findings, the gravest first."""
         return verdict(self.facts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; times as ISO 8601 text in UTC."""
+        """Return plain values; times as ISO 8601 text in UTC."""
         values = asdict(replace(self, series=None, tuning=None))
         del values["series"], values["tuning"]
         figures: dict[str, Any] = plain(
@@ -98,7 +98,7 @@ class Report:
         return figures
 
     def plot_rows(self) -> altair.Chart:
-        """Messages over time by outcome; a figure of altair, as all `plot_` methods return.
+        """Draw messages over time by outcome, as a figure of altair like all `plot_` methods.
 
         Raises from all of them:
             ConfigurationError: altair is not installed, or the report was made without `charts`.
@@ -106,19 +106,19 @@ class Report:
         return plots.rows_over_time(self._charted())
 
     def plot_latency(self) -> altair.Chart:
-        """p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
+        """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
         return plots.latency_by_broker(self._charted())
 
     def plot_heat(self) -> altair.LayerChart:
-        """p99 (ms) by broker and time, with the isolations drawn on it."""
+        """Draw p99 (ms) by broker and time, with the isolations."""
         return plots.latency_heat(self._charted())
 
     def plot_failures(self) -> altair.Chart:
-        """Failed attempts by error."""
+        """Draw failed attempts by error."""
         return plots.failures_by_class(self.errors)
 
     def plot_dead_letters(self) -> altair.Chart:
-        """Dead letters over time by reason."""
+        """Draw dead letters over time by reason."""
         return plots.dead_letters_over_time(self._charted())
 
     def _charted(self) -> Series:
@@ -165,7 +165,7 @@ def render_report(report: Report) -> RenderableType:
 
 
 def to_html(report: Report) -> str:
-    """The report as one page: all of it in one file, with charts where the series are there."""
+    """Return the report as one page in one file, with charts if it has the series."""
     return page_html(report.as_dict(), report.series, report.tuning)
 
 

@@ -214,7 +214,7 @@ class Finding:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: times as ISO 8601 text."""
+    """Return a value for JSON: times as ISO 8601 text."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -214,7 +214,7 @@ def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
 
 
 def _sent_again(facts: Facts) -> Iterator[Case]:
-    """Unless the line of a broker that is gone, or of keys that wait, has told of all of them."""
+    """Count pending letters, unless the line of a broker or of waiting keys told of all."""
     waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
         if case["count"] != waiting_rows:

@@ -65,7 +65,7 @@ _MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
-    """`<query>/<epoch>/<file>` without the state, unique; without `folders` joined by `_`."""
+    """Return a unique `<query>/<epoch>/<file>` without the state; `_` joins it if no `folders`."""
     partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
@@ -73,7 +73,7 @@ def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
 
 
 def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
-    """The number of a new file of the epoch.
+    """Return the number of a new file of the epoch.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -95,13 +95,13 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
 
 
 def _number(name: str) -> int:
-    """0 of a file of an older rocket-sink."""
+    """Return the file's number; 0 for a file of an older rocket-sink."""
     parts = name.partition("~")[0].split("-")
     return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
 
 
 def _part(text: str) -> str:
-    """`text` as one component of a path; never one that starts with `_`, `.` or is empty."""
+    """Return `text` as a component of a path: not empty, and not starting with `_` or `.`."""
     return "q-" + path_part(text)
 
 
@@ -130,7 +130,7 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
 
 
 def _task(info: fs.FileInfo) -> tuple[str, str]:
-    """The folder of its query and epoch, and its partition."""
+    """Return the folder of the file's query and epoch, and its partition."""
     return info.path.rpartition("/")[0], info.base_name.partition("-")[0]
 
 
@@ -141,7 +141,7 @@ def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
 
 
 def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
-    """Files that their owners still write, of queries whose id starts with `query`."""
+    """Return files that their owners still write, of queries whose id starts with `query`."""
     start = f"{place.spool}/{_part(query)}"
     return [
         info
@@ -159,7 +159,7 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 
 
 def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
-    """Epochs with files, sealed or still written; nothing is taken."""
+    """Return epochs with files, sealed or still written; take no file."""
     return len(spooled_epochs(place, filesystem))
 
 
@@ -193,7 +193,7 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
-    """The query, as a component of a path, and the epoch."""
+    """Return the query, as a component of a path, and the epoch."""
     above, folder, name = info.path.split("/")[-3:]
     if name.startswith("q-"):
         query, _, tail = name.partition("_")
@@ -203,7 +203,7 @@ def _epoch(info: fs.FileInfo) -> tuple[str, str]:
 
 
 def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
-    """Paths of the damaged files that folds have put aside."""
+    """Return the paths of damaged files that folds have set aside."""
     return sorted(info.path for info in _listed(filesystem, place.quarantine) if info.is_file)
 
 
@@ -303,7 +303,7 @@ class FetchedFiles:
 
 
 def fetched(filesystem: fs.FileSystem, paths: Sequence[str]) -> fs.FileSystem | FetchedFiles:
-    """For files that fit into memory together; `filesystem` itself where reading is cheap."""
+    """Fetch files that fit into memory together; return `filesystem` if reading is cheap."""
     return FetchedFiles(filesystem, paths) if is_object_store(filesystem) else filesystem
 
 

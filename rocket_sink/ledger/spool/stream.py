@@ -81,7 +81,7 @@ def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
 
 
 def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    """The file's batches in today's schema; of a cut file all before the cut.
+    """Yield the file's batches in today's schema; of a cut file all before the cut.
 
     Raises:
         DamagedSpoolError: the file holds something else than what was written, and is not only cut.
@@ -139,7 +139,7 @@ def _goes_on(path: str, filesystem: fs.FileSystem, number: int) -> bool:
 
 
 def checked_batches(stream: Any, path: str) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream that was closed, in today's schema; `path` names it in errors.
+    """Yield the batches of a closed stream in today's schema; errors name `path`.
 
     Raises:
         LedgerError: it is of a newer rocket-sink.
@@ -227,7 +227,7 @@ def _check_known(batch: pa.RecordBatch, name: str, known: Iterable[str]) -> None
 
 
 def _fitted(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-    """The batch in `LEDGER_SCHEMA`; an older rocket-sink's columns are fewer."""
+    """Return the batch in `LEDGER_SCHEMA`; an older rocket-sink's columns are fewer."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     unknown = set(columns) - set(LEDGER_SCHEMA.names)
     if unknown:

@@ -188,7 +188,7 @@ class SpoolWriter:
             ) from error
 
     def _gone(self) -> str:
-        """Why the open file is not there any more, as far as this side can see."""
+        """Return why the open file is not there any more, as far as this side can see."""
         if not Path(self._place.spool).is_dir():
             # Folds remove the folders in it, and not itself.
             return (
@@ -209,7 +209,7 @@ class SpoolWriter:
 
 
 def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
-    """False where that cannot be asked now."""
+    """Return whether the file is there; False if that cannot be asked now."""
     with contextlib.suppress(OSError):
         return bool(filesystem.get_file_info(path).is_file)
     return False

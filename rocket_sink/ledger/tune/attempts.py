@@ -57,7 +57,7 @@ class Attempts:
 
 
 def read_attempts(read: Scoped, limit: int) -> Attempts:
-    """The newest `limit` attempts of the scope; the waits of strict queues are none."""
+    """Return the newest `limit` attempts of the scope, without waits of strict queues."""
     table = read.table(
         f"""SELECT unix_micros(at) AS at_us, worker, {BROKER} AS broker,
             coalesce(message_count, 0) AS messages, coalesce(body_bytes, 0) AS bytes,
@@ -93,7 +93,7 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
 
 
 def _isolating() -> set[str]:
-    """Codes of failures that a broker answers for."""
+    """Return the codes of failures for which a broker is to blame."""
     kinds = [errors.SendError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -101,7 +101,7 @@ def _isolating() -> set[str]:
 
 
 def _hosts(workers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """`host` of `host:pid`."""
+    """Return `host` of `host:pid`."""
     return pc.replace_substring_regex(pc.fill_null(workers, ""), r":\d+$", "")
 
 

@@ -39,7 +39,7 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """The latency (ms) that a share of the messages did not exceed; None of none."""
+        """Return the latency (ms) that a share of the messages did not exceed; None of none."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])

@@ -273,7 +273,7 @@ def _keys(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _spent_letters(query: Query, before_us: int) -> pa.Array:
-    """Letters with a body that no backfill will ask for: stored or dropped before this moment, or
+    """Return letters whose body no backfill will need: stored or dropped before this moment, or
     of an attempt that does not count. A parked letter may be taken back, so its body stays."""
     return _ids(
         query,

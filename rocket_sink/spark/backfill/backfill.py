@@ -88,16 +88,16 @@ class Plan:
 
 
 class Backfill:
-    """A backfill.
+    """A backfill of a ledger's dead letters, or of a table's rows.
 
     Args:
         options: connection and sending options; `ledger` is needed, `topic` overrides the
             dead letters' own topic when it is set.
-        source: a `Table`; None: the ledger's dead letters.
-        wait_s: longest wait for another backfill of the ledger; None: as long as it lives.
-        on_wait: called once, with who that is, before the first wait.
+        source: a `Table`, or None for the ledger's dead letters.
+        wait_s: longest wait for another backfill of the ledger; None waits as long as it lives.
+        on_wait: called once before the first wait, with the holder of the ledger.
         move_keys: send dead letters whose queue's broker is in no route to other queues. Without it
-            they wait for the broker, since what is on their queue must not be overtaken.
+            they wait for the broker, because they must not overtake messages of their queue.
 
     Raises:
         OptionError: no ledger, or no name server.
@@ -292,7 +292,7 @@ class Backfill:
         return rows
 
     def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
-        """A key's dead letters in one partition, in the order in which they were written."""
+        """Return the frame with a key's letters in one partition, in the order of writing."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
@@ -347,7 +347,7 @@ def _sums(condition: str) -> list[Column]:
 
 
 def backfill_options(options: SinkOptions) -> SinkOptions:
-    """The sink's options as a backfill needs them: failures are reported, not raised."""
+    """Return the sink's options for a backfill: failures are reported, not raised."""
     changes: dict[str, Any] = {
         "onInvalid": "dead_letter", "onFailure": "dead_letter",
         "maxFailures": -1, "maxFailureRatio": 1.0, "columns": None, "orderBy": None,

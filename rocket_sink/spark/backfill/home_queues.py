@@ -62,7 +62,7 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """The dead letters cut where a topic's list changes, each part with its lists."""
+        """Yield the dead letters cut at changes of a topic's list, each part with its lists."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()
@@ -142,7 +142,7 @@ class HomeQueues:
 
 
 def _differs(found: Pinned, topic: str, lists: Lists) -> bool:
-    """A task body has one list per topic and one hash."""
+    """Return whether a run's lists differ: a task body has one list per topic and one hash."""
     return any(
         pinned.sharding_hash != found.sharding_hash or (name == topic and pinned != found)
         for name, pinned in lists.items()
@@ -170,7 +170,7 @@ def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
 
 
 def has_own_queue(letters: pa.RecordBatch) -> Any:
-    """A mask: rows that name broker and queue."""
+    """Return a mask of the rows that name broker and queue."""
     if not {"queue_id", "broker_name"} <= set(letters.schema.names):
         return np.zeros(letters.num_rows, bool)
     has_queue = pc.and_(pc.is_valid(letters["queue_id"]), pc.is_valid(letters["broker_name"]))

@@ -211,7 +211,7 @@ class Resent:
         self.failures.update(itertools.islice(failures.items(), room))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
+        """Return plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
         return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
@@ -324,7 +324,7 @@ class Resender:
         return kept
 
     def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
-        """Leave out what waits for a broker; with `move_keys` only rows that name their queue.
+        """Leave out rows that wait for a broker; with `move_keys` only rows that name their queue.
 
         The column `moved` is true of the others that go to another queue than their own.
         """
@@ -468,7 +468,7 @@ def send_partition(
     options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
     on_dead_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The task: all dead letters of a partition, then one row of RESULT_SCHEMA.
+    """Send all dead letters of a partition, and yield one row of RESULT_SCHEMA.
 
     Raises:
         LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.

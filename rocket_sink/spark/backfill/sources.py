@@ -232,7 +232,7 @@ class Table:
         )
 
     def _types(self, spark: SparkSession) -> dict[str, str]:
-        """{column: type}, and the session's zone where it makes timestamps of texts."""
+        """Return {column: type}, and the session's zone if it makes timestamps of texts."""
         types = {field.name: field.dataType.simpleString() for field in self.frame.schema}
         timed = [name for name, kind in types.items() if re.search(r"\btimestamp\b", kind)]
         if timed:
@@ -269,7 +269,7 @@ class Table:
         return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
 
     def _numbered(self, frame: DataFrame) -> DataFrame:
-        """The rows with `letter_id` and `_row`, their place in the table as it is read."""
+        """Return the rows with `letter_id` and `_row`, their place in the table as it is read."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -285,7 +285,7 @@ class Table:
         return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))
 
     def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
-        """The contract's columns as far as there are any, and the three that a resend needs."""
+        """Return the contract's columns that are there, and the three that a resend needs."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = {
@@ -309,7 +309,7 @@ class Table:
 _BEYOND_THE_ROW: Final = re.compile(
     r'"class":"[\w.$]*\.(CallMethodViaReflection|\w*Subquery\w*|Exists|ListQuery)"'
 )
-"""Spark's names of expressions that run code of the class path, or read other tables."""
+"""Spark's names of expressions that run code from the class path, or read other tables."""
 
 Source: TypeAlias = DeadLetters | Table
 
@@ -355,7 +355,7 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
-    """The dead letters with three flags more, of which at most one is true.
+    """Return the dead letters with three flags more, of which at most one is true.
 
     `_tired`: wanted, but left alone, for it has failed so often. `_behind`: wanted, but behind a
     tired dead letter of its key, which it would overtake; rows that no broker takes (reason `data`)
