@@ -60,11 +60,12 @@ class SinkOptions:
     create_topic_key: str = option("createTopicKey", Kind.TEXT, "TBW102", _M, "template topic whose route is used for a topic that does not exist yet; empty: never create", java="createTopicKey")
     default_topic_queue_nums: int = option("defaultTopicQueueNums", Kind.INTEGER, 4, _M, "most queues per broker of a topic made on the fly", low=1, high=65536, java="defaultTopicQueueNums")
     max_message_size_bytes: int = option("maxMessageSize", Kind.BYTES, 4_194_304, _M, "largest body, before compression", low=1, high=16_000_000, java="maxMessageSize")
-    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; batches never are", low=0, java="compressMsgBodyOverHowmuch")
+    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; those in batches with compressBatches only", low=0, java="compressMsgBodyOverHowmuch")
     compress_level: int = option("compressLevel", Kind.INTEGER, 5, _M, "compression level", low=0, high=9, java="compressLevel")
     compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages", choices=("none", "zlib", "lz4", "zstd"), java="compressType")
     allow_system_topics: bool = option("allowSystemTopics", Kind.BOOLEAN, False, _M, "let the topic column name topics that brokers use themselves (TBW102, RMQ_SYS_..., %RETRY%..., names of brokers and clusters); else such a row is a dead letter")
     property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))
+    compress_batches: bool = option("compressBatches", Kind.BOOLEAN, False, _M, "Spark lanes: compress the bodies inside batches too, each by itself, from compressMsgBodyOverHowmuch on; bodies that do not shrink travel in requests of their own")
     serializer: str = option("serializeType", Kind.CHOICE, "json", _M, "header serialisation on the wire", choices=("json", "rocketmq"), java="rocketmq.serialize.type")
 
     send_msg_timeout_ms: int = option("sendMsgTimeout", Kind.MILLISECONDS, 3000, _S, "total time for a send with all its attempts", low=1, java="sendMsgTimeout")

@@ -30,8 +30,9 @@ from rocket_sink.rows.checks import Refused, lacks_keys
 from rocket_sink.rows.row_batch import KINDS, RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
+from rocket_sink.task.request_factory import compressed_column
 from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of, nulls_of
-from rocket_sink.wire.columns.encode import cut_requests, group_by_queue
+from rocket_sink.wire.columns.encode import RequestSlice, cut_requests, group_by_queue
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import least_version
 
@@ -243,7 +244,11 @@ def encode_requests(
     timed = bool(rows.kinds()[0])
     half = options.delivery == "transactional"
     ids_made = ids.ids(rows)
-    groups = group_by_queue(placed.groups, placed.group_count)
+    rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or half)
+    # Without an order, compressed bodies and others of a queue are groups of their own.
+    kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
+    queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
+    groups = group_by_queue(queues, kinds * placed.group_count)
     singles: SingleColumns | None = None
     lacking = np.zeros(len(rows) + 1, np.int64)
     if timed or half:
@@ -258,19 +263,25 @@ def encode_requests(
         most = options.request_max_messages
         lacking = np.concatenate(([0], np.cumsum(lacks_keys(rows)[groups.order])))
     slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)
+    if sys_flags is None:
+        flags = np.zeros(len(rows), np.int64)
+    else:
+        flags = sys_flags[groups.order]
+        slices = _cut_at_changes(slices, flags)
     data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
     requests = [
         PendingRequest(
             rows.topic,
-            placed.queue_of(group),
+            placed.queue_of(group // kinds),
             [Piece(data, offsets[first : last + 1])],
-            fixed=placed.is_fixed(group),
-            sharded=placed.is_sharded(group),
+            fixed=placed.is_fixed(group // kinds),
+            sharded=placed.is_sharded(group // kinds),
             timed=timed,
             alone=half,
             waits_for_store=waits,
             columns=singles.slice(first, last) if singles and last - first > 1 else None,
             lacks_keys=bool(lacking[last] > lacking[first]),
+            sys_flag=int(flags[first]),
         )
         for group, first, last in slices
     ]
@@ -282,6 +293,31 @@ def encode_requests(
         [request] if request.queue is None else request.split() for request in requests
     )
     return [request for parts in split_requests for request in parts]
+
+
+def _with_compressed_bodies(
+    rows: RowBatch, options: SinkOptions, *, is_single: bool
+) -> tuple[RowBatch, Int64s | None]:
+    """Compress bodies for batches; return the rows, and MessageSysFlag bits if a body shrank.
+
+    A broker writes the bits of a batch request into each of its messages.
+    """
+    if is_single or not options.compress_batches:
+        return rows, None
+    bodies, sys_flags = compressed_column(rows.body, options)
+    if isinstance(sys_flags, int) or not sys_flags.any():
+        return rows, None
+    return rows.with_(body=bodies), sys_flags
+
+
+def _cut_at_changes(slices: Sequence[RequestSlice], flags: Int64s) -> list[RequestSlice]:
+    """Cut slices where the bits change: a request has one value of them."""
+    parts = []
+    for group, first, last in slices:
+        changes = (first + 1 + np.flatnonzero(np.diff(flags[first:last]))).tolist()
+        for start, end in itertools.pairwise((first, *changes, last)):
+            parts.append(RequestSlice(group, start, end))
+    return parts
 
 
 def _single_columns(rows: RowBatch, ids: pa.Array) -> SingleColumns:

@@ -19,6 +19,7 @@ from rocket_sink.errors import SendError
 from rocket_sink.forks import lazy
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.columns.buffers import Int64s
+from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.properties import LITE_TOPIC, SHARDING_KEY
 
 _HEAD: Final = struct.Struct(">iiiii")
@@ -162,6 +163,8 @@ class PendingRequest:
     waited_ms: float = 0.0
     """How long it waited for its turn before it was submitted."""
     lacks_keys: bool = False
+    sys_flag: int = 0
+    """MessageSysFlag bits of each message, whose body in the pieces is compressed accordingly."""
     message_count: int = field(init=False)
     byte_count: int = field(init=False)
 
@@ -193,7 +196,11 @@ class PendingRequest:
         """Decode each message, one by one: for dead letters only, never on the way out."""
         for piece in self.pieces:
             for index in range(piece.message_count):
-                yield decode_message(piece, index)
+                message = decode_message(piece, index)
+                if self.sys_flag:
+                    kind = CompressionType.of_sys_flag(self.sys_flag)
+                    message = message._replace(body=inflate(message.body, kind))
+                yield message
 
     def can_absorb(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
         """True when `other`, which comes next in the same queue, fits into this request."""
@@ -202,6 +209,7 @@ class PendingRequest:
             and self.sharded == other.sharded
             and self.fixed == other.fixed
             and self.waits_for_store == other.waits_for_store
+            and self.sys_flag == other.sys_flag
             and not (self.timed or other.timed or self.alone or other.alone)
             and not (self.submissions or other.submissions)
             and self.parked is SpillState.SLICE
@@ -243,5 +251,5 @@ class PendingRequest:
         return PendingRequest(
             self.topic, self.queue, pieces, self.fixed, self.sharded, self.timed, alone,
             self.waits_for_store, self.attempts, 0, self.maybe_duplicate, self.first_error,
-            lacks_keys=self.lacks_keys,
+            lacks_keys=self.lacks_keys, sys_flag=self.sys_flag,
         )  # fmt: skip

@@ -18,7 +18,6 @@ from rocket_sink.task.pending import (
     DecodedMessage,
     PendingRequest,
     SingleColumns,
-    decode_message,
 )
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.wire.codes import SysFlag
@@ -72,6 +71,7 @@ class RequestFactory:
                 properties="" if request.waits_for_store else _NO_WAIT,
                 token=request,
                 message_id=request.first_message_id,
+                sys_flag=request.sys_flag,
                 lacks_keys=request.lacks_keys,
             )
         send.retry_while_busy = True
@@ -84,7 +84,7 @@ class RequestFactory:
     def _group(self, request: PendingRequest, columns: SingleColumns) -> SendRequest:
         half = self._half_properties
         if (sys_flag := columns.sys_flag) is None:
-            body, sys_flag = _compressed_column(columns.body, self._options)
+            body, sys_flag = compressed_column(columns.body, self._options)
             columns = request.columns = columns._replace(body=body, sys_flag=sys_flag)
         bits = int(SysFlag.TRANSACTION_PREPARED) if half else 0
         messages = SingleMessages(
@@ -164,7 +164,7 @@ class RequestFactory:
         return columns.body[0].as_py(), bits
 
     def _single(self, request: PendingRequest) -> SendRequest:
-        message = decode_message(request.pieces[0])
+        message = next(request.messages())
         body, sys_flag = self._body(request, message)
         properties, half = message.properties, self._half_properties
         if half:
@@ -233,7 +233,7 @@ def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
     return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
 
 
-def _compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array, Any]:
+def compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array, Any]:
     """Compress many bodies; return them with the flag bits: a number for all, or one for each."""
     longest = int(lengths_of(bodies).max(initial=0))
     if options.compress_type == "none" or longest < options.compress_over_bytes:

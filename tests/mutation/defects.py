@@ -1416,6 +1416,22 @@ ROWS: tuple[Defect, ...] = (
         "a secret that an editor saved with a byte order mark is refused by brokers",
     ),
     Defect(
+        "letters-stay-compressed",
+        "rocket_sink/task/pending.py",
+        "                if self.sys_flag:\n",
+        "                if self.sys_flag and self.columns:\n",
+        ("tests/task/test_task.py::TestSends",),
+        "a dead letter of a compressed batch has a body that nobody can read",
+    ),
+    Defect(
+        "one-flag-for-a-queue",
+        "rocket_sink/task/encode.py",
+        "        slices = _cut_at_changes(slices, flags)\n",
+        "",
+        ("tests/task/test_task.py::TestSends",),
+        "Java's consumers cannot inflate a body that was not compressed, and lose what follows",
+    ),
+    Defect(
         "lite-rows-anywhere",
         "rocket_sink/task/encode.py",
         "    keys = rows.order_keys()\n",

@@ -30,10 +30,12 @@ from rocket_sink.routing import sharding
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.encode import parts_of
+from rocket_sink.task.pending import decode_message
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
 from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
+from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.task.stub_engine import StubEngine, publish_info
 
@@ -226,6 +228,36 @@ class TestSends:
         run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[b"a" * 9000]).finish()
         (request,) = run.engine.requests
         assert not request.batch and request.sys_flag & 1 and len(bytes(request.body)) < 100
+
+    @pytest.mark.parametrize("ordering", ["none", "strict"])
+    def test_bodies_of_batches_are_compressed_if_they_shrink(self, ordering: str) -> None:
+        noise = random.Random(1).randbytes(9000)
+        data = [b"a" * 9000, b"short", noise, b"b" * 9000, b"c" * 9000]
+        options = {"compressBatches": True, "ordering": ordering}
+        run = Run(StubEngine(), **options).feed(body=data, sharding_key=["k"] * 5).finish()
+        requests = run.engine.requests
+        stored = [
+            inflate(message.body, CompressionType.ZLIB) if request.sys_flag & 1 else message.body
+            for request in requests
+            for message in (decode_message(p, n) for p in request.token.pieces
+                            for n in range(p.message_count))
+        ]  # fmt: skip
+        counts = [(request.message_count, request.sys_flag & 1) for request in requests]
+        if ordering == "strict":
+            assert stored == data and counts == [(1, 1), (2, 0), (2, 1)]
+        else:
+            assert sorted(stored) == sorted(data) and sorted(counts) == [(2, 0), (3, 1)]
+
+    def test_dead_letters_of_compressed_batches_have_their_bodies(self) -> None:
+        data = [b"a" * 9000, b"b" * 9000]
+        engine = StubEngine(lambda request, queue: MessageIllegalError("no"))
+        run = Run(engine, compressBatches=True).feed(body=data).finish()
+        assert sorted(letter["body"] for letter in run.letters) == data
+        # Each was tried by itself, as a single message, after the batch.
+        assert [(r.message_count, r.sys_flag & 1) for r in engine.requests] == [
+            (2, 1), (1, 1), (1, 1),
+        ]  # fmt: skip
+        assert inflate(bytes(engine.requests[1].body), CompressionType.ZLIB) in data
 
     def test_a_single_message_that_does_not_shrink_is_sent_as_it_is(self) -> None:
         noise = random.Random(1).randbytes(9000)
