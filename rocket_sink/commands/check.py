@@ -95,6 +95,9 @@ def check(as_json: bool) -> int:
 
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
+    if proxy := _proxy(options):
+        yield from _behind_proxy(options, proxy)
+        return
     yield from _environment()
     if not (yield from _name_servers(options)):
         return
@@ -102,6 +105,37 @@ def look(options: SinkOptions) -> Iterator[Finding]:
         yield from _topic(options)
     else:
         yield Finding("topic", "note", "none given (--topic): brokers are not looked at")
+    if options.ledger:
+        yield _ledger(options.ledger)
+
+
+def _proxy(options: SinkOptions) -> str | None:
+    from rocket_sink.producer.admin.admin import Admin
+
+    with contextlib.suppress(RocketSinkError), Admin(options) as admin:
+        return admin.proxy()
+    return None
+
+
+def _behind_proxy(options: SinkOptions, proxy: str) -> Iterator[Finding]:
+    """Yield the findings behind a proxy, which answers for name servers and brokers."""
+    from rocket_sink.producer.admin.admin import Admin, proxy_error
+
+    state, text = "note", (
+        "is a RocketMQ proxy, which hides the brokers: they are not looked at, and commands that "
+        "ask them do not work (docs/deploy/proxy.md)"
+    )  # fmt: skip
+    if options.delivery != "at_least_once":
+        state, text = "fail", str(proxy_error(options.delivery, proxy))
+    yield Finding(f"proxy {proxy}", state, text)
+    yield from _environment()
+    if options.topic:
+        try:
+            with Admin(options) as admin:
+                route = admin.topic_route(options.topic)
+            yield _routed(options.topic, route, len(route.brokers))
+        except RocketSinkError as error:
+            yield Finding(f"topic {options.topic}", "fail", str(error))
     if options.ledger:
         yield _ledger(options.ledger)
 
@@ -293,7 +327,7 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     types = {settings[_TYPE] for settings in attributes.values() if settings.get(_TYPE)}
     sent = _sent_type(options)
     for kind in sorted(types - {"MIXED", sent}):
-        if sent or kind in ("FIFO", "DELAY", "TRANSACTION"):
+        if sent or kind in ("FIFO", "DELAY", "TRANSACTION", *_COLUMNS):
             yield Finding(
                 subject, "note",
                 f"message.type is {kind}, which wants {_WANTS.get(kind, 'other messages')}"

@@ -69,13 +69,14 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 
 def _look_up(options: SinkOptions) -> None:
-    """Look a message up, unless this host has done so lately with any result.
+    """Look for a proxy, and with credentials look a message up, unless this host has done so lately
+    with any result.
 
     Raises:
-        RocketSinkError: the user may not, or the brokers do not answer.
+        RocketSinkError: there is a proxy, the user may not, or the brokers do not answer.
     """
     # The imports are here because the processes that plan and commit a stream ask nothing.
-    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin, proxy_error
     from rocket_sink.producer.engine.shared_state import local_directory
 
     # A file, because Spark plans each epoch of a data source in a new process. A frozen broker
@@ -87,23 +88,26 @@ def _look_up(options: SinkOptions) -> None:
         stamp.touch(0o600)
     try:
         with Admin(options, timeout_s=2.0) as admin:
-            admin.query_by_unique_key(options.topic, "-", max_messages=1)
-    except PermissionDeniedError:
+            if proxy := admin.proxy():
+                raise proxy_error(options.delivery, proxy)
+            if options.delivery == "effectively_once" and options.access_key and options.topic:
+                admin.query_by_unique_key(options.topic, "-", max_messages=1)
+    except (ConfigurationError, PermissionDeniedError):
         with contextlib.suppress(OSError):
             stamp.unlink(missing_ok=True)
         raise
 
 
 def check_rights(options: SinkOptions) -> None:
-    """Ask the brokers whether the user may look messages up, before anything is sent.
+    """Ask whether the option `delivery` can work, before anything is sent.
 
-    A replay of `delivery=effectively_once` would fail for ever otherwise. Brokers that do not
-    answer are left to the first send.
+    A replay of `delivery=effectively_once` would fail for ever for a user who may not look messages
+    up. Behind a proxy nobody may. Brokers that do not answer are left to the first send.
 
     Raises:
-        ConfigurationError: the user may not.
+        ConfigurationError: the user may not, or there is a proxy.
     """
-    if options.delivery != "effectively_once" or not options.access_key or not options.topic:
+    if options.delivery == "at_least_once":
         return
     from rocket_sink.producer.admin.stored_messages import LACKS_SUB
 
@@ -114,6 +118,8 @@ def check_rights(options: SinkOptions) -> None:
             f"delivery=effectively_once looks messages of the topic {options.topic!r} up by their "
             f"ids, which this user may not: {error}. {LACKS_SUB}"
         ) from error
+    except ConfigurationError:
+        raise
     except RocketSinkError as error:
         _LOG.info("whether the user may look messages up is not known: %s", error)
 

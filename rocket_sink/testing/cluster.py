@@ -93,9 +93,11 @@ class FakeCluster:
 
     def on_route(self, behaviour: Behaviour, *, times: int | None = 1) -> None:
         """Apply a behaviour to the next `times` route queries."""
-        self._script.add(
-            behaviour, matches=lambda f: f.code == RequestCode.GET_ROUTEINFO_BY_TOPIC, times=times
-        )
+        self.on_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, behaviour, times=times)
+
+    def on_name_server(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
+        """Apply a behaviour to the next `times` requests of this code to the name server."""
+        self._script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
 
     def stop_name_server(self) -> None:
         self._loop.call(self._port.close)

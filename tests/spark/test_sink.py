@@ -18,8 +18,8 @@ from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, O
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.testing import FakeCluster
-from rocket_sink.testing.script import Drop
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.testing.script import Answer, Drop
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 
 SECRET = "canary-secret-12345"
 BODY = StructType([StructField("body", StringType())])
@@ -210,6 +210,27 @@ class TestForeach:
             sink.process(Row(body="again"))
             sink.close(None)
             assert b"again" in {m.body for m in cluster.messages("t")}
+
+
+@pytest.mark.parametrize("delivery", ["effectively_once", "transactional"])
+def test_a_delivery_that_a_proxy_cannot_do_is_refused_before_anything_is_sent(
+    delivery: str, tmp_path: Path
+) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", queues=1)
+        options = SinkOptions.parse(
+            nameServer=cluster.name_server, topic="t", delivery=delivery, ledger=str(tmp_path)
+        )
+        session_checks.check_rights(options)
+        options = options.with_(ledger=str(tmp_path / "other"))
+        unknown = Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 106 not supported")
+        cluster.on_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, unknown, times=None)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="behind the RocketMQ proxy") as caught:
+                session_checks.check_rights(options)
+        assert f"delivery={delivery}" in str(caught.value)
+        session_checks.check_rights(options.with_(delivery="at_least_once"))
+        assert not cluster.brokers[0].requests
 
 
 def test_a_broker_that_does_not_answer_is_asked_for_rights_once(

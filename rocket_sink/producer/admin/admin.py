@@ -6,12 +6,18 @@ purpose (CVE-2023-33246).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, Final
 
-from rocket_sink.errors import NoRouteError, PermissionDeniedError, SendError
+from rocket_sink.errors import (
+    ConfigurationError,
+    NoRouteError,
+    PermissionDeniedError,
+    SendError,
+)
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import DLQ_PREFIX, with_namespace
 from rocket_sink.net.client import NetworkClient, invoke
@@ -100,6 +106,20 @@ class Admin:
             merged_addresses |= addresses
             merged |= brokers
         return merged
+
+    def proxy(self) -> str | None:
+        """Return the address of a RocketMQ proxy among the name servers; None if there is none.
+
+        Name servers of all versions tell their brokers (GET_BROKER_CLUSTER_INFO). Proxies give
+        routes, but do not know this request.
+        """
+        for address in self.options.name_servers:
+            with contextlib.suppress(SendError):
+                frame = requests.get_broker_cluster_info()
+                answer = invoke(self._client, address, frame, self._timeout_s)
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    return address
+        return None
 
     def topics(self) -> tuple[str, ...]:
         """Return the names of the topics that any name server knows."""
@@ -334,6 +354,22 @@ class Admin:
         if error is not None:
             raise error
         return answers
+
+
+_LACKING: Final = {
+    "effectively_once": "does not look messages up by their ids, as a replay has to",
+    "transactional": "does not let a client end its half messages",
+}
+"""Delivery -> what a proxy lacks for it."""
+
+
+def proxy_error(delivery: str, proxy: str) -> ConfigurationError:
+    """Return the error of a delivery that does not work behind a proxy."""
+    return ConfigurationError(
+        f"delivery={delivery} does not work behind the RocketMQ proxy {proxy}, which "
+        f"{_LACKING[delivery]}: use delivery=at_least_once, or give nameServer the name servers "
+        "behind the proxy (docs/deploy/proxy.md)"
+    )
 
 
 def _remedy(topic: str) -> str:

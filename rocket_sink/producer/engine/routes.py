@@ -43,6 +43,7 @@ from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 
 TRY_S: Final = 1.0
 """Longest wait for one name server."""
+PROXY_HINT: Final = " (RocketMQ proxies support few requests: docs/deploy/proxy.md)"
 ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
 """Codes that settle a question; others ("name server not ready") send it to the next server."""
 
@@ -132,7 +133,10 @@ class _Question:
         if answer is not None and answer.code in ANSWERS:
             self.answers[address] = answer
         elif answer is not None:
-            self.reasons[address] = f"answered {answer.code}: {clean(answer.remark or '', 200)}"
+            hint = PROXY_HINT if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else ""
+            self.reasons[address] = (
+                f"answered {answer.code}: {clean(answer.remark or '', 200).strip()}{hint}"
+            )
         else:
             self.reasons[address] = str(error)
             if error is not None:
