@@ -2,7 +2,8 @@
 
 Each request ends with exactly one call of its owner: `on_answer(frame, sent_s, now_s)`, or
 `on_failed(error, now_s)` with an error whose class tells whether the complete frame was written
-(UnknownOutcomeError) or not (NotSentError). Times are monotonic seconds.
+(UnknownOutcomeError) or not (NotSentError). A oneway request ends with `on_written(now_s)` instead
+of an answer. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -50,22 +51,6 @@ _UNASKED_MAX: Final = 64
 """Frames in one turn that answer nothing, after which the turn ends and the next ones are small."""
 FLOOD_READ_BYTES: Final = 4096
 """Bytes in a turn of a channel that was flooded: some 150 of the smallest frames."""
-
-
-class OnewayWrite:
-    """A oneway frame on its way to the kernel: no answer tells whether it was written."""
-
-    __slots__ = ("channel", "written")
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.written = False
-        """The kernel, or TLS, took all of it."""
-
-    @property
-    def sent(self) -> bool:
-        """The kernel took all of it."""
-        return self.written and not self.channel.transport.unsent
 
 
 class WriteQueue:
@@ -127,9 +112,7 @@ class WriteQueue:
         while entries and done >= entries[0][2]:
             owner, _, size = entries.popleft()
             done -= size
-            if type(owner) is OnewayWrite:
-                owner.written = True
-            elif owner is not None:
+            if owner is not None:
                 complete.append(owner)
         self._first_done = done
         return complete
@@ -144,7 +127,7 @@ class WriteQueue:
         for position, entry in enumerate(self._entries):
             touched = position == 0 and self._first_done > 0
             if owner is None:
-                stays = entry[0] is None or type(entry[0]) is OnewayWrite
+                stays = entry[0] is None
             else:
                 stays = entry[0] is not owner
             if touched or stays:
@@ -232,6 +215,9 @@ class Channel:
             if not count:
                 break
             self.used_s = now_s
+        if self.connection.has_written_oneway and not self.transport.unsent:
+            for owner in self.connection.take_written_oneway():
+                owner.on_written(now_s)
 
     def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
         """Read and dispatch received bytes; True when there may be more.
@@ -292,7 +278,8 @@ class Channel:
         for expired in self.connection.expire(now_s):
             owner: Any = expired.token
             if expired.written:
-                owner.on_failed(self._timed_out(), now_s)
+                text = f"no answer from {self.address} before the attempt's deadline"
+                owner.on_failed(RequestTimeoutError(text), now_s)
             elif connecting:
                 self.write_queue.withdraw(owner)
                 owner.on_failed(self.transport.timed_out(), now_s)
@@ -303,14 +290,12 @@ class Channel:
             else:
                 # Partly written: the rest must follow, so the broker may still store it.
                 self.write_queue.disown(owner)
-                owner.on_failed(self._timed_out(), now_s)
-
-    def _timed_out(self) -> SendError:
-        return RequestTimeoutError(f"no answer from {self.address} before the attempt's deadline")
+                text = f"{self.address} took a part of the request before the attempt's deadline"
+                owner.on_failed(RequestTimeoutError(text), now_s)
 
     def withdraw(self) -> list[Any]:
         """Remove untouched requests that are answered; returns their owners in order, without
-        calling them. Oneway frames and our own answers stay: nobody would send them again."""
+        calling them. Frames without an owner stay: nobody would send them again."""
         owners = self.write_queue.withdraw()
         self.connection.withdraw_unwritten(keep=self.write_queue.first_owner)
         return owners

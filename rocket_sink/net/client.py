@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rocket_sink.errors import ConnectError, SendError, TlsError, UnwrittenError
-from rocket_sink.net.channel import Channel, OnewayWrite
+from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security
@@ -307,8 +307,8 @@ class NetworkClient:
         self.send(channel, owner, (data,), len(data), now_s)
         return first
 
-    def oneway(self, address: str, frame: Frame, now_s: float) -> OnewayWrite:
-        """Send a oneway request, and write at once as far as the kernel takes it.
+    def oneway(self, address: str, frame: Frame, now_s: float) -> None:
+        """Send a oneway request; what the kernel does not take at once is written later.
 
         Raises:
             ConnectError, UnwrittenError
@@ -321,10 +321,8 @@ class NetworkClient:
         except Exception as error:  # for what a hook has added
             raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
         buffers = [head, frame.body] if frame.body else [head]
-        write = OnewayWrite(channel)
-        self.send(channel, write, buffers, sum(map(len, buffers)), now_s)
+        self.send(channel, None, buffers, sum(map(len, buffers)), now_s)
         self.flush(channel, now_s)
-        return write
 
     def respond(
         self, channel: Channel, request: Frame, code: int, remark: str | None = None

@@ -304,6 +304,25 @@ class Driver:
         Raises:
             SendError
         """
+        return result_of(self._sent(request, messages, mode))
+
+    def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
+        """Returns when the frame is written.
+
+        Java 5.x loses the message silently when it cannot connect; here an error is raised.
+
+        Raises:
+            NotSentError: no route, no connection, a broker too old for the message, no room in the
+                window or the rate limits, or no byte written before the time-out.
+            RequestTimeoutError: a part of it was written before the time-out.
+        """
+        request.oneway, request.attempts, request.timeout_s = True, 1, self._timeout_s
+        error = self._sent(request, messages, "oneway").error
+        if error is not None:
+            raise error
+
+    def _sent(self, request: SendRequest, messages: Sequence[Message], mode: str) -> Completion:
+        """Submit a request of one message and wait, with the hooks of sends."""
         hooks, context = self._hooks, None
         if hooks.hooks:
             context = hooks.before(mode, request.topic, messages, (request.message_id,))
@@ -316,27 +335,7 @@ class Driver:
         completion = self.wait(waiter)
         if context is not None:
             hooks.ended(context, completion.result, completion.error)
-        return result_of(completion)
-
-    def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
-        """Returns when the frame is written.
-
-        Java 5.x loses the message silently when it cannot connect; here an error is raised.
-
-        Raises:
-            NotSentError: no route, no connection, a broker too old for the message, no room in the
-                rate limits, or no byte written before the time-out.
-            RequestTimeoutError: a part of it was written before the time-out.
-        """
-        engine = self.engine
-        context = self._hooks.before("oneway", request.topic, messages, (request.message_id,))
-        try:
-            attempt = engine.begin_oneway(request, self._timeout_s)
-            self.call(lambda: engine.step_oneway(attempt))
-        except SendError as error:
-            self._hooks.ended(context, None, error)
-            raise
-        self._hooks.ended(context, None, None)
+        return completion
 
     def submit(self, request: SendRequest, waiter: Token) -> None:
         """Submit a request; waits for room in the window until its time-out.

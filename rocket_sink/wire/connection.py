@@ -3,7 +3,7 @@
 The caller owns the socket and the clock. It writes the heads that the `send_*` methods return (the
 bodies follow, uncopied), reports when the last byte of a request is written (`mark_written`),
 passes in received bytes (`receive_data`) and polls for expired requests (`expire`). Each request
-leaves the table exactly once: as `Answered`, `Expired`, `Lost` or withdrawn.
+leaves the table exactly once: as `Answered`, `Expired`, `Lost`, withdrawn, or oneway and written.
 
 The request table is per connection. Java's is global: there an answer on one connection can
 complete a request of another.
@@ -18,7 +18,7 @@ import dataclasses
 import enum
 from collections import deque
 from collections.abc import Callable, Container, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.frame import (
@@ -101,8 +101,8 @@ class Pending:
     """
 
     __slots__ = (
-        "count", "deadline_s", "grouped", "latest_s", "opaque", "sent_s", "settled", "token",
-        "written",
+        "count", "deadline_s", "grouped", "latest_s", "oneway", "opaque", "sent_s", "settled",
+        "token", "written",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,7 @@ class Pending:
         self.opaque = opaque
         self.count = count
         """Requests not answered yet; the group's ids are consecutive."""
-        self.grouped = False
+        self.grouped = self.oneway = False
         self.token = token
         self.deadline_s = deadline_s
         self.latest_s = latest_s
@@ -209,6 +209,7 @@ class Connection:
         self._hide = hide
         self._pending: dict[int, Pending] = {}
         self._unwritten: deque[Pending] = deque()
+        self._written_oneway: list[Pending] = []
         self._in_groups = 0
         """Requests of groups in flight: while there are none, answers are read one by one."""
         self._earliest_s: float | None = None
@@ -309,9 +310,24 @@ class Connection:
             pending = unwritten.popleft()
             pending.written = True
             pending.sent_s = now_s
+            if pending.oneway:
+                self._written_oneway.append(pending)
             if pending.token is token:
                 return
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
+
+    def expect_no_answer(self) -> None:
+        """The request that was opened last is oneway: it leaves the table when it is written."""
+        self._unwritten[-1].oneway = True
+
+    @property
+    def has_written_oneway(self) -> bool:
+        return bool(self._written_oneway)
+
+    def take_written_oneway(self) -> list[Any]:
+        """Remove the oneway requests that are written from the table; returns their tokens."""
+        written, self._written_oneway = self._written_oneway, []
+        return [pending.token for pending in written if self._settle(pending)]
 
     def cancel(self, token: object) -> None:
         """Remove the request that was opened last, of which no frame will be written."""

@@ -185,7 +185,7 @@ class SendTemplate:
         ext = dict(frame.ext or {})
         if self._signer is not None:
             ext.update(self._signer(ext, body))
-        signed = Frame(self._code, ext, opaque=opaque)
+        signed = Frame(self._code, ext, opaque=opaque, flag=frame.flag)
         return encode_head(signed, body_length, serialize=self._serialize)
 
 

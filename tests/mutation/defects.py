@@ -69,10 +69,7 @@ WIRE: tuple[Defect, ...] = (
     Defect(
         "earlier-requests-unwritten",
         "rocket_sink/wire/connection.py",
-        "            pending.written = True\n"
-        "            pending.sent_s = now_s\n"
-        "            if pending.token is token:\n"
-        "                return\n",
+        "            pending.written = True\n            pending.sent_s = now_s\n",
         "            if pending.token is token:\n"
         "                pending.written = True\n"
         "                pending.sent_s = now_s\n"
@@ -383,10 +380,14 @@ NET: tuple[Defect, ...] = (
     ),
     Defect(
         "oneway-withdrawn",
-        "rocket_sink/net/channel.py",
-        "                stays = entry[0] is None or type(entry[0]) is OnewayWrite\n",
-        "                stays = entry[0] is None\n",
-        ("tests/net/test_write_queue.py",),
+        "rocket_sink/producer/engine/engine.py",
+        "            if isinstance(owner, SendAttempt):\n                owner.release",
+        "            if isinstance(owner, SendAttempt) and owner.request.oneway:\n"
+        "                continue\n"
+        "            elif isinstance(owner, SendAttempt):\n                owner.release",
+        (
+            "tests/producer/test_ends.py::test_a_oneway_message_is_not_lost_when_its_broker_is_suspected",
+        ),
         "a oneway message is lost without a word when its broker becomes suspect",
     ),
 )

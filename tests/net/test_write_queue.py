@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import Outcome, SendError
-from rocket_sink.net.channel import Channel, OnewayWrite, WriteQueue
+from rocket_sink.net.channel import Channel, WriteQueue
 from rocket_sink.net.transport import StreamEnded
 from rocket_sink.wire.connection import Connection
 
@@ -47,32 +47,6 @@ def test_withdraw_leaves_what_is_partly_written():
     assert b"".join(bytes(b) for b in write_queue.gather()) == b"2345"
     assert write_queue.wrote(4) == ["a"]
     assert not write_queue and write_queue.size == 0
-
-
-class Unencrypted:
-    class transport:
-        unsent = False
-
-
-def test_oneway_frames_stay_where_requests_are_withdrawn_and_know_when_they_are_sent():
-    write_queue, write = WriteQueue(), OnewayWrite(Unencrypted())
-    for owner in ("a", None, write, "b"):
-        write_queue.put(owner, [b"12345"], 5)
-    assert write_queue.withdraw() == ["a", "b"]
-    write_queue.put("c", [b"12345"], 5)
-    assert write_queue.size == 15
-    assert write_queue.wrote(9) == [] and not write.sent
-    assert write_queue.wrote(1) == [] and write.sent
-    assert write_queue.withdraw(write) == []
-    assert write_queue.wrote(5) == ["c"]
-
-
-def test_a_oneway_frame_of_which_no_byte_is_written_can_be_withdrawn():
-    write_queue, write = WriteQueue(), OnewayWrite(Unencrypted())
-    write_queue.put("a", [b"12345"], 5)
-    write_queue.put(write, [b"12345"], 5)
-    assert write_queue.withdraw(write) == [write]
-    assert write_queue.wrote(5) == ["a"] and not write_queue
 
 
 def test_withdraw_one_owner():

@@ -360,3 +360,16 @@ class TestGroups:
         assert not ids.was_given(17) and ids.was_given(16)
         at_the_end = OpaqueIds(2**31 - 5)
         assert at_the_end.take_range(6, {}) == 0
+
+
+def test_a_oneway_request_leaves_the_table_when_it_is_written():
+    connection = Connection()
+    opened = [connection.open_request(deadline_s=9.0, token=token) for token in "ab"]
+    connection.expect_no_answer()
+    connection.open_request(deadline_s=9.0, token="c")
+    connection.mark_written("a", 1.0)
+    assert connection.take_written_oneway() == []
+    connection.mark_written("c", 2.0)
+    assert connection.has_written_oneway and connection.take_written_oneway() == ["b"]
+    assert connection.in_flight == 2 and opened[1] not in connection._pending
+    assert [lost.token for lost in connection.close()] == ["a", "c"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rocket_sink.net.channel import Channel, OnewayWrite
+    from rocket_sink.net.channel import Channel
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -117,6 +117,7 @@ class SendRequest:
         least_version: the oldest broker that honours it (MQVersion ordinal); 0: any. An older one
             is not sent the message, for it would ignore what the message asks for.
         lacks_keys: a batch with a message without keys, which a compaction topic must not get.
+        oneway: there is no answer; the request is complete, without a result, when it is written.
         reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
@@ -157,6 +158,7 @@ class SendRequest:
     retry_while_busy: bool = False
     least_version: int = 0
     lacks_keys: bool = False
+    oneway: bool = False
     reply: bool = False
     verify_ids: tuple[str, ...] = ()
     group: FrameGroup | None = None
@@ -351,18 +353,12 @@ class SendAttempt:
     def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
         self.ends.append((self, frame, sent_s, now_s))
 
+    def on_written(self, now_s: float) -> None:
+        """The kernel has all of a oneway request."""
+        self.ends.append((self, None, now_s, now_s))
+
     def on_failed(self, error: SendError, now_s: float) -> None:
         self.ends.append((self, error, None, now_s))
-
-
-class OnewayAttempt(SendAttempt):
-    """The only attempt of a oneway message: in no window, and over with its frame's last byte."""
-
-    __slots__ = ("write",)
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.write: OnewayWrite | None = None
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

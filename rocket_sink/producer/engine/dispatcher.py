@@ -20,7 +20,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import NetworkClient
-from rocket_sink.producer.engine.attempt import OnewayAttempt, SendAttempt, Wait
+from rocket_sink.producer.engine.attempt import SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
@@ -32,6 +32,7 @@ from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0, ResponseCode, version_name
+from rocket_sink.wire.headers import ONEWAY_FLAG
 
 _JOINED_BYTES: Final = 2048
 """Frame size below which head and body are copied into one buffer, which is cheaper there."""
@@ -74,12 +75,10 @@ class Dispatcher:
         """Choose a queue and write the attempt's frame; return what it has to wait for instead, if
         anything.
 
-        A oneway attempt waits for no place in an ordered queue or at a busy broker.
-
         Raises:
             SendError: it cannot be sent; `attempt.broker` is set if the broker is to blame.
         """
-        request, oneway = attempt.request, type(attempt) is OnewayAttempt
+        request = attempt.request
         if now_s >= attempt.deadline_s:
             raise self._out_of_time(attempt)
         info = self._routes.get(request.topic, now_s)
@@ -91,19 +90,17 @@ class Dispatcher:
             attempt.target = None
             return target
         assert isinstance(target, SendTarget)
-        if request.ordered and not oneway and not self._ordered.enter(attempt, target.queue):
+        if request.ordered and not self._ordered.enter(attempt, target.queue):
             return Wait.TURN
         attempt.target = target
         attempt.wall_ms = time.time_ns() // 1_000_000
         if not target.address:
             raise NoRouteError(f"broker {target.home} has no master now", topic=request.topic)
-        if not oneway:
-            broker = target.broker
-            requests = attempt.requests
-            if broker.window is not None and broker.room_for(requests) < requests:
-                return Wait.BROKER
-            broker.in_flight += requests
-            attempt.broker, attempt.handed_s = broker, now_s
+        broker, requests = target.broker, attempt.requests
+        if broker.window is not None and broker.room_for(requests) < requests:
+            return Wait.BROKER
+        broker.in_flight += requests
+        attempt.broker, attempt.handed_s = broker, now_s
         wait = None
         if request.least_version and not self._is_new_enough(attempt, now_s):
             wait = Wait.VERSION
@@ -112,9 +109,7 @@ class Dispatcher:
         if wait is not None:
             attempt.release()
             return wait
-        if type(attempt) is OnewayAttempt:
-            self._write_oneway(attempt, target, now_s)
-        elif isinstance(attempt, GroupAttempt):
+        if isinstance(attempt, GroupAttempt):
             self._write_group(attempt, target, now_s)
         else:
             self._write(attempt, target, now_s)
@@ -174,8 +169,6 @@ class Dispatcher:
             return target
         if not ranking.brokers:
             return Wait.QUEUE
-        if type(attempt) is OnewayAttempt:
-            return ranking.best[0].take()
         if now_s >= self.unsent_deadline_s(attempt, attempt.ready_s):
             target = ranking.take(attempt.requests, last=last, worse=True)
         return target or Wait.BROKER
@@ -192,6 +185,8 @@ class Dispatcher:
             # Given up while the broker holds it, it is stored there and sent to another one, too.
             latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
         )
+        if attempt.request.oneway:
+            channel.connection.expect_no_answer()
         try:
             head = self._header(attempt, target, opaque)
         except Exception as error:
@@ -247,7 +242,8 @@ class Dispatcher:
                 request.topic, batch=request.batch, reply=request.reply
             )
         born_ms = request.born_ms or attempt.wall_ms
-        if not self._client.rpc_hooks.hooks:
+        hooks = self._client.rpc_hooks
+        if not hooks.hooks and not request.oneway:
             return template.head(
                 opaque, queue.queue_id, born_ms, request.properties, attempt.body_bytes,
                 queue.broker_name, request.sys_flag, request.flag, attempt.body,
@@ -256,19 +252,11 @@ class Dispatcher:
             queue.queue_id, born_ms, request.properties, queue.broker_name, request.sys_flag,
             request.flag,
         )  # fmt: skip
-        frame.body = b"".join(attempt.body)
-        attempt.hooked = self._client.rpc_hooks.before(target.address, frame)
-        return template.head_of(attempt.hooked, opaque, attempt.body_bytes, attempt.body)
-
-    def _write_oneway(self, attempt: OnewayAttempt, target: SendTarget, now_s: float) -> None:
-        request, queue = attempt.request, target.queue
-        template = self._headers.template(request.topic, batch=request.batch, reply=request.reply)
-        frame = template.frame(
-            queue.queue_id, request.born_ms or attempt.wall_ms, request.properties,
-            queue.broker_name, request.sys_flag, request.flag,
-        )  # fmt: skip
-        frame.body = b"".join(attempt.body)
-        attempt.write = self._client.oneway(target.address, frame, now_s)
+        frame.flag = ONEWAY_FLAG if request.oneway else 0
+        if hooks:
+            frame.body = b"".join(attempt.body)
+            frame = attempt.hooked = hooks.before(target.address, frame)
+        return template.head_of(frame, opaque, attempt.body_bytes, attempt.body)
 
     # --- what keeps it from being sent -------------------------------------------------------
 

@@ -19,25 +19,20 @@ from typing import Any, Final
 
 from rocket_sink.errors import (
     NoRouteError,
-    NotSentError,
     Outcome,
     ProducerClosedError,
-    RequestTimeoutError,
     SendError,
-    TlsError,
     UnknownOutcomeError,
     UnwrittenError,
-    WindowFullError,
 )
 from rocket_sink.net import log
-from rocket_sink.net.channel import Channel, OnewayWrite
+from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
     Completion,
     End,
-    OnewayAttempt,
     SendAttempt,
     SendRequest,
     Wait,
@@ -198,46 +193,6 @@ class SendEngine:
         )
         if self._ends:
             self._settle(now_s)
-        return True
-
-    def begin_oneway(self, request: SendRequest, timeout_s: float) -> OnewayAttempt:
-        """An attempt for `step_oneway`: it is in no window and has no completion."""
-        body, size = buffers_of(request.body)
-        since_s = request.since_s or self.clock()
-        deadline_s = since_s + timeout_s
-        return OnewayAttempt(deque(), request, body, size, Ordering.NONE, since_s, deadline_s)
-
-    def step_oneway(self, attempt: OnewayAttempt) -> bool:
-        """Do a step of a oneway send; return True once the kernel has the whole frame.
-
-        Raises:
-            NotSentError: it cannot be sent, or was not before the deadline.
-            RequestTimeoutError: the kernel took a part of it before the deadline.
-        """
-        now_s, request = self.clock(), attempt.request
-        if attempt.write is None:
-            if self.known_route(request.topic, attempt.deadline_s) is None:
-                return False
-            count, size = request.message_count, attempt.body_bytes
-            if self._rates is not None and not self._rates.allows(count, size, now_s):
-                if now_s >= attempt.deadline_s:
-                    raise WindowFullError(
-                        "the rate limits (options maxMessagesPerSecond, maxBytesPerSecond) left it "
-                        "no room in time",
-                        topic=request.topic,
-                    )
-                return False
-            attempt.waits = self._dispatcher.send(attempt, now_s)
-            if attempt.waits is not None:
-                return False
-            if self._rates is not None:
-                self._rates.spend(count, size, now_s)
-            assert attempt.write is not None
-        if not self._is_written(attempt.write, attempt.deadline_s, now_s):
-            return False
-        if self._metrics is not None:
-            empty = Completion(None, Outcome.ACKED, None, None)
-            self._measure(self._metrics, attempt, empty, now_s)
         return True
 
     def has_room(self, request: SendRequest) -> bool:
@@ -457,13 +412,18 @@ class SendEngine:
     def _end(
         self,
         attempt: SendAttempt,
-        result: Frame | CheckResult | Exception,
+        result: Frame | CheckResult | Exception | None,
         sent_s: float | None,
         at_s: float,
         *,
         feedback: bool = True,
     ) -> None:
-        """Deal with the end of an attempt; an exception that is no SendError is our own fault."""
+        """Deal with the end of an attempt.
+
+        Args:
+            result: None: its oneway request is written; an exception that is no SendError: we have
+                made a mistake.
+        """
         handler, step = self._handler, None
         try:
             if isinstance(result, Frame):
@@ -472,6 +432,9 @@ class SendEngine:
                 step = handler.failed(attempt, result, sent_s, at_s, feedback=feedback)
             elif isinstance(result, CheckResult):
                 step = handler.verified(attempt, result, at_s)
+            elif result is None:
+                attempt.release()
+                step = Completion(attempt.request.token, Outcome.UNKNOWN, None, None)
             else:
                 step = self._unhandled(attempt, result)
         except Exception as error:
@@ -637,23 +600,6 @@ class SendEngine:
 
     def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
         self._ends.append((attempt, result, None, now_s))
-
-    def _is_written(self, write: OnewayWrite, deadline_s: float, now_s: float) -> bool:
-        channel, cause = write.channel, write.channel.ended
-        if write.sent and not isinstance(cause, TlsError):
-            return True
-        if isinstance(cause, NotSentError):
-            raise cause.copy() from cause
-        if cause is not None:
-            raise UnwrittenError(f"the oneway message was not sent: {cause}")
-        if now_s < deadline_s:
-            return False
-        if channel.write_queue.withdraw(write):
-            raise UnwrittenError(f"{channel.address} did not take the oneway message in time")
-        raise RequestTimeoutError(
-            f"{channel.address} took a part of the oneway message before the deadline; the rest "
-            "follows, or the connection ends"
-        )
 
     def _abandon_pending(self, error: SendError) -> None:
         """Complete everything now."""
