@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -13,7 +12,7 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.forks import ForkLock
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
-from rocket_sink.wire.ids import MessageIds, month_start_ms
+from rocket_sink.wire.ids import MessageIds
 
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()
@@ -82,7 +81,4 @@ def new_message_ids(ip: str) -> MessageIds:
         packed = socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
     except OSError:
         packed = socket.inet_aton("127.0.0.1")
-    now_ms = time.time_ns() // 1_000_000
-    return MessageIds(
-        ip=packed, pid=os.getpid(), class_hash=secrets.randbits(32), start_ms=month_start_ms(now_ms)
-    )
+    return MessageIds(ip=packed, pid=os.getpid(), class_hash=secrets.randbits(32))

@@ -69,17 +69,16 @@ class FreshIds:
     def __init__(self, salt: str) -> None:
         self._address = socket.inet_aton(local_ip())
         self._salt = java_hash(salt)
-        self._month_ms = month_start_ms(time.time_ns() // 1_000_000, timezone.utc)
         self._counter = 0
 
     def ids(self, rows: RowBatch) -> pa.Array:
-        count = len(rows)
+        count, now_ms = len(rows), time.time_ns() // 1_000_000
         new_ids = message_id_column(
             ip=self._address,
             pid=os.getpid(),
             class_hash=self._salt,
-            start_ms=self._month_ms,
-            now_ms=int(time.time() * 1000) + (self._counter >> 16),
+            start_ms=month_start_ms(now_ms, timezone.utc),
+            now_ms=now_ms + (self._counter >> 16),
             counter=self._counter,
             count=count,
         )

@@ -25,6 +25,7 @@ from rocket_sink.errors import LocalProtocolError, MessageError, RemoteProtocolE
 
 _OFFSET: Final = struct.Struct(">iq")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
+_LONGER_THAN_A_MONTH_MS: Final = 32 * 24 * 3600 * 1000
 _OFFSET_IDS: Final = re.compile(rb"(?:[0-9a-fA-F]{32}(?:[0-9a-fA-F]{24})?(?:,(?=.)|$))*", re.DOTALL)
 
 
@@ -32,11 +33,17 @@ class MessageIds:
     """Client message ids of one process; not thread-safe.
 
     After 65,536 ids within one millisecond the time part moves on by 1 ms: Java's ids repeat there.
+
+    Args:
+        tz: the time zone of months; None: the local one, as in Java.
     """
 
-    def __init__(self, *, ip: bytes, pid: int, class_hash: int, start_ms: int) -> None:
-        self._prefix = id_prefix(ip, pid, class_hash)
-        self._start_ms = start_ms
+    def __init__(self, *, ip: bytes, pid: int, class_hash: int, tz: tzinfo | None = None) -> None:
+        id_prefix(ip, pid, class_hash)
+        self._ip, self._pid, self._class_hash, self._tz = ip, pid, class_hash, tz
+        self._prefix = ""
+        self._start_ms = self._end_ms = 0
+        """The month of `_now_ms`."""
         self._now_ms = 0
         self._of_now = ""
         """The common prefix of this millisecond's ids."""
@@ -68,6 +75,12 @@ class MessageIds:
     def _move_on(self, now_ms: int) -> None:
         self._now_ms = max(now_ms, self._now_ms + 1)
         self._left = 0x10000
+        if self._now_ms >= self._end_ms:
+            self._start_ms = month_start_ms(self._now_ms, self._tz)
+            self._end_ms = month_start_ms(self._start_ms + _LONGER_THAN_A_MONTH_MS, self._tz)
+            # An id of another month may have the same time and counter.
+            self._prefix = id_prefix(self._ip, self._pid, self._class_hash)
+            self._class_hash += 1
         self._of_now = f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}"
 
 

@@ -42,8 +42,7 @@ def test_c26_only_addresses_have_ids():
 
 
 def test_c28_consecutive_ids_count_up_and_hold_process_and_time():
-    start_ms = month_start_ms(1_700_000_000_123, timezone.utc)
-    ids = MessageIds(ip=LOCAL, pid=70_000, class_hash=0xCAFEBABE, start_ms=start_ms)
+    ids = MessageIds(ip=LOCAL, pid=70_000, class_hash=0xCAFEBABE, tz=timezone.utc)
     first, second = (decode_message_id(ids.next(1_700_000_000_123)) for _ in range(2))
     assert second.counter - first.counter == 1
     assert (first.ip, first.pid, first.class_hash) == (LOCAL, 70_000 & 0xFFFF, 0xCAFEBABE)
@@ -58,6 +57,19 @@ def test_an_id_of_last_month_is_dated_to_last_month():
     text = message_id(ip=LOCAL, pid=1, class_hash=1, start_ms=start_ms, now_ms=made_ms, counter=0)
     decoded = decode_message_id(text)
     assert decoded.nearest_time_ms(made_ms + 6000, timezone.utc) == made_ms
+
+
+def test_the_month_of_ids_moves_on_and_no_id_comes_again():
+    """As Java's does: mqadmin dates an id to this month or the last one."""
+    ids = MessageIds(ip=LOCAL, pid=1, class_hash=1, tz=timezone.utc)
+    created = []
+    for month in (11, 12, 1, 2, 3):
+        noon = datetime(2024 if month < 11 else 2023, month, 15, 12, tzinfo=timezone.utc)
+        now_ms = int(noon.timestamp() * 1000)
+        created += ids.several(0x10000, now_ms)
+        decoded = decode_message_id(created[-1])
+        assert decoded.nearest_time_ms(now_ms + 1, timezone.utc) == now_ms
+    assert len(set(created)) == len(created)
 
 
 @given(
@@ -78,7 +90,7 @@ def test_the_parts_of_an_id_come_back(ip, pid, class_hash, elapsed_ms, counter):
 
 @pytest.mark.parametrize("times", [[1000] * 150_000, [1000, 999, 998] * 30_000])
 def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: list[int]):
-    ids = MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0)
+    ids = MessageIds(ip=LOCAL, pid=1, class_hash=1)
     created = [ids.next(now_ms) for now_ms in times]
     assert len(set(created)) == len(created)
 
@@ -95,7 +107,7 @@ def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: l
 @settings(deadline=None, max_examples=20)
 def test_several_ids_are_those_of_so_many_calls(asked: list[tuple[int, int]]):
     """The calls cross a full counter, a full millisecond, and a clock that goes back."""
-    together, one_by_one = (MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0) for _ in range(2))
+    together, one_by_one = (MessageIds(ip=LOCAL, pid=1, class_hash=1) for _ in range(2))
     for count, now_ms in asked:
         expected = [one_by_one.next(now_ms) for _ in range(count)]
         assert together.several(count, now_ms) == expected
@@ -105,4 +117,4 @@ def test_several_ids_are_those_of_so_many_calls(asked: list[tuple[int, int]]):
 
 def test_an_address_has_4_or_16_bytes():
     with pytest.raises(LocalProtocolError):
-        MessageIds(ip=b"123", pid=1, class_hash=1, start_ms=0)
+        MessageIds(ip=b"123", pid=1, class_hash=1)
