@@ -37,7 +37,7 @@ from rocket_sink.producer.transactions import Execute, TransactionListener, Tran
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.selectors import select_by
 from rocket_sink.routing.sharding import fallback_queue, queue_for_key
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TopicCache, TopicPublishInfo
 from rocket_sink.wire.server_requests import PushedReply
 from rocket_sink.wire.stored import StoredMessage
 
@@ -90,7 +90,7 @@ class Producer:
         self._closed = False
         self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
         self._rpc_hooks = RpcHooks()
-        self._placed: dict[str, TopicPublishInfo] = {}
+        self._placed: TopicCache[str, TopicPublishInfo] = TopicCache()
         """With strict order: the route by which each topic's keys have their queues."""
         self._session = self._new_session(None)
 

@@ -23,6 +23,7 @@ from rocket_sink.net.channel import Channel
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.routing.retry import error_for_answer
+from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
@@ -51,7 +52,7 @@ class RequestReply:
         self._builder = builder
         self._waiting: dict[str, Future[PushedReply]] = {}
         self._lock = threading.Lock()
-        self._connected_topics: set[str] = set()
+        self._connected_topics: TopicCache[str, None] = TopicCache()
         self.late_replies = 0
 
     def request(
@@ -133,7 +134,7 @@ class RequestReply:
         engine.heartbeats.look_now()
         until_s = min(deadline_s, engine.clock() + _ANNOUNCE_S)
         self._driver.call(lambda: engine.heartbeats.all_sent() or engine.clock() >= until_s)
-        self._connected_topics.add(topic)
+        self._connected_topics[topic] = None
 
     def take_reply(self, channel: Channel, frame: Frame) -> None:
         reply = decode_pushed_reply(frame)

@@ -11,7 +11,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import MessageQueue
@@ -29,6 +29,18 @@ four queues, 35 KiB with ten of sixteen. Java keeps all that a program has ever 
 LOGICAL_PREFIX: Final = "__syslo__"
 NO_BROKER: Final = "__syslo__none__"
 """The broker name of a static topic's queues without a broker (MixAll)."""
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class TopicCache(dict[_Key, _Value]):
+    """A dictionary of at most TOPICS_MAX entries; when it is full, the older half goes."""
+
+    def __setitem__(self, key: _Key, value: _Value) -> None:
+        if len(self) >= TOPICS_MAX and key not in self:
+            for old_key in list(self)[: TOPICS_MAX // 2]:
+                self.pop(old_key, None)
+        super().__setitem__(key, value)
 
 
 class QueueList(Sequence[MessageQueue]):

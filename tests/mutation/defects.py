@@ -503,6 +503,14 @@ PRODUCER = (
         "messages fail while a broker that would take them has room",
     ),
     Defect(
+        "caches-grow",
+        "rocket_sink/routing/topic_publish_info.py",
+        "        if len(self) >= TOPICS_MAX and key not in self:\n",
+        "        if False:\n",
+        ("tests/producer/engine/test_many_topics.py",),
+        "a program that sends to ever new topics needs ever more memory",
+    ),
+    Defect(
         "silence-moves-nothing",
         "rocket_sink/producer/engine/brokers.py",
         "                if (suspect, silent) > (broker.suspect, broker.silent):\n",

@@ -35,7 +35,7 @@ from rocket_sink.routing.selectors import (
     RouteBroker,
     selector_named,
 )
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
 from rocket_sink.wire.connection import HEARD_RECENTLY_S
 
 VIEW_S: Final = 0.02
@@ -189,7 +189,7 @@ class Brokers:
         self._near = f"{options.machine_room}@" if options.machine_room else ""
         self._selector = selector_named(options.queue_selector, self._weights)
         self._rng = rng or Random()
-        self._rankings: dict[str, _TopicRanking] = {}
+        self._rankings: TopicCache[str, _TopicRanking] = TopicCache()
 
     def of(self, name: str) -> Broker:
         """Return the state of a broker, made on the first call."""
@@ -258,8 +258,7 @@ class Brokers:
     def _ranked(self, info: TopicPublishInfo, known: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew."""
         if known is None and len(self._rankings) >= TOPICS_MAX:
-            self._rankings.clear()
-            self.ranks_version += 1  # for those that wait for brokers of such a topic
+            self.ranks_version += 1  # for those that wait for brokers of a topic that goes
         ranking = known.ranking if known is not None and known.info is info else None
         if ranking is None:
             turns = (

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rocket_sink.net import log
 from rocket_sink.option_spec import resolve_secret
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX
+from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire.acl import Credentials, Signer
 from rocket_sink.wire.frame import Serialize
 from rocket_sink.wire.send_header import SendTemplate
@@ -39,7 +39,7 @@ class HeaderTemplates:
         self._options = options
         self._group = producer_group or options.producer_group
         self._provider = provider
-        self.templates: dict[tuple[str, bool, bool], SendTemplate] = {}
+        self.templates: TopicCache[tuple[str, bool, bool], SendTemplate] = TopicCache()
         """The templates that were made: a send looks here before it calls `template`."""
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
@@ -50,8 +50,6 @@ class HeaderTemplates:
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
         template = self.templates.get((topic, batch, reply))
         if template is None:
-            if len(self.templates) >= TOPICS_MAX:
-                self.templates.clear()
             serialize: Serialize = "rocketmq" if self._options.serializer == "rocketmq" else "json"
             template = self.templates[topic, batch, reply] = SendTemplate(
                 producer_group=self._group,

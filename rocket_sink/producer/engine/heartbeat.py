@@ -16,6 +16,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.identity import Identity
+from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.connection import HEARD_RECENTLY_S
 from rocket_sink.wire.frame import Frame
@@ -55,9 +56,9 @@ class Heartbeats:
         self._interval_s = options.heartbeat_broker_interval_ms / 1000
         self.detects = options.start_detector_enable and options.latency_fault_enable
         self._detect_timeout_s = options.detect_timeout_ms / 1000
-        self._sent: dict[str, tuple[Channel, float]] = {}
+        self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
         """The latest heartbeat to each address: its connection, and when."""
-        self._versions: dict[str, tuple[Channel | None, int]] = {}
+        self._versions: TopicCache[str, tuple[Channel | None, int]] = TopicCache()
         """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable), each
         with its connection."""
         self._detect_interval_s = options.detect_interval_ms / 1000

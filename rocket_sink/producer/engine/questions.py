@@ -21,7 +21,7 @@ from rocket_sink.net import log
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.producer.engine.brokers import SendTarget
 from rocket_sink.routing.retry import error_for_answer, error_is
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX
+from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import V5_0_0, ResponseCode
 from rocket_sink.wire.frame import Frame
@@ -44,7 +44,7 @@ class Questions:
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
-        self._asked: dict[Hashable, tuple[SendError | None, float]] = {}
+        self._asked: TopicCache[Hashable, tuple[SendError | None, float]] = TopicCache()
         """Questions under way (None), and those that failed: how, and when."""
 
     def ask(
@@ -57,8 +57,6 @@ class Questions:
         """
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
-            if len(self._asked) >= TOPICS_MAX:
-                self._asked.clear()
             self._asked[key] = None, now_s
             ended = Call(partial(self._ended, key, learn))
             self._client.call(address, frame, ended, deadline_s=now_s + QUESTION_S, now_s=now_s)
@@ -92,7 +90,7 @@ class TopicPolicies:
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
-        self._wants_keys: dict[tuple[str, str], tuple[bool, float]] = {}
+        self._wants_keys: TopicCache[tuple[str, str], tuple[bool, float]] = TopicCache()
         """{(topic, broker name): the answer, and when it came}"""
         self._warned: set[str] = set()
 
@@ -130,8 +128,6 @@ class TopicPolicies:
             if error is not None and error_is(error, "backs_off"):
                 return error
             reason = str(error)
-        if len(self._wants_keys) >= TOPICS_MAX:
-            self._wants_keys.clear()
         self._wants_keys[topic, target.home] = wants_keys, now_s
         if reason is not None and topic not in self._warned:
             self._warned.add(topic)

@@ -28,7 +28,7 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.routing.fault import FaultItem, MemoryFaultStore
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX
+from rocket_sink.routing.topic_publish_info import TopicCache
 
 _LAYOUT: Final = 2
 _FAULTS: Final = 512
@@ -47,7 +47,7 @@ class SharedBrokerState:
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
         self._memory = MemoryFaultStore()
-        self._memory_routes: dict[str, tuple[bytes, float]] = {}
+        self._memory_routes: TopicCache[str, tuple[bytes, float]] = TopicCache()
         if file is not None:
             self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
             self._routes = MappedTable(file, _FAULTS * _FAULT_BYTES, _ROUTES, _ROUTE_BYTES)
@@ -110,8 +110,6 @@ class SharedBrokerState:
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
         """Keep it for the other workers; silently not, when it is too long or the table full."""
         if self._file is None:
-            if len(self._memory_routes) >= TOPICS_MAX:
-                self._memory_routes.clear()
             self._memory_routes[topic] = (body, now_s)
         else:
             self._routes.put(topic, _TIME.pack(now_s) + body)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.producer.engine import brokers, headers, routes, shared_state
+from rocket_sink.message import Message
+from rocket_sink.producer.engine import brokers, routes
+from rocket_sink.routing import topic_publish_info
+from rocket_sink.wire.headers import Frame
 from tests.producer.conftest import request
 
 MOST = 8
@@ -13,7 +16,7 @@ MOST = 8
 
 @pytest.fixture
 def few(monkeypatch):
-    for module in (brokers, headers, routes, shared_state):
+    for module in (brokers, routes, topic_publish_info):
         monkeypatch.setattr(module, "TOPICS_MAX", MOST)
 
 
@@ -54,3 +57,20 @@ def test_the_topic_in_use_stays(cluster, make_engine, few):
     engine.routes.get("new", engine.clock())
     assert {"orders", "new", f"topic-{MOST - 2}"} < engine.routes._topics.keys()
     assert len(engine.routes._topics) == MOST // 2 + 1
+
+
+def test_a_producer_forgets_what_it_keeps_of_topics_and_addresses(cluster, make_producer, few):
+    producer = make_producer(ordering="strict")
+    session = producer._session
+    heartbeats = session.engine.heartbeats
+    for number in range(5 * MOST):
+        cluster.create_topic(f"topic-{number}", 1)
+        producer.send(Message(f"topic-{number}", b"x", sharding_key="k"))
+        session.request_reply.connect_all(f"topic-{number}", session.engine.clock() + 30)
+        heartbeats.learn_version(f"h:{number}", Frame(0))
+        heartbeats._sent[f"h:{number}"] = (None, 0.0)
+    kept = (
+        producer._placed, session.request_reply._connected_topics, heartbeats._versions,
+        heartbeats._sent,
+    )  # fmt: skip
+    assert 0 < max(map(len, kept)) <= MOST
