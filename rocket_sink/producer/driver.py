@@ -2,8 +2,8 @@
 
 A thread that waits for an answer drives the engine if no other thread does (the leader). The
 followers sleep until their request is complete, or until the leader's is and it wakes one of them
-to lead. So a synchronous producer needs no thread of its own, except one for heartbeats while no
-caller drives. The first asynchronous send starts a thread that leads from then on.
+to lead. The producer's own thread sends heartbeats while no caller drives; from the first
+asynchronous send on it leads.
 
 The lock guards the engine. It is released while the leader waits for sockets, so that other threads
 can submit. Callbacks run without it on the leading thread, and may send.
@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Protocol
@@ -213,51 +212,6 @@ class SubmissionQueue:
         self.refused += [Completion(token, Outcome.NOT_SENT, None, error) for token in tokens]
 
 
-class HeartbeatThread:
-    """A daemon thread for heartbeats and probes while no caller drives the engine.
-
-    Without heartbeats brokers close the channel after 120 s (ClientChannelManager) and unregister
-    the group: `producerConnection` does not list it, and the next send must connect again. Java's
-    client has scheduled tasks (MQClientInstance.startScheduledTask,
-    LatencyFaultToleranceImpl.startDetector).
-
-    Args:
-        run: a bound method, called every `every_s` seconds until it returns False. Its object is
-            referenced weakly; the thread ends with it.
-    """
-
-    def __init__(self, run: Callable[[], bool], every_s: float) -> None:
-        self._run = weakref.WeakMethod(run)
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self.started = False
-
-    def start(self) -> None:
-        """Start the thread. Idempotent."""
-        if self.started:
-            return
-        self.started = True
-        # at interpreter exit no thread can start, but messages can still be sent
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(
-                target=_run_periodically, args=(self._run, self._stop, self._every_s),
-                name="rocket-sink-heartbeat", daemon=True,
-            ).start()  # fmt: skip
-
-    def stop(self) -> None:
-        self._stop.set()
-
-
-def _run_periodically(
-    method: weakref.WeakMethod[Callable[[], bool]], stop: threading.Event, every_s: float
-) -> None:
-    while not stop.wait(every_s):
-        run = method()
-        if run is None or not run():
-            return
-        del run
-
-
 class Driver:
     """Shares an engine between threads; calls the hooks of synchronous sends."""
 
@@ -280,7 +234,12 @@ class Driver:
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, tuple[float, float]] = {}
         """When half of the wait for the window is over, and all of it (engine's clock)."""
+        self.is_started = False
+        """The producer's thread was started, as far as the system has one to give."""
         self._thread: threading.Thread | None = None
+        self._thread_leads = False
+        self._end_of_rest = threading.Event()
+        """Set when the producer's thread has more to do than heartbeats."""
         self.closing = False
         self._finishing = False
         """The producer's thread ends once nothing is pending."""
@@ -290,11 +249,10 @@ class Driver:
         self._older_futures: list[tuple[float, SendFuture]] = []
         """Futures that have not ended, and since when they are known here (engine's clock)."""
         self._next_look_s = 0.0
-        every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
+        self._rest_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
         if engine.heartbeats.detects:
-            every_s = min(every_s, engine.options.detect_interval_ms / 1000)
+            self._rest_s = min(self._rest_s, engine.options.detect_interval_ms / 1000)
         engine.heartbeats.reconnects = True
-        self.heartbeats = HeartbeatThread(self._keep_alive, every_s)
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -389,9 +347,9 @@ class Driver:
         Raises:
             WindowFullError, ProducerClosedError
         """
-        if self._thread is None:
+        if not self._thread_leads:
             self.start_thread()
-            if self._thread is None:
+            if not self._thread_leads:
                 self.submit(request, waiter)
                 self._drive_to_end(waiter)
                 return
@@ -560,31 +518,40 @@ class Driver:
     def reschedule(self) -> None:
         """Make the leader look at the tasks' due times; run the tasks now if no thread can lead."""
         self.start_thread()
-        if self._thread is None and not self.closing:
+        if not self._thread_leads and not self.closing:
             self._run_tasks(float("inf"))
             return
         with self.lock:
             if self._wakeup.waiting:
                 self.engine.client.wake()
 
-    def start_thread(self) -> None:
-        """Start the producer's thread, which leads from now on.
+    def start_thread(self, *, leads: bool = True) -> None:
+        """Start the producer's thread, or let it lead from now on.
 
-        The system may have no thread to give, and Python starts none while it ends. The next send
-        tries again.
+        Brokers close a connection without heartbeats after 120 s (ClientChannelManager), and forget
+        the group. Java's client has scheduled tasks for them (MQClientInstance.startScheduledTask,
+        LatencyFaultToleranceImpl.startDetector).
+
+        The system may have no thread to give, and Python starts none while it ends. The next
+        asynchronous send tries again.
         """
-        if self._thread is not None:
+        self.is_started = True
+        if self._thread_leads:
             return
         with self.lock:
-            if self._thread is not None or self.closing or self._finishing:
+            if self.closing or self._finishing:
                 return
-            thread = threading.Thread(
-                target=self._lead_always, name="rocket-sink-producer", daemon=True
-            )
-            # Under the lock, so that `close` joins a started thread.
-            with contextlib.suppress(RuntimeError):
-                thread.start()
-                self._thread = thread
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._run_thread, name="rocket-sink-producer", daemon=True
+                )
+                # Under the lock, so that `close` joins a started thread.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
+            if leads and self._thread is not None:
+                self._thread_leads = True
+                self._end_of_rest.set()
 
     def close(self, timeout_s: float) -> None:
         """Accept no more requests, wait for those in flight, close the engine."""
@@ -595,7 +562,6 @@ class Driver:
             already, self.closing = self.closing, True
         if already:
             return
-        self.heartbeats.stop()
         deadline_s = self.engine.clock() + timeout_s
         self._finish_pending(deadline_s)
         for task in self._tasks:
@@ -649,7 +615,8 @@ class Driver:
                 )  # fmt: skip
 
     def abandon(self) -> None:
-        """Let the producer's thread, if there is one, send what was taken, close, and end.
+        """Let the producer's thread, if there is one, send what was taken, close, and end; one that
+        rests when it looks for heartbeats the next time.
 
         Called by the garbage collector, perhaps in a thread that has the lock.
         """
@@ -659,11 +626,12 @@ class Driver:
     def _finish_pending(self, deadline_s: float) -> None:
         """Wait until nothing is pending; the producer's thread ends then."""
         self._finishing, clock = True, self.engine.clock
+        self._end_of_rest.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self.engine.client.wake()
             thread.join(max(0.0, deadline_s - clock()))
-            self._thread = None
+            self._thread, self._thread_leads = None, False
         while self._has_left() and clock() < deadline_s:
             self._drive_until(lambda: not self._has_left(), None, STEP_S)
 
@@ -826,29 +794,28 @@ class Driver:
                 except Exception:
                     _LOG.exception("a timer task of the producer failed")
 
-    def _keep_alive(self) -> bool:
-        """Send due heartbeats and probes and read their answers, unless another thread drives;
-        False: not needed any more."""
+    def _keep_alive(self) -> None:
+        """Send due heartbeats and probes and read their answers, unless another thread drives."""
         engine = self.engine
         with self.lock:
-            if self.closing or self._thread is not None or engine.closed:
-                return False
             if self._leader is not None or engine.pending:
-                return True
+                return
             self._begin_step()
             engine.heartbeats.run(engine.clock())
             self._in_step = False
         self._drive_until(
             lambda: engine.pending > 0 or not engine.client.in_flight, None, _HEARTBEATS_S
         )
-        return True
 
-    def _lead_always(self) -> None:
+    def _run_thread(self) -> None:
         while not self._is_finished():
-            if self.engine.broken and self.closing:
+            if self.closing and (self.engine.broken or not self._thread_leads):
                 return
             try:
-                self._drive_until(self._is_finished, None, _IDLE_S)
+                if self._end_of_rest.wait(0.0 if self._thread_leads else self._rest_s):
+                    self._drive_until(self._is_finished, None, _IDLE_S)
+                else:
+                    self._keep_alive()
             except BaseException:
                 # Go on: without this thread nothing drives the engine, and no future ends.
                 _LOG.exception("the producer's thread goes on after an error")

@@ -366,8 +366,8 @@ class Producer:
         session = self._session
         if session.of_pid != forks.pid:
             session = self._current_session()
-        if not session.driver.heartbeats.started:
-            session.driver.heartbeats.start()
+        if not session.driver.is_started:
+            session.driver.start_thread(leads=False)
         return session
 
     def _current_session(self) -> ClientSession:

@@ -369,10 +369,10 @@ def test_an_interrupted_wait_leaves_nothing_behind(cluster, make_producer, monke
     producer.send(Message("orders", b"x"))
     for broker in cluster.brokers:
         broker.on_send(Delay(1000), times=1)
-    leading = threading.Thread(target=lambda: producer.send(Message("orders", b"x")))
+    driver, over = producer._session.driver, threading.Event()
+    leading = threading.Thread(target=driver._drive_until, args=(over.is_set, None, 60))
     leading.start()
-    driver = producer._session.driver
-    until(lambda: driver._leader is not None)
+    until(lambda: driver._leader == leading.ident)
 
     def interrupt(waiter, timeout_s):
         raise KeyboardInterrupt
@@ -382,4 +382,6 @@ def test_an_interrupted_wait_leaves_nothing_behind(cluster, make_producer, monke
         with pytest.raises(KeyboardInterrupt):
             producer.send(Message("orders", b"x"))
     assert driver._followers == {}
+    over.set()
+    driver.engine.client.wake()
     leading.join()

@@ -132,7 +132,7 @@ def test_no_thread_without_a_listener(make_producer):
     before = set(threading.enumerate())
     make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
     names = {thread.name for thread in set(threading.enumerate()) - before}
-    assert names == {"rocket-sink-heartbeat"}
+    assert names == {"rocket-sink-producer"}
 
 
 @pytest.mark.parametrize("state, delivered", [(COMMIT, 1), (ROLLBACK, 0)])
