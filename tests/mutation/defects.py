@@ -1043,8 +1043,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "rewrites-are-no-transactions",
         "rocket_sink/ledger/upkeep/rewrite.py",
-        "            commit_properties=CommitProperties(app_transactions=[transaction]),\n",
-        "",
+        "CommitProperties(app_transactions=[Transaction(app_id, number, now_ms)])",
+        "CommitProperties()",
         ("tests/ledger/upkeep/test_growth.py::test_of_two_rewrites_of_a_version_one_is_refused",),
         "two drivers that merge at once leave every row in the ledger twice",
     ),

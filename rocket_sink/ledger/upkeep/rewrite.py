@@ -7,8 +7,9 @@ the table pass over it, so they neither fail nor see a row twice.
 
 Two rewrites of one file would bring its rows back, or double them: delta-rs 1.6 does not compare
 the removals of two commits, not even of two `optimize.compact`. So each rewrite is the next
-transaction of one application id. Of two from one version of the table Delta refuses the second.
-Appends are no such transactions, and neither wait for a rewrite nor fail because of it.
+transaction of one application id. Of two from one version of the table Delta refuses the second,
+which goes on if its files are still there. Appends are no such transactions: they neither wait for
+a rewrite nor fail because of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _BATCH_ROWS: Final = 8192
+_TRIES: Final = 10
 
 Change = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Returns the rows that stay of a batch."""
@@ -97,8 +99,8 @@ def rewrite(
         dropped: files of which no row stays.
 
     Returns:
-        False if another process has rewritten the table since `table` was opened. Nothing has
-        changed then.
+        False if another process has rewritten some of the files since `table` was opened. Nothing
+        has changed then.
 
     Raises:
         LedgerError: the commit failed for another reason.
@@ -112,34 +114,36 @@ def rewrite(
         batches = (change(batch) for file in group for batch in read_file(place, file))
         added += write_data_files(place, (batch for batch in batches if batch.num_rows))
     app_id = f"rocket-sink/rewrites/{table.metadata().id}"
-    number = (last_version(place, table, app_id) or 0) + 1
     now_ms = time.time_ns() // 1_000_000
+    removed = [file for group in (*groups, dropped) for file in group]
     actions: list[Any] = [
-        RemoveAction(file.path, False, now_ms, file.size, {"kind": file.kind})
-        for group in (*groups, dropped)
-        for file in group
+        RemoveAction(file.path, False, now_ms, file.size, {"kind": file.kind}) for file in removed
     ]
     actions += [
         AddAction(file.path, file.size, {"kind": file.kind}, file.modified_ms, False, file.stats)
         for file in added
     ]
-    transaction = Transaction(app_id, number, now_ms)
-    try:
-        table.create_write_transaction(
-            actions, "append", table.schema(), ["kind"],
-            commit_properties=CommitProperties(app_transactions=[transaction]),
-            post_commithook_properties=PostCommitHookProperties(False, False),
-        )  # fmt: skip
-    except (DeltaError, OSError) as error:
-        # The new files stay. A store's answer may have been lost after the commit, and then the
-        # table names them.
-        newer = open_table(place)
-        names = set() if newer is None else {file.path for file in stored_files(place, newer)}
-        if added and added[0].path in names:
+    for _ in range(_TRIES):
+        number = (last_version(place, table, app_id) or 0) + 1
+        properties = CommitProperties(app_transactions=[Transaction(app_id, number, now_ms)])
+        try:
+            table.create_write_transaction(
+                actions, "append", table.schema(), ["kind"], commit_properties=properties,
+                post_commithook_properties=PostCommitHookProperties(False, False),
+            )  # fmt: skip
             return True
-        if isinstance(error, CommitFailedError):
-            return False
-        raise LedgerError(
-            f"cannot rewrite files of the ledger {place.uri}: {error}", path=place.uri
-        ) from error
-    return True
+        except (DeltaError, OSError) as error:
+            # The new files stay. A store's answer may have been lost after the commit, and then
+            # the table names them.
+            newer = open_table(place)
+            names = set() if newer is None else {f.path for f in stored_files(place, newer)}
+            if added and added[0].path in names:
+                return True
+            if newer is None or not isinstance(error, CommitFailedError):
+                raise LedgerError(
+                    f"cannot rewrite files of the ledger {place.uri}: {error}", path=place.uri
+                ) from error
+            if not names.issuperset(file.path for file in removed):
+                return False
+            table = newer  # the other rewrite was of other files
+    return False

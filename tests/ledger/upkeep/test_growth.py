@@ -85,6 +85,20 @@ def test_of_two_rewrites_of_a_version_one_is_refused(growth: Growth) -> None:
     assert by_delta_rs(growth.place.root) == dict.fromkeys(range(5), TASKS)
 
 
+def test_rewrites_of_other_files_go_in_both(growth: Growth) -> None:
+    """An expiry of a large ledger takes longer than it takes until folds are merged again."""
+    for _ in range(4):
+        growth.grow()
+    first, second = (open_table(growth.place) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    files = stored_files(growth.place, first)
+    assert rewrite(growth.place, first, [files[:4]])
+    assert rewrite(growth.place, second, [files[4:]])
+    assert by_delta_rs(growth.place.root) == dict.fromkeys(range(4), TASKS)
+    assert len(DeltaTable(growth.place.root).file_uris()) == 4
+
+
 def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
     """A second driver, whose epoch took longer than the log reaches back."""
     for _ in range(5):
