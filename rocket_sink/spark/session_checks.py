@@ -159,14 +159,18 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
         return
     sink = query.sink()
     kind = sink.getClass().getSimpleName()
-    is_foreach = kind == "ForeachWriterTable" and _is_ours(sink.writer())
+    pickled = _pickled_sink(sink.writer()) if kind == "ForeachWriterTable" else None
+    is_foreach = pickled is not None
     is_source = kind == "PythonTable" and sink.name() == FORMAT
     if not (is_foreach or is_source or kind == "ForeachBatchSink"):
         return
     _refuse_objects(session)
-    # The ledger of `RocketSink.stream` was judged with its frame; others of the session are not
-    # this query's.
-    files = [("ledger", ledger) for ledger in ledgers if not is_foreach]
+    # The function of foreach names the query's own ledger; others of the session are not its.
+    files = [
+        ("ledger", ledger)
+        for ledger in ledgers
+        if pickled is None or _pickled("/".join(("", *_parts(ledger)[1:]))) in pickled
+    ]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))
     reason = _own_input(query.analyzedPlan(), files)
     if query.getClass().getSimpleName() == "ContinuousExecution":
@@ -185,21 +189,28 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
 
 refused_queries: Final[dict[str, str]] = {}
 """{query id: why it must not send} of foreachBatch queries."""
-_SINK_IN_PICKLE: Final = ",".join(map(str, b"rocket_sink.spark.sink"))
 
 
-def _is_ours(writer: Any) -> bool:
-    """Return whether a foreach query hands its rows to a `RocketSink`, by the pickled function."""
+def _pickled_sink(writer: Any) -> str | None:
+    """Return the pickled function of a foreach query, as `_pickled`; None: it is no `RocketSink`.
+
+    Empty where this Spark does not show it.
+    """
     if writer.getClass().getSimpleName() != "PythonForeachWriter":
-        return False
+        return None
     try:
         fields = {f.getType().getSimpleName(): f for f in writer.getClass().getDeclaredFields()}
         fields["PythonFunction"].setAccessible(True)
-        function = fields["PythonFunction"].get(writer)
-        return _SINK_IN_PICKLE in function.command().mkString(",")
+        function = str(fields["PythonFunction"].get(writer).command().mkString(","))
     except Exception:
-        # A Spark that has it elsewhere: better a foreign query ended than rows lost in silence.
-        return True
+        # Better a foreign query ended than rows lost in silence.
+        return ""
+    return function if _pickled("rocket_sink.spark.sink") in function else None
+
+
+def _pickled(text: str) -> str:
+    """Return how a pickle's bytes hold a text, with commas between them."""
+    return ",".join(str((byte + 128) % 256 - 128) for byte in text.encode())
 
 
 def _refuse_objects(session: Any) -> None:

@@ -1759,6 +1759,14 @@ SPARK: tuple[Defect, ...] = (
         "while a store is slow, no task of any job of the application ends",
     ),
     Defect(
+        "bare-foreach-reads-its-ledger",
+        "rocket_sink/spark/session_checks.py",
+        "in pickled\n    ]\n",
+        'in ""\n    ]\n',
+        ("tests/spark/test_listener.py::test_a_ledger_or_checkpoint_inside_the_input_is_refused",),
+        "a query with foreach(sink) sends the files of its own ledger",
+    ),
+    Defect(
         "ledger-inside-the-input",
         "rocket_sink/spark/session_checks.py",
         "    is_inside = len(pattern) <= len(place) and",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -314,6 +315,11 @@ def test_a_ledger_or_checkpoint_inside_the_input_is_refused(
         for folder in (read, f"{tmp_path}/i*"):
             with pytest.raises(ConfigurationError, match="is inside"):
                 inside.write(spark.read.schema("body STRING").json(str(folder)))
+        bare = rows.writeStream.foreach(inside)  # type: ignore[arg-type]
+        query = bare.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(DEADLINE_S)
+        assert re.search(r"ledger \S*in/sub/ledger is inside", caplog.text)
         writer = sink(outside).stream(rows)
         query = writer.option("checkpointLocation", str(read / "checkpoint")).start()
         with pytest.raises(StreamingQueryException):
