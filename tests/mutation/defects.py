@@ -1693,8 +1693,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "foreign-queries-are-ended",
         "rocket_sink/spark/session_checks.py",
-        '        return _SINK_IN_PICKLE in function.command().mkString(",")\n',
-        "        return True\n",
+        '    return function if _pickled("rocket_sink.spark.sink") in function else None\n',
+        "    return function\n",
         ("tests/spark/test_wrong_calls.py::test_a_foreign_foreach_query_runs_beside_a_sink",),
         "a query that has nothing to do with RocketMQ is ended where a sink is in the session",
     ),
