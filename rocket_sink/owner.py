@@ -45,7 +45,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The inverse of `str`; None for other text, as that of older versions."""
+        """The inverse of `str`; None for other text."""
         parts = text.split("~")
         if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[3:]):
             return None

@@ -165,9 +165,7 @@ def _text(handle: int) -> str:
 
 def _note_holder(handle: int) -> None:
     text = _text(handle)
-    # Three parts: written by an older version.
-    is_holder_note = Owner.parse(text.strip()) or (text.count("~") == 2 and text.count("\n") == 1)
-    if not text or is_holder_note:
+    if not text or Owner.parse(text.strip()):
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{this_process()}\n".encode(), 0)
 

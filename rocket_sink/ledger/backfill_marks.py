@@ -12,23 +12,21 @@ killed one, learn from a token beside the lock that another one has the claim: t
 before they send, and send nothing more.
 
 A task may begin hours after its backfill was planned, and dead letters may have been parked since.
-The commits after the plan's version are few: their files are read as Delta's protocol names them
-(`_delta_log/<version>.json`, actions `add`). Rewrites of files settle nothing, and are passed over.
+The commits after the plan's version are few: their files are read (`follower`). Rewrites of files
+settle nothing, and are passed over.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
-from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import commit_actions
+from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import write_bytes
 from rocket_sink.ledger.path import LedgerPath, failing
@@ -182,42 +180,15 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
     Raises:
         LedgerError: the table's log or a file of it cannot be read.
     """
-    filesystem = place.filesystem()
     last: dict[str, str] = {}
     with failing(
         f"cannot read what was settled in the ledger {place.uri} since version {version}",
         place.uri, kinds=(OSError, pa.ArrowException, ValueError, KeyError),
     ):  # fmt: skip
-        for path in _added(place, filesystem, version):
-            for letter, way in _resolutions(filesystem, path):
+        follower = LedgerFollower(place, ("letter_id", "resolution"), (RESOLUTION,), version)
+        for _, rows in follower.new_rows():
+            for letter, way in zip(*(column.to_pylist() for column in rows.columns), strict=True):
                 # A resent letter stays resent; otherwise the last resolution counts.
                 if last.get(letter) != "resent":
                     last[letter] = way
     return {letter for letter, way in last.items() if way != UNPARKED}
-
-
-def _added(place: LedgerPath, filesystem: fs.FileSystem, version: int) -> Iterator[str]:
-    """Yield the paths of the files with resolutions, commit after commit.
-
-    Raises:
-        FileNotFoundError: the log was cleaned up since; it reaches back for six hours.
-    """
-    if commit_actions(place, filesystem, version) is None:
-        raise FileNotFoundError("its log no longer reaches back so far; start the backfill again")
-    while True:
-        version += 1
-        actions = commit_actions(place, filesystem, version)
-        if actions is None:
-            return
-        for action in actions:
-            add: dict[str, Any] = action.get("add") or {}
-            if add.get("dataChange") and add["partitionValues"].get("kind") == RESOLUTION:
-                yield f"{place.root}/{unquote(add['path'])}"
-
-
-def _resolutions(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[str, str]]:
-    import pyarrow.parquet as pq
-
-    with filesystem.open_input_file(path) as file:
-        table = pq.read_table(file, columns=["letter_id", "resolution"], partitioning=None)
-    yield from zip(table["letter_id"].to_pylist(), table["resolution"].to_pylist(), strict=True)

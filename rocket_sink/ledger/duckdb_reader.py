@@ -29,11 +29,13 @@ from rocket_sink.ledger.append.delta_rs import (
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
 from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
-from rocket_sink.ledger.table import first_line
-from rocket_sink.ledger.views import VIEWS
+from rocket_sink.ledger.sql import Query
+from rocket_sink.ledger.table import first_line, is_table, read_table
+from rocket_sink.ledger.views import VIEWS, reader
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
 _MEMORY: Final = "1GB"
 """Memory of queries; what exceeds it goes to temporary files."""
@@ -178,8 +180,8 @@ def _readable(path: str) -> Iterator[None]:
 def _rows_of(kind: str, paths: list[str]) -> str:
     """Return the query for all columns of the rows of one kind.
 
-    The schema is given, so that DuckDB need not open all files to find it. Files of an older
-    version lack columns, which are null there.
+    The schema is given, so that DuckDB need not open all files to find it. Other writers may leave
+    out columns of nulls.
     """
     columns = ", ".join(
         f"'{c.name}': {{name: '{c.name}', type: '{_TYPES[c.sql_type]}', default_value: NULL}}"
@@ -212,6 +214,21 @@ def _terms(terms: Mapping[str, str]) -> str:
 def _in_duckdb(text: str) -> str:
     """Quote `at`, a word of DuckDB's own, except in literals, where it is text."""
     return re.sub(r"('[^']*')|\bat\b", lambda match: match[1] or '"at"', text)
+
+
+def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
+    """Runs queries over the ledger's views, by DuckDB where it can; None if there is no table.
+
+    Raises:
+        LedgerError: the table is no ledger of this version.
+    """
+    # Spark takes seconds for a query, in which a view of the run would stand still.
+    quick = open_quick(place.root) if place.is_local else None
+    if quick is not None:
+        return quick.query
+    if not is_table(spark, place):
+        return None
+    return reader(read_table(spark, place), unfolded_rows(place.spools))
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:

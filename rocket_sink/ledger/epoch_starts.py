@@ -77,9 +77,7 @@ class _Note:
         epoch, self.name = path.split("/")[-2:]
         self.epoch = int(epoch) if epoch.isdigit() else -1
         self.run, self.partition, self.stage_attempt, unique = self.name.split("~")
-        generation = unique.partition("-")[0]
-        # A file of an older rocket-sink has none.
-        self.generation = int(generation) if generation.isdigit() and "-" in unique else 0
+        self.generation = int(unique.partition("-")[0])
 
 
 class EpochStarts:
@@ -265,7 +263,7 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
         if store.write(path, {"query_id": query_id, "app_id": app_id}, replace=False):
             return
         note = store.read(path)
-        named, claimed = str(note["query_id"]), str(note.get("app_id", app_id))
+        named, claimed = str(note["query_id"]), str(note["app_id"])
     if claimed != app_id:
         raise CheckpointError(
             f"in the ledger {place.uri} the appId {claimed!r} has the same files as {app_id!r}: "

@@ -18,17 +18,18 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
-from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.data_files import OverBatches
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
@@ -38,8 +39,6 @@ from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.spool.files import (
     SEALED,
     SPOOL_FILE,
-    drop_empty_folders,
-    fetched,
     put_aside,
     sealed_files,
 )
@@ -54,8 +53,6 @@ from rocket_sink.ledger.table import (
     ledger_token,
     prove_executors,
     table_version,
-    upgrade_table,
-    written_rows,
 )
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
@@ -76,7 +73,7 @@ class Manifest:
         files: paths below the spool.
         token: the name of this manifest in Delta's log.
         table_version: a version of the table from before the fold, so only later commits can be
-            the fold's. It is 0 for a local spool, and if an older rocket-sink wrote the manifest.
+            the fold's; 0 for a local spool.
     """
 
     ledger_id: str
@@ -84,7 +81,7 @@ class Manifest:
     files: tuple[str, ...]
     bytes: int
     token: str
-    table_version: int = 0
+    table_version: int
 
     def __post_init__(self) -> None:
         """Refuse a manifest with other paths than spool files, because a fold deletes them."""
@@ -135,6 +132,8 @@ def _read(store: NoteStore, path: str) -> Manifest:
         return Manifest(**{**values, "files": tuple(values["files"])})
 
 
+_AT_ONCE: Final = 8
+"""Files that the driver reads at a time."""
 DRIVER_BYTES: Final = 32 * 1024 * 1024
 """Bytes up to which the driver reads the files itself: starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
@@ -146,6 +145,7 @@ FOLD_BYTES: Final = 16 * 1024**3
 OnStep = Callable[[str], None]
 _File = tuple[int, str]
 """A spool file's number in its fold, and its path."""
+_Rows = list[pa.RecordBatch]
 _Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 
 _LOG: Final = log.logger(__name__)
@@ -165,8 +165,8 @@ class FoldSummary:
 
     `torn_files` were cut by a crash: their whole batches are in. `damaged` names the files that did
     not hold what their tasks wrote, and were put aside; `left` those that stay in the spool, for
-    they cannot be read now or are of a newer rocket-sink. `recovered` folds were begun by a
-    process that died. `busy`: another live fold had the lock, `holder`, and nothing was done.
+    they cannot be read now. `recovered` folds were begun by a process that died. `busy`: another
+    live fold had the lock, `holder`, and nothing was done.
     """
 
     folds: int = 0
@@ -191,8 +191,6 @@ def fold(
 ) -> FoldSummary:
     """Take every finished spool file into the table, which is made when it is not there.
 
-    A table of an older schema version gets the columns that are new, also with nothing to fold.
-
     Args:
         wait_s: longest wait for another fold's end; after it the summary says `busy`.
         on_step: called with a name before each step; tests raise from it.
@@ -209,7 +207,6 @@ def fold(
     place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
     spools = spools_in_use(place)
     if not spools:
-        upgrade_table(spark, place)
         return FoldSummary()
     prove_executors(spark, place)
     summary = FoldSummary()
@@ -295,7 +292,6 @@ class _Folder:
         manifests = unfinished(self._notes)
         files = sealed_files(self._spool, self._fs)
         if not manifests and not files:
-            upgrade_table(self._spark, self._place)
             return self._summary
         ledger_id = ensure_table(self._spark, self._place)
         folded_paths: set[str] = set()
@@ -310,8 +306,6 @@ class _Folder:
         self._step("listed")
         for share in _shares(files, DRIVER_BYTES if self._driver_reads else FOLD_BYTES):
             self._complete(self._next_manifest(ledger_id, share))
-        if not self._spool.is_local:
-            drop_empty_folders(self._spool, self._fs)
         return self._summary
 
     def _app_id(self, ledger_id: str) -> str:
@@ -336,14 +330,13 @@ class _Folder:
         is_own = False
         if last is None or last < manifest.number:
             self._check_there(manifest)
-            files = self._fs
-            if self._is_read_here(manifest):
-                files = fetched(files, manifest.paths(self._spool))
-            manifest = self._sound(manifest, files)
+            rows = self._read(manifest) if self._is_read_here(manifest) else None
+            faults = self._faults(manifest) if rows is None else _faults_of(rows)
+            manifest = self._sound(manifest, faults)
             if not manifest.files:
                 self._notes.remove(manifest.path)
                 return
-            is_own = self._append(manifest, files, app_id)
+            is_own = self._append(manifest, rows, app_id)
         if not is_own:
             self._check_ours(manifest)
         self._step("appended")
@@ -359,13 +352,12 @@ class _Folder:
         """Return whether the driver itself reads the files, and not tasks."""
         return self._driver_reads or manifest.bytes <= DRIVER_BYTES
 
-    def _sound(self, manifest: Manifest, files: fs.FileSystem) -> Manifest:
+    def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
         """Return the manifest without files that cannot be folded; damaged files are set aside.
 
         It is not committed, so it may change; it does so first, for no manifest lists what is not
         there.
         """
-        wrong = self._examined(manifest, files)
         if not wrong:
             return manifest
         paths = [path for path in manifest.paths(self._spool) if path not in wrong]
@@ -384,13 +376,19 @@ class _Folder:
                 self._summary = replace(self._summary, left=(*self._summary.left, path))
         return manifest
 
-    def _examined(self, manifest: Manifest, files: fs.FileSystem) -> dict[str, _Fault]:
-        """Return the faults of files, by path; a file is checked before it is read to go in."""
+    def _read(self, manifest: Manifest) -> dict[str, _Rows | _Fault]:
+        """Read the files, several at a time: a store answers after some milliseconds."""
         paths = manifest.paths(self._spool)
-        if self._is_read_here(manifest):
-            faults = {path: _fault(path, files) for path in paths}
-            return {path: fault for path, fault in faults.items() if fault is not None}
-        tasks, read = self._tasks(paths, _fault_rows)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return dict(zip(paths, pool.map(partial(_rows_or_fault, self._fs), paths), strict=True))
+
+    def _faults(self, manifest: Manifest) -> dict[str, _Fault]:
+        """Return the faults of files by path, found by tasks.
+
+        A file may be larger than memory, and its first rows go in before its end is read: so tasks
+        read it twice.
+        """
+        tasks, read = self._tasks(manifest.paths(self._spool), _fault_rows)
         return {
             row.path: _Fault(row.damaged, row.text)
             for row in tasks.mapInArrow(read, _FAULT_DDL).collect()
@@ -407,25 +405,28 @@ class _Folder:
                 path=gone[0],
             )
 
-    def _append(self, manifest: Manifest, files: fs.FileSystem, app_id: str) -> bool:
-        """Append the rows, and return `Append.is_own`."""
+    def _append(
+        self, manifest: Manifest, read: Mapping[str, _Rows | _Fault] | None, app_id: str
+    ) -> bool:
+        """Append the rows that were read, or let tasks read them; return `Append.is_own`."""
         paths = manifest.paths(self._spool)
-        torn = sum(not is_whole(path, files) for path in paths)
-        append = Append(self._spark, self._place, app_id, manifest.number, manifest.token)
-        read = partial(_read_file, append.sequence)
+        # Stores get whole files only.
+        torn = sum(not is_whole(path, self._fs) for path in paths) if self._spool.is_local else 0
+        append = begin_append(self._spark, self._place, app_id, manifest.number, manifest.token)
         self._check_lock()
         try:
-            if self._is_read_here(manifest):
-                batches = [batch for file in enumerate(paths) for batch in read(file, files)]
+            if read is not None:
+                batches = [
+                    batch
+                    for number, path in enumerate(paths)
+                    for batch in in_order(cast(_Rows, read[path]), append.sequence, number)
+                ]
                 append.save_rows(batches)
                 rows = sum(batch.num_rows for batch in batches)
             else:
-                written = append.save(append.made_by_tasks(*self._tasks(paths, read)))
-                rows = (
-                    written_rows(self._spark, self._place, manifest.token)
-                    if written is None
-                    else sum(file.rows for file in written)
-                )
+                tasks = self._tasks(paths, partial(_read_file, append.sequence))
+                append.save(append.made_by_tasks(*tasks))
+                rows = append.row_count()
         except Exception as error:
             raise LedgerError(
                 f"cannot append to the ledger {self._place.uri}: {first_line(error)}. The rows are "
@@ -509,19 +510,27 @@ def _bins(files: list[_File], sizes: list[int]) -> list[list[_File]]:
     return bins
 
 
-def _fault(path: str, filesystem: fs.FileSystem) -> _Fault | None:
+def _rows_or_fault(filesystem: fs.FileSystem, path: str) -> _Rows | _Fault:
     try:
-        for _ in read_batches(path, filesystem):
-            pass
+        return list(read_batches(path, filesystem))
     except LedgerError as error:
-        return _Fault(isinstance(error, DamagedSpoolError), str(error))
-    return None
+        return _fault(error)
+
+
+def _faults_of(read: Mapping[str, _Rows | _Fault]) -> dict[str, _Fault]:
+    return {path: rows for path, rows in read.items() if isinstance(rows, _Fault)}
+
+
+def _fault(error: LedgerError) -> _Fault:
+    return _Fault(isinstance(error, DamagedSpoolError), str(error))
 
 
 def _fault_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    fault = _fault(file[1], filesystem)
-    if fault is not None:
-        yield pa.RecordBatch.from_pylist([{"path": file[1], **fault._asdict()}])
+    try:
+        for _ in read_batches(file[1], filesystem):
+            pass
+    except LedgerError as error:
+        yield pa.RecordBatch.from_pylist([{"path": file[1], **_fault(error)._asdict()}])
 
 
 def _reader(place: LedgerPath, bins: list[list[_File]], read_file: _Read) -> OverBatches:

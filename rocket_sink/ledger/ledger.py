@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
-from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.delta_rs import check_files
 from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
+from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
     ensure_table,
@@ -102,7 +102,7 @@ class Ledger:
         return bool(self._place.filesystem().get_file_info(log).type.name == "Directory")
 
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
-        """Fold all finished spool files in, and add the columns that this version brought.
+        """Fold all finished spool files in.
 
         After a query of this process has ended, also note that Spark calls its last epochs done.
         It is no error if there is nothing to fold.
@@ -142,7 +142,7 @@ class Ledger:
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
         """Append rows from a driver: resolutions by hand, exported dead letters."""
         ensure_table(spark, self._place)
-        append = Append(spark, self._place)
+        append = begin_append(spark, self._place)
         append.save_rows(list(in_order(batches, append.sequence)))
         keep_small(append)
 
@@ -164,10 +164,7 @@ class Ledger:
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """Return the resolutions of dead letters; an `unparked` takes back those before it.
-
-        Rows without one, of an older rocket-sink, come first, in the order of `at`.
-        """
+        """Return the resolutions of dead letters; an `unparked` takes back those before it."""
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:
@@ -237,13 +234,17 @@ class Ledger:
             LedgerError: also, no query, or several, whose id begins so.
         """
         # Tasks import this module, too, and make no report.
+        from rocket_sink.ledger.duckdb_reader import reader_of
         from rocket_sink.ledger.report import Scope, figures
 
         busy = self.sync(spark).busy
         unfolded = self.unfolded_epochs() if busy else 0
+        read = reader_of(spark, self._place)
+        if read is None:
+            raise missing(self._place)
         return figures(
-            views.reader(self.rows(spark), unfolded_rows(self._place.spools)), self.path,
-            Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs, unfolded_epochs=unfolded,
+            read, self.path, Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs,
+            unfolded_epochs=unfolded,
             quarantined_files=len(self.quarantined()), series=charts,
         )  # fmt: skip
 

@@ -10,120 +10,40 @@ last fold at most (`foldIntervalMs`).
 from __future__ import annotations
 
 import datetime as dt
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyarrow import fs
 
 from rocket_sink.errors import Outcome
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.delta_rs import commit_actions
-from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.append.follower import LedgerFollower
+from rocket_sink.ledger.duckdb_reader import reader_of
+from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import (
     DEAD_LETTER,
     EPOCH,
     IN_FLIGHT,
     ISOLATION,
-    LEDGER_SCHEMA,
     RESOLUTION,
     SEND,
 )
-from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, percentile
-from rocket_sink.ledger.table import first_line, is_table, read_table
-from rocket_sink.ledger.views import OUTCOMES, reader
+from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, percentile
+from rocket_sink.ledger.table import first_line
+from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from pyspark.sql import SparkSession
 
-_COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 _LOG: Final = log.logger(__name__)
-
-
-class LedgerFollower:
-    """The rows that come into a ledger's table, commit by commit, each once.
-
-    Reads Delta's log from its end on, and the files that commits add.
-
-    Files that OPTIMIZE wrote anew have no new rows and are passed over. A commit is read once it
-    is there whole; its log file is kept for six hours.
-    """
-
-    def __init__(self, place: LedgerPath, columns: tuple[str, ...]) -> None:
-        """
-        Args:
-            columns: of the rows that are wanted; `kind` is told apart.
-
-        Raises:
-            LedgerError: pyarrow has no file system for the ledger.
-            OSError: it cannot be reached.
-        """
-        self._place = place
-        self._columns = columns
-        self._files = place.filesystem()
-        self._version = self._newest()
-
-    def new_rows(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield (kind, rows) of each file that was added since the last call and is not gone.
-
-        Raises:
-            OSError: the folder cannot be read now. The next call begins with the commit that
-                this one could not read.
-            ValueError: a commit is no JSON.
-        """
-        while (actions := self._commit(self._version + 1)) is not None:
-            file_rows = [
-                (str(add["partitionValues"]["kind"]), rows)
-                for add in actions
-                if add["dataChange"] and (rows := self._rows(unquote(add["path"]))) is not None
-            ]
-            self._version += 1
-            yield from file_rows
-
-    def _newest(self) -> int:
-        selector = fs.FileSelector(f"{self._place.root}/{LOG_FOLDER}", allow_not_found=True)
-        names = (_COMMIT.fullmatch(info.base_name) for info in self._files.get_file_info(selector))
-        return max((int(name[1]) for name in names if name), default=-1)
-
-    def _commit(self, version: int) -> list[dict[str, Any]] | None:
-        """Return the files that a commit adds; None if the commit is not there."""
-        actions = commit_actions(self._place, self._files, version)
-        return actions and [action["add"] for action in actions if "add" in action]
-
-    def _rows(self, path: str) -> pa.Table | None:
-        """Return the wanted columns of a file, with nulls for those that an older writer lacked.
-
-        Return None if the file is gone: OPTIMIZE has rewritten its rows, and VACUUM removed it.
-        """
-        try:
-            with self._files.open_input_file(f"{self._place.root}/{path}") as file:
-                rows = pq.read_table(file, columns=list(self._columns))
-        except FileNotFoundError:
-            _LOG.warning(
-                "the ledger's file %s/%s is gone: its rows are not in the figures",
-                self._place.root, path,
-            )  # fmt: skip
-            return None
-        arrays = {}
-        for name in self._columns:
-            type_ = LEDGER_SCHEMA.field(name).type
-            has_column = name in rows.column_names
-            arrays[name] = (
-                rows.column(name).cast(type_) if has_column else pa.nulls(len(rows), type_)
-            )
-        return pa.table(arrays)
 
 
 _COLUMNS: Final = (
@@ -187,7 +107,7 @@ class LiveFigures:
         self.pending: Waiting = {}
         self._count_pending = pending
         self._pending_is_old = pending is not None
-        self._follower = LedgerFollower(place, _COLUMNS)
+        self._follower = LedgerFollower(place, _COLUMNS, skips_gone=True)
         self._lock = ForkLock()
         self._read_s = -_MOST_OFTEN_S
         self._answered: set[str] = set()
@@ -278,22 +198,9 @@ def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
         LedgerError: the table is no ledger of this version.
     """
     select = "SELECT reason, count(*) AS letters FROM pending_letters GROUP BY reason"
-    query = quick_reader(spark, place)
+    query = reader_of(spark, place)
     rows = query(select).to_pylist() if query is not None else []
     return {row["reason"]: row["letters"] for row in rows}
-
-
-def quick_reader(spark: SparkSession, place: LedgerPath) -> Query | None:
-    """Return a runner of queries over the views, by DuckDB if possible; None without a table.
-
-    Raises:
-        LedgerError: the table is no ledger of this version.
-    """
-    # Spark takes seconds for a query, in which a view of the run would stand still.
-    quick = open_quick(place.root) if place.is_local else None
-    if quick is not None:
-        return quick.query
-    return reader(read_table(spark, place)) if is_table(spark, place) else None
 
 
 def _latencies(rows: pa.Table) -> Counter[int]:

@@ -27,7 +27,6 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LedgerPath, failing, make_folder_of
-from rocket_sink.ledger.spool.files import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
 
@@ -143,15 +142,10 @@ class Lease:
             if before is None or before[0] != text:
                 self._seen[self._path] = text, now_s
                 return False
-        if len(words) == 4 and words[2].isascii() and words[2].isdigit():
-            return now_s - before[1] > min(int(words[2]) / 1000, _LONGEST_LEASE_S)
-        if not text:
-            return now_s - before[1] > self._lease_s
-        # An older version wrote this lock: it has no heartbeats.
-        if alive:
-            return False
-        changed_ns = self._fs.get_file_info(self._path).mtime_ns or time.time_ns()
-        return time.time() - changed_ns / 1e9 > STALE_AFTER_S
+        is_lease = len(words) == 4 and words[2].isascii() and words[2].isdigit()
+        # A text that is no lease, or is empty, is of a writer that died while it wrote.
+        lease_s = min(int(words[2]) / 1000, _LONGEST_LEASE_S) if is_lease else self._lease_s
+        return now_s - before[1] > lease_s
 
     def _keep(self) -> None:
         """Send the heartbeats."""

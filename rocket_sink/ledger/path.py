@@ -163,14 +163,6 @@ def path_part(text: str) -> str:
     return f"{part[: _PART_LENGTH - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def path_part_sql(column: str) -> str:
-    """Return the expression of Spark's SQL for `path_part` of a column."""
-    part, kept = f"regexp_replace({column}, '[^A-Za-z0-9.-]', '-')", _PART_LENGTH - 17
-    digest = f"substr(sha2({column}, 256), 1, 16)"
-    long = f"concat(substr({part}, 1, {kept}), '-', {digest})"
-    return f"IF(length({part}) <= {_PART_LENGTH}, {part}, {long})"
-
-
 def is_object_store(filesystem: fs.FileSystem) -> bool:
     """Return whether objects show only when they are whole, and folders are objects that stay."""
     return filesystem.type_name in ("s3", "gcs", "abfs")

@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, failing, path_part, path_part_sql
+from rocket_sink.ledger.path import LedgerPath, failing, path_part
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import spooled_epochs
-from rocket_sink.ledger.table import is_table, reading
-from rocket_sink.ledger.views import queried
+from rocket_sink.ledger.sql import Query, is_text
+from rocket_sink.ledger.table import reading
+from rocket_sink.ledger.views import rows_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _FOLDER: Final = "_pending"
 _SUFFIX: Final = ".json"
@@ -57,6 +58,11 @@ class _Note(NamedTuple):
     def place(self) -> tuple[str, int, str]:
         """Query, epoch and partition, which a task attempt and its repetitions share."""
         return self.query, self.epoch, self.partition
+
+    @property
+    def sql_place(self) -> str:
+        """Epoch and partition in a text of SQL."""
+        return f"{self.epoch}~{self.partition}"
 
     @property
     def attempt(self) -> tuple[str, int, str, str, str]:
@@ -136,21 +142,26 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
     """
+    # The import is here because tasks import this module, too, and read no ledger.
+    from rocket_sink.ledger.duckdb_reader import reader_of
+
     with _errors(place):
         store = NoteStore(place)
         notes = list(_notes(store))
-        if not notes or not is_table(spark, place):
+        if not notes:
             return 0
         # Before the table is read: a fold deletes what is in it.
         unfolded = {
             epoch for spool in place.spools for epoch in spooled_epochs(spool, spool.filesystem())
         }
         with reading(place):
-            rows = spark.read.format("delta").load(place.uri)
-            attempts = _Attempts(rows, notes, unfolded)
+            query = reader_of(spark, place)
+            if query is None:
+                return 0
+            attempts = _Attempts(query, notes, unfolded)
             known_notes = [note for note in notes if attempts.knows(note)]
             counted = any(not attempts.overruled(note) for note in known_notes)
-            pending = _pending(rows) if counted else set()
+            pending = _pending(query) if counted else set()
         gone = 0
         for note in known_notes:
             keys = {} if attempts.overruled(note) else _read(store, note.path)
@@ -185,47 +196,40 @@ class _Attempts:
         unfolded: (query, epoch) with files in the spool.
     """
 
-    def __init__(self, rows: DataFrame, notes: list[_Note], unfolded: set[tuple[str, str]]) -> None:
-        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
+    def __init__(self, query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> None:
         self._unfolded = unfolded
-        self._last: dict[str, int] = {}
-        self._places: set[tuple[str, int, str]] = set()
         self._counts: dict[tuple[str, int, str, str, str], bool] = {}
-        first_epoch = min(note.epoch for note in notes)
-        attempts = queried(
-            rows,
-            f"SELECT {path_part_sql('query_id')} AS query, epoch, "  # noqa: S608 (names of ours)
-            "coalesce(CAST(partition AS STRING), 'None') AS partition, run_id, "
-            "CAST(task_attempt_id AS STRING) AS task, counts FROM accounts "
-            f"WHERE complete AND epoch >= {first_epoch}",
+        parts = {note.query for note in notes}
+        last = "SELECT query_id, max(epoch) AS last FROM accounts WHERE complete GROUP BY query_id"
+        ids = {row["query_id"]: row["last"] for row in rows_of(query(last))}
+        ids = {query_id: epoch for query_id, epoch in ids.items() if path_part(query_id) in parts}
+        self._last = {path_part(query_id): epoch for query_id, epoch in ids.items()}
+        if not ids:
+            return
+        # The driver gets the attempts at these places alone, whatever else the ledger has.
+        places = ", ".join(f"'{place}'" for place in {note.sql_place for note in notes})
+        queries = " OR ".join(is_text("query_id", query_id) for query_id in ids)
+        attempts = query(
+            "SELECT query_id, epoch, coalesce(CAST(partition AS STRING), 'None') AS part, run_id, "  # noqa: S608
+            "CAST(task_attempt_id AS STRING) AS task, counts FROM accounts WHERE complete "
+            "AND concat_ws('~', CAST(epoch AS STRING), coalesce(CAST(partition AS STRING), 'None'))"
+            f" IN ({places}) AND ({queries})"
         )
-        # The driver gets a row per query that holds keys, whatever else the ledger has.
-        places = {f"{note.epoch}~{note.partition}" for note in notes}
-        is_asked = F.concat_ws("~", "epoch", "partition").isin(*places)
-        attempt = F.struct("epoch", "partition", "run_id", "task", "counts")
-        by_query = attempts.where(F.col("query").isin(*{note.query for note in notes}))
-        queries = by_query.groupBy("query").agg(
-            F.max("epoch").alias("last"), F.collect_list(F.when(is_asked, attempt)).alias("asked")
-        )
-        for query, last, rows_asked in queries.collect():
-            self._last[query] = last
-            for epoch, partition, run_id, task, counts in rows_asked:
-                self._places.add((query, epoch, partition))
-                self._counts[query, epoch, partition, _run_part(run_id), str(task)] = counts
+        for row in rows_of(attempts):
+            place = path_part(row["query_id"]), row["epoch"], row["part"]
+            attempt = (*place, _run_part(row["run_id"]), str(row["task"]))
+            self._counts[attempt] = row["counts"]
 
     def knows(self, note: _Note) -> bool:
         """Return whether the table has the dead letters of the note's attempt, if they count.
 
         Another attempt in its place is not enough: this one may be newer, and on its way.
         """
-        if not note.run:  # a file of an older rocket-sink does not tell its attempt
-            return note.place in self._places or self._is_past(note)
         return note.attempt in self._counts or self._is_past(note)
 
     def overruled(self, note: _Note) -> bool:
         """Return whether another attempt is known to count in the place of this one."""
-        return bool(note.run) and not self._counts.get(note.attempt, False)
+        return not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:
         """Return whether later epochs are folded; a fold may have left out an unreadable file."""
@@ -233,20 +237,17 @@ class _Attempts:
         return not is_left and self._last.get(note.query, note.epoch) > note.epoch
 
 
-def _pending(rows: DataFrame) -> set[tuple[str, str]]:
-    """Return keys that have a pending dead letter, and one (settled or not) that was given up for
-    itself: by its outcome, or refused by the broker. Rows that the sink refused hold no key."""
-    keys = queried(
-        rows,
-        """
+def _pending(query: Query) -> set[tuple[str, str]]:
+    """Keys with a pending dead letter, and one that was given up for itself, settled or not: by its
+    outcome, or because the broker refused it. Rows that were refused here hold nobody back."""
+    keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (
             SELECT topic, sharding_key FROM counted_letters
             WHERE reason <> 'held_back' AND (reason <> 'data' OR attempts > 0)
         ) g ON p.topic = g.topic AND p.sharding_key = g.sharding_key
-        WHERE p.reason <> 'data'""",
-    )
-    return {tuple(row) for row in keys.collect()}
+        WHERE p.reason <> 'data'""")
+    return {(row["topic"], row["sharding_key"]) for row in rows_of(keys)}
 
 
 def _run_part(run_id: str) -> str:
@@ -259,9 +260,9 @@ def _notes(store: NoteStore) -> Iterator[_Note]:
         name = path.removeprefix(f"{_FOLDER}/")
         if name.count("~") == 3:
             query, epoch, partition, attempt = name.removesuffix(_SUFFIX).split("~")
-            # An older rocket-sink's has only the unique part.
-            run, task = attempt.rsplit(".", 2)[:2] if attempt.count(".") > 1 else ("", "")
-            yield _Note(path, query, int(epoch), partition, run, task)
+            run, task, _ = attempt.rsplit(".", 2)
+            if partition == "None" or partition.isdigit():
+                yield _Note(path, query, int(epoch), partition, run, task)
 
 
 def _read(store: NoteStore, path: str) -> dict[str, list[str]]:

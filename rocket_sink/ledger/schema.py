@@ -3,8 +3,6 @@
 Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`). The
 other columns are null where their kinds do not use them. A dead letter's columns have the names
 of the row contract, so that a dead letter is a row that the sink takes again as it is.
-
-A column is only ever added, with a new `SCHEMA_VERSION`; none changes its type or its meaning.
 """
 # ruff: noqa: E501 (one column per line: it is read as a table)
 
@@ -15,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 1
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
 """Property of the Delta table."""
 
@@ -34,8 +32,7 @@ topic closed to us; no valid answer, so perhaps stored; an earlier message of it
 consumer group gave it up (exported from its dead-letter topic)."""
 
 UNPARKED: Final = "unparked"
-"""The resolution that takes back the one before it: the dead letter is pending again. A rocket-sink that
-does not know it goes on to leave the dead letter out."""
+"""The resolution that takes back the one before it: the dead letter is pending again."""
 
 RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 """Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
@@ -90,7 +87,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("worker", "STRING", _ALL, "host:pid that wrote the row"),
     Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill, export or table"),
 
-    Column("sequence", "BIGINT", _ALL, "the table's order: the Delta version that the row's append saw, plus 1, times 2^32, plus its place in the append; null: appended by an older rocket-sink"),
+    Column("sequence", "BIGINT", _ALL, "the table's order: the Delta version that the row's append saw, plus 1, times 2^32, plus its place in the append"),
 
     Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL, TRANSACTION), "topic; isolation: set when only this topic is avoided on the broker"),
     Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, TRANSACTION), "broker; dead_letter: the one that the row itself asked for"),
@@ -146,8 +143,6 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("last_error_code", "STRING", (DEAD_LETTER,), "class of the last failure"),
     Column("last_error", "STRING", (DEAD_LETTER,), "text of the last failure, made printable and cut"),
     Column("last_broker_name", "STRING", (DEAD_LETTER,), "broker of the last attempt; in strict order, also without an attempt: that of its queue"),
-    Column("origin_letter_id", "STRING", (DEAD_LETTER,), "the dead letter whose backfill failed and became this one"),
-    Column("generation", "INT", (DEAD_LETTER,), "backfills that this message has failed in"),
 
     Column("resolution", "STRING", (RESOLUTION,), "resent, parked, dropped or unparked"),
     Column("note", "STRING", (RESOLUTION,), "free text of who resolved it"),

@@ -1,7 +1,7 @@
 """The Delta table: made once, checked at each use, asked for what it has committed.
 
 The ledger's id is Delta's own id of the table; it names the folds in Delta's transaction log, so a
-table that was made anew never skips rows for what an older one had.
+table that was made anew never skips rows for what the one before it had.
 
 Proof that driver and tasks have one ledger: a file that the driver made and the tasks find.
 
@@ -93,8 +93,6 @@ _SESSIONS: Final = {
 """Errors of sessions that cannot read the table, by a sign in their text."""
 _HISTORY: Final = 100
 """Commits of the table that are looked through for the rows of a fold that has just been made."""
-_UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
-"""Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
 PROPERTIES: Final = {
     # History must not be edited; `upkeep.rewrite` tells what takes rows out.
     "delta.appendOnly": "true",
@@ -142,21 +140,15 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
-    """Make the table unless it is there, add the columns that are new; returns the ledger's id.
+    """Make the table unless it is there; returns the ledger's id.
 
     Raises:
         LedgerError: as `check_table`, or the table cannot be made.
     """
     identity = _identity(spark, place) if is_table(spark, place) else None
-    if identity is None or identity.version is None or identity.version in _UPGRADED:
-        identity = _made(spark, place, create=True)
+    if identity is None or identity.version is None:
+        identity = _made(spark, place)
     return _checked(place, identity)
-
-
-def upgrade_table(spark: SparkSession, place: LedgerPath) -> None:
-    """Bring a ledger of an older schema version up to this one; any other folder is left alone."""
-    if is_table(spark, place) and _identity(spark, place).version in (None, *_UPGRADED):
-        _made(spark, place, create=False)
 
 
 def check_table(spark: SparkSession, place: LedgerPath) -> str:
@@ -181,17 +173,9 @@ def _checked(place: LedgerPath, found: _Identity) -> str:
             path=place.uri,
         )
     if version != str(SCHEMA_VERSION):
-        newer = version.isdigit() and int(version) > SCHEMA_VERSION
-        advice = (
-            "install the rocket-sink that wrote it, or a newer one"
-            if newer
-            else "run `rocket-sink ledger fold`, which adds the columns that are new"
-            if version in _UPGRADED
-            else "start a new ledger folder; the old one can be read with an older rocket-sink"
-        )
         raise LedgerError(
             f"the ledger at {place.uri} has schema version {version}, this rocket-sink knows "
-            f"{SCHEMA_VERSION}: {advice}",
+            f"{SCHEMA_VERSION}: install the rocket-sink that wrote it, or begin a new ledger",
             path=place.uri, version=version,
         )  # fmt: skip
     return found.ledger_id
@@ -330,8 +314,8 @@ def check_not_ahead(
     )  # fmt: skip
 
 
-def _made(spark: SparkSession, place: LedgerPath, *, create: bool) -> _Identity:
-    """Return the table after it is made, or brought up to this version.
+def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
+    """Return the table after it is made, and has its version.
 
     Several queries may start on one ledger. A change of the table's version makes each append fail
     that is under way, of `write_batch` after it has sent; so one at a time looks and changes, under
@@ -346,9 +330,13 @@ def _made(spark: SparkSession, place: LedgerPath, *, create: bool) -> _Identity:
         retry=retry_if_exception(_is_conflict), reraise=True,
     )  # fmt: skip
     def looked() -> _Identity:
-        if create and not is_table(spark, place):
+        if not is_table(spark, place):
             _create(spark, place)
-        return _brought_up(spark, place, _identity(spark, place))
+        identity = _identity(spark, place)
+        if identity.version is None and _has_our_columns(spark, place):
+            _set_version(spark, place)
+            return identity._replace(version=str(SCHEMA_VERSION))
+        return identity
 
     with _one_maker(place):
         return looked()
@@ -398,41 +386,17 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
             ) from error
 
 
-def _brought_up(spark: SparkSession, place: LedgerPath, found: _Identity) -> _Identity:
-    """Return the table after an older version's columns and version are updated.
-
-    A kill between the two steps of `_made` leaves our columns without a version.
-    """
-    if found.version is not None and found.version not in _UPGRADED:
-        return found
-    if found.version is None:
-        if not _has_our_columns(spark, place):
-            return found
-    else:
-        columns = _columns(spark, place)
-        added = [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in columns]
-        if added:
-            spark.sql(f"ALTER TABLE {_sql_name(place)} ADD COLUMNS ({', '.join(added)})")
-    _set_version(spark, place)
-    return _Identity(found.ledger_id, str(SCHEMA_VERSION))
-
-
 def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
-    return _columns(spark, place) == [column.name for column in COLUMNS]
-
-
-def _columns(spark: SparkSession, place: LedgerPath) -> list[str]:
+    """Return whether the columns are ours; a kill may have left a table without a version."""
     with reading(place):
-        return list(spark.read.format("delta").load(place.uri).columns)
+        columns = spark.read.format("delta").load(place.uri).columns
+    return columns == [column.name for column in COLUMNS]
 
 
 def _set_version(spark: SparkSession, place: LedgerPath) -> None:
+    name = place.uri.replace("`", "``")
     setting = f"'{VERSION_PROPERTY}' = '{SCHEMA_VERSION}'"
-    spark.sql(f"ALTER TABLE {_sql_name(place)} SET TBLPROPERTIES ({setting})")
-
-
-def _sql_name(place: LedgerPath) -> str:
-    return "delta.`" + place.uri.replace("`", "``") + "`"
+    spark.sql(f"ALTER TABLE delta.`{name}` SET TBLPROPERTIES ({setting})")
 
 
 def _spark_schema() -> StructType:

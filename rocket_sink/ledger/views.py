@@ -5,8 +5,7 @@ is the one that Spark started last; over runs it is the last in the table. Once 
 an epoch, only attempts of the confirming run count, because an earlier run may have cut the rows
 into other partitions. If that run has no attempts (Delta skips a recorded epoch), earlier ones do.
 
-The table's order (`sequence`) tells which row is last, not clocks, which may be set back. Rows of
-an older rocket-sink lack `sequence` and come before all others, in the order of their clocks.
+The table's order (`sequence`) tells which row is last, not clocks, which may be set back.
 
 Accounts are epoch rows with `complete`; confirmations are epoch rows without it. Accounts without a
 partition belong to a `TableProducer`, whose send is one task.
@@ -54,8 +53,6 @@ _ENDED: Final = ("committed", "refused", "found_stored")
 _ACCOUNTS: Final = (
     *_ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
 )  # fmt: skip
-ORDER: Final = "coalesce(sequence, unix_micros(at) - 4611686018427387904)"
-"""The place of a row in the table's order."""
 
 
 def _each(form: str, names: Iterable[str]) -> str:
@@ -74,15 +71,10 @@ def _rows(kind: str, **instead: str) -> str:
     return f"SELECT {', '.join(terms)} FROM ledger_rows WHERE kind = '{kind}'"
 
 
-_EPOCH_QUERY: Final = """CASE WHEN partition IS NULL AND complete IS NOT NULL AND query_id = 'local'
-    THEN concat('local/', worker) ELSE query_id END"""
-"""The query id, made unique. `TableProducer` of an older version always wrote the id `local` and
-epochs from 1 on, so `worker` tells its processes apart."""
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
 """Tables may have times beyond Python's, of which one would keep all letters from being read."""
-_OF_A_TASK: Final = """(partition IS NOT NULL
-    OR (coalesce(lane, '') = 'table' AND query_id <> 'local'))"""
+_OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
@@ -122,23 +114,23 @@ VIEWS: Final = {
     "resolutions": _rows(RESOLUTION),
     "settled": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id
-        HAVING bool_or(resolution = 'resent') OR max_by(resolution, {ORDER}) <> '{UNPARKED}'""",
+        HAVING bool_or(resolution = 'resent') OR max_by(resolution, sequence) <> '{UNPARKED}'""",
     "parked": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id
         HAVING NOT bool_or(resolution = 'resent')
-            AND max_by(resolution, {ORDER}) <> '{UNPARKED}'""",
+            AND max_by(resolution, sequence) <> '{UNPARKED}'""",
     "isolations": f"""
         SELECT *, (unix_micros(isolated_until) - unix_micros(isolated_from)) / 1000 AS isolated_ms
         FROM ({_rows(ISOLATION)}) i""",
-    "epoch_rows": _rows(EPOCH, query_id=_EPOCH_QUERY),
-    "confirmations": f"""
-        SELECT query_id, epoch, max_by(run_id, {ORDER}) AS confirmed_run_id,
-            max_by(num_input_rows, {ORDER}) AS num_input_rows,
-            max_by(rows_in, {ORDER}) AS rows_handed,
-            max_by(duration_ms, {ORDER}) AS batch_duration_ms, max(at) AS confirmed_at
+    "epoch_rows": _rows(EPOCH),
+    "confirmations": """
+        SELECT query_id, epoch, max_by(run_id, sequence) AS confirmed_run_id,
+            max_by(num_input_rows, sequence) AS num_input_rows,
+            max_by(rows_in, sequence) AS rows_handed,
+            max_by(duration_ms, sequence) AS batch_duration_ms, max(at) AS confirmed_at
         FROM epoch_rows WHERE complete IS NULL GROUP BY query_id, epoch""",
     "task_sums": f"""
-        SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max({ORDER}) AS _order,
+        SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max(sequence) AS _order,
             max(lane) AS lane, {_each("min({0}) AS {0}", _TASK)},
             {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
@@ -165,11 +157,11 @@ VIEWS: Final = {
         ) = 1 AS counts FROM task_runs""",
     "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
     # A letter without a partition comes from no task, and nothing can supersede it; but those of a
-    # send of `TableProducer` that failed as a whole do not count, as those of a failed task. (An
-    # older one wrote no account of each send.) An export that runs twice gives the same letters.
+    # send of `TableProducer` that failed as a whole do not count, as those of a failed task. An
+    # export that runs twice gives the same letters.
     "counted_letters": f"""
         SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
-            SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY {ORDER}, at) AS _nth
+            SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY sequence, at) AS _nth
             FROM letters WHERE NOT {_OF_A_TASK}
         ) d WHERE _nth = 1
         UNION ALL
@@ -248,8 +240,7 @@ VIEWS: Final = {
             ) AS BIGINT) AS send_attempts,
             CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
                 AS in_flight
-        FROM sends WHERE partition IS NOT NULL OR query_id <> 'local'
-        GROUP BY {", ".join(_ATTEMPT)}""",
+        FROM sends GROUP BY {", ".join(_ATTEMPT)}""",
     "attempts": f"""
         SELECT {_each("coalesce(a.{0}, s.{0}) AS {0}", _ATTEMPT)},
             coalesce(a.at, s.first_send_at) AS at,
@@ -277,7 +268,7 @@ VIEWS: Final = {
         ) h
         LEFT JOIN (
             SELECT query_id, epoch, max(at) AS ended_at,
-                {_each("max_by({0}, " + ORDER + ") AS {0}", _ENDED)}
+                {_each("max_by({0}, sequence) AS {0}", _ENDED)}
             FROM epoch_ends GROUP BY query_id, epoch
         ) e ON h.query_id = e.query_id AND h.epoch = e.epoch""",
 }  # fmt: skip

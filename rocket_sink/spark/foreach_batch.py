@@ -13,15 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow.parquet as pq
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.appender import Append
-from rocket_sink.ledger.append.data_files import DataFile
+from rocket_sink.ledger.append.appender import Append, begin_append
 from rocket_sink.ledger.epoch_starts import (
     begin_epoch,
     begin_write,
@@ -40,7 +36,6 @@ from rocket_sink.ledger.table import (
     ensure_table,
     last_txn_version,
     prove_executors,
-    reading,
     txn_app_id,
 )
 from rocket_sink.ledger.upkeep.growth import keep_small
@@ -68,13 +63,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _LOG: Final = log.logger(__name__)
+_ACCOUNTS: Final = ("first_error", *COUNTS)
 _NO_FILES: Final = (
     "%s An epoch or write that died before its append is not noted either: when it runs again, its "
     "duplicates_possible is too low"
-)
-_ALL_SENT: Final = (
-    "All rows were sent, and the ledger has them: do not send them again. Only the counts of the "
-    "tasks cannot be read. "
 )
 _NO_QUERY: Final = (
     "Spark gives this function no query id (Spark Connect runs it on the server); name the query "
@@ -170,15 +162,15 @@ class BatchWriter:
                 release(session, place)
             group = transactions.group if transactions is not None else ""
             again = not place.problem and begin_epoch(place, query, epoch)
-            append = Append(session, place, txn_app_id(query), epoch)
+            append = begin_append(session, place, txn_app_id(query), epoch)
             results = self._results(
                 df, "foreach_batch", epoch, query, run, group, append, again=again, token=token
             )
-            files = _append(results, append)
+            _save(results, append)
             if transactions is not None:
                 transactions.end(query, epoch)
             if has_budget(self._options):
-                counts = _counts(_accounts(session, place, files, query, run, epoch))
+                counts = _counts(append.accounts(_ACCOUNTS, query, run, epoch))
                 check_budget(self._options, counts, epoch)
 
     def write(self, df: DataFrame) -> WriteSummary:
@@ -202,17 +194,17 @@ class BatchWriter:
         query, version, again = self._begin_write(session, run)
         if self._options.ledger:
             try:
-                append = Append(session, place, txn_app_id(query), version)
+                append = begin_append(session, place, txn_app_id(query), version)
                 results = self._results(
                     df, "batch", 0, query, run, group, append, again=again, token=token
                 )
-                files = _append(results, append)
+                _save(results, append)
             except BaseException:
                 self._withdraw(session, place, query)
                 if not self._options.app_id:
                     self._forget_tasks(place, query)
                 raise
-            counts = _counts(_accounts(session, place, files, query, run, 0))
+            counts = _counts(append.accounts(_ACCOUNTS, query, run, 0))
             over = over_budget(self._options, counts)
             # A write over its budget has failed: the next write of the `appId` goes on with it.
             if over is None and self._options.app_id:
@@ -368,45 +360,24 @@ _writing = ForkLock()
 """A function may write in several threads."""
 
 
-def _append(results: DataFrame, append: Append) -> list[DataFile] | None:
+def _save(results: DataFrame, append: Append) -> None:
     """Run the one action: the tasks send, and the driver commits."""
-    files = append.save(results)
+    append.save(results)
     keep_small(append)
-    return files
 
 
 def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: int) -> None:
     """Note that the write is done. The ledger already has its sends, so raise no error."""
     try:
-        append = Append(session, place)
+        append = begin_append(session, place)
         row = confirmed_row(ctx, num_input_rows=rows, rows_in=rows)
         append.save_rows(list(in_order([row], append.sequence)))
     except Exception as error:
         _LOG.warning("the ledger %s is not told that a write is done: %s", place.uri, error)
 
 
-def _accounts(
-    session: SparkSession, place: LedgerPath, files: list[DataFile] | None, query: str, run: str,
-    epoch: int,
-) -> list[Any]:  # fmt: skip
-    """Return what the tasks of an append have counted.
-
-    Not from the frame of results: a second action on it would send again.
-    """
-    if files is not None:
-        paths = [f"{place.root}/{file.path}" for file in files if file.kind == EPOCH]
-        read = partial(
-            pq.read_table, columns=["first_error", *COUNTS], filesystem=place.filesystem()
-        )
-        return [row for path in paths for row in read(path).to_pylist()]
-    with reading(place, _ALL_SENT):
-        table = session.read.format("delta").load(place.uri)
-        is_of_epoch = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
-        return _accounts_of(table.where(is_of_epoch))
-
-
 def _accounts_of(rows: DataFrame) -> list[Any]:
-    return rows.where(f"kind = '{EPOCH}'").select("first_error", *COUNTS).collect()
+    return rows.where(f"kind = '{EPOCH}'").select(*_ACCOUNTS).collect()
 
 
 def _counts(accounts: list[Any]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.duckdb_reader import reader_of
 from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.fold import FOLDERS, fold, spools_in_use
-from rocket_sink.ledger.live import follow, observe, quick_reader
+from rocket_sink.ledger.live import follow, observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
@@ -283,7 +284,7 @@ class FoldThread:
 
         for query_id in sorted(self._new.pop(place, ())):
             try:
-                query = quick_reader(self._session, place)
+                query = reader_of(self._session, place)
                 for successor in successors(Scoped(query, Scope(query_id))) if query else ():
                     _LOG.warning(
                         "the query %s begins at epoch 0 and writes to %s, as the query %s did "

@@ -32,13 +32,10 @@ Spans = tuple[tuple[str, int], ...]
 
 
 class Pinned(NamedTuple):
-    """A topic's queues as a query goes by them, and the hash that finds a key's queue in them.
-
-    `sharding_hash` is empty where an older rocket-sink wrote the file.
-    """
+    """A topic's queues as a query goes by them, and the hash that finds a key's queue in them."""
 
     queues: QueueList
-    sharding_hash: str = ""
+    sharding_hash: str
 
 
 class Queues(Protocol):
@@ -108,7 +105,7 @@ class QueueSnapshots:
             if snapshot is None:
                 return None
             spans = [(str(name), int(count)) for name, count in snapshot["queues"]]
-            return Pinned(QueueList(topic, spans), str(snapshot.get("shardingHash", "")))
+            return Pinned(QueueList(topic, spans), str(snapshot["shardingHash"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(
                 f"the pinned queues of the topic {topic!r} cannot be read: {error}. Delete "
@@ -178,6 +175,6 @@ def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
         for name, count in spans
         if name in counts and counts[name] != count
     ]
-    if pinned.sharding_hash and pinned.sharding_hash != sharding_hash:
+    if pinned.sharding_hash != sharding_hash:
         other.append(f"shardingHash is {sharding_hash}, not {pinned.sharding_hash}")
     return "; ".join(new + other)

@@ -23,6 +23,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from tests.clusters import make_topic
 from tests.damaged import damaged
+from tests.ledger.values import spool_rows
 from tests.ledger.views import view_rows
 
 from .lanes import LANES
@@ -173,9 +174,8 @@ def test_strict_gives_up_a_dead_brokers_keys_after_one_wait_and_loses_none(
     stored = {int(m.body) for m in sending.stored()}
     assert summary.acked + summary.dead + summary.unknown == ROWS and summary.held_back
     letters: set[int] = set()
-    for path in tmp_path.rglob("*.arrow"):
-        rows = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
-        letters |= {int(row["body"]) for row in rows if row["kind"] == "dead_letter"}
+    rows = spool_rows(*tmp_path.rglob("*.arrow"))
+    letters |= {int(row["body"]) for row in rows if row["kind"] == "dead_letter"}
     assert stored | letters == set(range(ROWS))
     # The task waits once for all queues of the broker, not once per request. A busy machine may
     # add some time.

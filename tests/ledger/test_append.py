@@ -24,13 +24,12 @@ from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import storage
 from rocket_sink.ledger.append import data_files, delta_rs
-from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.data_files import DataFile, DataFileWriter, write_data_files
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, STATS_COLUMNS
 from rocket_sink.ledger.table import last_txn_version
-from rocket_sink.ledger.upkeep.growth import keep_small
 
 from .values import accounts, confirmed, context, letter, sends
 
@@ -53,9 +52,8 @@ def place(new: Path, tmp_path: Path) -> LedgerPath:
 
 
 def by_delta_rs(spark: Any, place: LedgerPath, query: str, version: int) -> None:
-    append = Append(spark, place, query, version)
+    append = begin_append(spark, place, query, version)
     append.save_rows([sends(context(query_id=query, epoch=version), ROWS)])
-    keep_small(append)
 
 
 def by_spark(spark: Any, place: LedgerPath, query: str, version: int) -> None:
@@ -112,7 +110,7 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
     for version in range(4):
         (by_delta_rs if version % 2 else by_spark)(spark, place, "q", version)
     wanted = {("q", version): ROWS for version in range(4)}
-    begun = Append(spark, place, "begun", 0)  # The append begins before OPTIMIZE.
+    begun = begin_append(spark, place, "begun", 0)  # The append begins before OPTIMIZE.
     if by == "spark":
         spark.sql(f"OPTIMIZE delta.`{place.uri}`")
     else:
@@ -136,7 +134,7 @@ def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
 
 def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
     """Two drivers append the same epoch; both have seen that the table lacks it."""
-    first, second = (Append(spark, place, "twice", 0) for _ in range(2))
+    first, second = (begin_append(spark, place, "twice", 0) for _ in range(2))
     first.save_rows([sends(context(query_id="twice"), ROWS)])
     with pytest.raises(LedgerError, match="another process has committed twice 0"):
         second.save_rows([sends(context(query_id="twice"), ROWS)])
@@ -145,13 +143,14 @@ def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
     def never(batches: Iterator[Any]) -> Iterator[Any]:
         raise AssertionError("the plan of an epoch that the table holds is run")
 
-    again = Append(spark, place, "twice", 0)
-    assert again.save(again.made_by_tasks(spark.range(1), never)) == []
+    again = begin_append(spark, place, "twice", 0)
+    again.save(again.made_by_tasks(spark.range(1), never))
+    assert again.row_count() == 0
 
 
 def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
     """Append although the table changes, as when another rocket-sink upgrades it."""
-    append = Append(spark, place, "begun", 0)
+    append = begin_append(spark, place, "begun", 0)
     spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('some.property' = '1')")
     spark.sql(f"ALTER TABLE delta.`{place.uri}` ADD COLUMNS (later STRING)")
     append.save_rows([sends(context(query_id="begun"), ROWS)])
@@ -225,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(spark: Any, place: L
     with pytest.raises(LedgerError, match="cannot write data files of the ledger"):
         by_delta_rs(spark, place, "q", 0)
     rows = [sends(context(), ROWS)]
-    append = Append(spark, place, "q", 0)
+    append = begin_append(spark, place, "q", 0)
     with pytest.raises(LedgerError, match=r"^cannot write data files of the ledger") as caught:
         append.save(append.made_by_tasks(spark.range(1), lambda _: iter(rows)))
     assert "\n" not in str(caught.value)
@@ -268,7 +267,7 @@ def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath)
         batch = sends(context(query_id=str(us)))
         at = pa.array([us], LEDGER_SCHEMA.field("at").type)
         batch = batch.set_column(number, LEDGER_SCHEMA.field("at"), at)
-        Append(spark, place).save_rows([batch])
+        begin_append(spark, place).save_rows([batch])
     forget_logs(spark)
     rows = spark.read.format("delta").load(place.uri)
     for us in (456, 457):

@@ -10,7 +10,6 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
@@ -21,7 +20,6 @@ from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
 
@@ -202,7 +200,8 @@ def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
 def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
     path = spool(str(tables), 9700)
     name = path.removeprefix(f"{tables}/_spool/")
-    values = {"ledger_id": "gone", "number": 7, "files": [name], "bytes": 1, "token": "x"}
+    values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}
+    values["files"] = [name]
     (tables / "_spool" / "_folds" / "7.json").write_text(json.dumps(values))
     assert fold(spark, str(tables)).rows == 2
     assert partitions(spark, tables)[9700] == 2
@@ -436,31 +435,6 @@ def test_a_file_that_is_damaged_in_an_unfinished_fold_is_put_aside_unless_it_is_
     assert left(tables) == []
 
 
-def test_a_newer_versions_file_stays_and_the_others_go_in(spark, tables):
-    newer = Path(spool(str(tables), 9930))
-    new = sends(context(), 1).append_column("from_the_future", pa.array([1]))
-    with pa.OSFile(str(newer), "wb") as out, pa.ipc.new_stream(out, new.schema) as stream:
-        stream.write_batch(new)
-    spool(str(tables), 9931)
-    summary = fold(spark, str(tables))
-    assert summary.left == (str(newer),)
-    assert summary.damaged == ()
-    assert partitions(spark, tables)[9931] == 2
-    assert newer.exists()
-    newer.unlink()
-
-
-def test_an_older_versions_file_goes_in(spark, tables):
-    path = Path(spool(str(tables), 9940))
-    rows = sends(context(partition=9940), 4)
-    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, LEDGER_SCHEMA) as stream:
-        stream.write_batch(rows)
-    # An older version also named the file differently.
-    path.rename(path.with_name(path.name.partition("~")[0] + "~host~12~34.arrow"))
-    assert fold(spark, str(tables)).rows == 4
-    assert partitions(spark, tables)[9940] == 4
-
-
 def test_who_must_not_work_on_stale_rows_waits_or_is_told_who_folds(spark, tables):
     ledger = Ledger(tables)
     spool(str(tables), 9950)
@@ -496,8 +470,6 @@ def test_a_fold_on_an_object_store_leaves_nothing_per_epoch(spark, tmp_path, mon
         writer = SpoolWriter(place, context(epoch=epoch))
         writer.append(sends(writer._ctx, 1))
         writer.seal()
-    for epoch in range(5):  # of an older version
-        (tmp_path / "_spool" / "q-query" / str(epoch)).mkdir(parents=True)
     assert fold(spark, place).rows == 20
     folders = [p.name for p in (tmp_path / "_spool").rglob("*") if p.is_dir()]
     assert folders == ["_folds"]

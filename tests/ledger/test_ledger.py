@@ -314,15 +314,15 @@ def test_a_foreign_table_is_no_ledger(spark, tmp_path):
         Ledger(tmp_path / "t").create(spark)
 
 
-@pytest.mark.parametrize(("version", "advice"), [("99", "install"), ("0", "start a new ledger")])
-def test_another_schema_version_is_refused(spark, ledger, version, advice):
+@pytest.mark.parametrize("version", ["99", "0"])
+def test_another_schema_version_is_refused(spark, ledger, version):
     def set_version(value: str) -> None:
         properties = f"TBLPROPERTIES ('{VERSION_PROPERTY}' = '{value}')"
         spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET {properties}")
 
     set_version(version)
     try:
-        with pytest.raises(LedgerError, match=advice):
+        with pytest.raises(LedgerError, match=f"schema version {version}.*install"):
             ledger.sends(spark)
     finally:
         set_version(str(SCHEMA_VERSION))
@@ -361,15 +361,3 @@ def test_no_secret_in_any_file_of_the_ledger(spark, tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 3
     assert all(canary.encode() not in path.read_bytes() for path in files)
-
-
-def test_a_ledger_of_an_older_version_gets_the_new_columns(spark, tmp_path):
-    old = Ledger(tmp_path / "old")
-    old.create(spark)
-    properties = f"'{VERSION_PROPERTY}' = '1', 'delta.columnMapping.mode' = 'name'"
-    spark.sql(f"ALTER TABLE delta.`{old.path}` SET TBLPROPERTIES ({properties})")
-    spark.sql(f"ALTER TABLE delta.`{old.path}` DROP COLUMN found_stored")
-    with pytest.raises(LedgerError, match="ledger fold"):
-        old.epochs(spark)
-    old.sync(spark)
-    assert "found_stored" in old.epochs(spark).columns

@@ -71,9 +71,6 @@ def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
         writer = SpoolWriter(place, context(epoch=epoch))
         writer.append(sends(context(epoch=epoch), 2))
         writer.seal()
-    # An older version made such folders.
-    for epoch in range(5):
-        filesystem.create_dir(f"{place.spool}/q-query/{epoch}", recursive=True)
     files = spool_files.sealed_files(place, filesystem)
     assert len(files) == spool_files.waiting_epochs(place, filesystem) == EPOCHS
     assert sum(b.num_rows for info in files for b in read_batches(info.path, filesystem)) == (
@@ -81,7 +78,6 @@ def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
     )
     for info in files:
         filesystem.delete_file(info.path)
-    spool_files.drop_empty_folders(place, filesystem)
     assert set(keys(store, place)) <= {"", "_spool/"}
 
 

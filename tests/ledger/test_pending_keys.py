@@ -7,16 +7,26 @@ from typing import Any
 
 import pytest
 
+from rocket_sink.ledger.duckdb_reader import reader_of
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import path_part, resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys, _Attempts, _notes, _pending, release
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.sql import Query
+from rocket_sink.ledger.views import reader
 
 from .values import accounts, confirmed, context, letter
 
 pytestmark = pytest.mark.spark
+
+
+def readers(spark: Any, ledger: Ledger) -> list[Query]:
+    """DuckDB reads a local ledger; Spark reads the others by the same queries."""
+    by_duckdb = reader_of(spark, resolve_path(ledger.path))
+    assert by_duckdb is not None
+    return [by_duckdb, reader(ledger.rows(spark))]
 
 
 def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path: Path) -> None:
@@ -69,8 +79,8 @@ def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
     )
     assert release(spark, place) == 0
     assert keys.held_for(context(epoch=9)) == {"t": {"refused", "illegal"}}
-    pending = _pending(spark.read.format("delta").load(str(tmp_path)))
-    assert pending == {("t", "refused")}
+    for query in readers(spark, ledger):
+        assert _pending(query) == {("t", "refused")}
 
 
 def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path: Path) -> None:
@@ -159,9 +169,10 @@ def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path:
         PendingKeys(place).note(context(query_id=query, epoch=4, partition=2), {"t": {query}})
     ledger.append(spark, *others)
     notes = list(_notes(NoteStore(place)))
-    attempts = _Attempts(ledger.rows(spark), notes, set())
-    assert len(notes) == len(attempts._counts) == len(names)
-    assert all(attempts.knows(note) and not attempts.overruled(note) for note in notes)
-    assert attempts._last == {path_part(query): 5 for query in names}
+    for query in readers(spark, ledger):
+        attempts = _Attempts(query, notes, set())
+        assert len(notes) == len(attempts._counts) == len(names)
+        assert all(attempts.knows(note) and not attempts.overruled(note) for note in notes)
+        assert attempts._last == {path_part(query): 5 for query in names}
     # The queries have no pending dead letters.
     assert release(spark, place) == len(names)

@@ -291,7 +291,7 @@ class TestWithoutSpark:
     def test_only_a_ledger_of_this_version_is_read(self, spark, ledger, tmp_path):
         assert open_quick(tmp_path) is None
         assert open_quick("s3://bucket/ledger") is None
-        for version in ("1", "99", str(SCHEMA_VERSION)):
+        for version in ("0", "99", str(SCHEMA_VERSION)):
             properties = f"TBLPROPERTIES ('{VERSION_PROPERTY}' = '{version}')"
             spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET {properties}")
             assert (open_quick(ledger.path) is not None) == (version == str(SCHEMA_VERSION))

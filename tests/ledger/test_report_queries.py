@@ -154,23 +154,19 @@ def test_sums_are_there_without_their_lists(tmp_path: Path) -> None:
 
 
 def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> None:
-    """Skip such letters, because the whole table is sent again.
-
-    Letters of an older rocket-sink have no such account and count.
-    """
+    """Skip such letters, because the whole table is sent again."""
     failed, good = (
         context(query_id="table-1", epoch=n, partition=None, task_attempt_id=None, lane="table")
         for n in (1, 2)
     )
-    old = context(query_id="local", partition=None, task_attempt_id=None, lane="table")
     rows = [
         letter(failed, b"failed"), accounts(failed, complete=False, dead=1), letter(good, b"good"),
-        accounts(good, dead=1), letter(old, b"old"),
+        accounts(good, dead=1),
     ]  # fmt: skip
     quick = open_quick(store(tmp_path, in_order(rows, 1 << 32)))
     assert quick is not None
     bodies = quick.query("SELECT body FROM pending_letters").column("body").to_pylist()
-    assert sorted(bodies) == [b"good", b"old"]
+    assert sorted(bodies) == [b"good"]
 
 
 def test_a_table_send_that_failed_adds_up_and_is_told(tmp_path: Path) -> None:

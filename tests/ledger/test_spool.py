@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from rocket_sink.errors import LedgerError
+from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.fold import unfinished
 from rocket_sink.ledger.notes import NoteStore, write_bytes
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import files as spool_files
+from rocket_sink.ledger.spool import stream
 from rocket_sink.ledger.spool.files import new_name, sealed_files
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
@@ -136,10 +136,10 @@ def test_a_whole_file_that_cannot_be_read_is_an_error_not_a_loss(tmp_path):
     writer.append(sends(context(), 2), sends(context(), 2))
     sealed = Path(writer.seal())
     data = bytearray(sealed.read_bytes())
-    middle = data.index(b"\xff\xff\xff\xff", len(data) // 2)
+    middle = data.index(b"\xffRS1", len(data) // 2)
     data[middle : middle + 4] = b"\x10\x20\x30\x7f"
     sealed.write_bytes(data)
-    with pytest.raises(LedgerError, match="written whole"):
+    with pytest.raises(LedgerError, match="frames follow"):
         offsets(str(sealed))
 
 
@@ -235,23 +235,13 @@ def test_a_query_id_is_only_ever_one_folder(query_id):
     assert (folder + file).isascii()
 
 
-def test_an_older_versions_file_gets_todays_columns(tmp_path):
-    path = tmp_path / "old.arrow"
-    old = sends(context(), 2).select(["kind", "query_id", "queue_offset"])
-    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, old.schema) as stream:
-        stream.write_batch(old)
-    [batch] = read_batches(str(path), LOCAL)
-    assert batch.schema.equals(LEDGER_SCHEMA)
-    assert batch.column("queue_offset").to_pylist() == [0, 1]
-
-
-def test_a_newer_versions_file_is_refused(tmp_path):
-    path = tmp_path / "new.arrow"
-    new = sends(context(), 1).append_column("from_the_future", pa.array([1]))
-    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, new.schema) as stream:
-        stream.write_batch(new)
-    with pytest.raises(LedgerError, match="from_the_future"):
-        list(read_batches(str(path), LOCAL))
+def test_a_file_with_other_columns_is_damaged(tmp_path, monkeypatch):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 1))
+    path = writer.seal()
+    monkeypatch.setattr(stream, "_COLUMNS", b"of another version")
+    with pytest.raises(DamagedSpoolError, match="columns are not those of the ledger"):
+        list(read_batches(path, LOCAL))
 
 
 def test_where_nothing_can_be_appended_one_file_comes_with_the_seal(tmp_path):
@@ -453,20 +443,6 @@ def test_an_object_store_gets_no_folder_per_epoch(tmp_path):
     assert spool_files.waiting_epochs(place, LOCAL) == 2
 
 
-def test_empty_folders_of_an_older_version_go_and_used_ones_stay(tmp_path):
-    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
-    spool = tmp_path / "_spool"
-    for epoch in range(6):
-        (spool / "q-query" / str(epoch)).mkdir(parents=True)
-    (spool / "q-other" / "1").mkdir(parents=True)
-    (spool / "_folds").mkdir()
-    (spool / "q-query" / "2" / "0-1-x~y.arrow").touch()
-    spool_files.drop_empty_folders(place, LOCAL)
-    assert sorted(p.name for p in (spool / "q-query").iterdir()) == ["2"]
-    assert not (spool / "q-other").exists()
-    assert (spool / "_folds").is_dir()
-
-
 def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 1))
@@ -505,7 +481,8 @@ def test_a_query_that_writes_here_is_known_by_its_files(tmp_path: Path, is_local
 def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
     place = resolve_path(tmp_path)
     Path(place.folds).mkdir(parents=True)
-    values = {"ledger_id": "x", "number": 1, "files": [name], "bytes": 1, "token": "t"}
+    values = {"ledger_id": "x", "number": 1, "bytes": 1, "token": "t", "table_version": 0}
+    values["files"] = [name]
     Path(place.folds, "1.json").write_text(json.dumps(values))
     with pytest.raises(LedgerError, match="is no spool file"):
         unfinished(NoteStore(place))

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
+from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
@@ -91,7 +92,7 @@ def test_of_many_mutants_none_gives_other_rows(original: bytes, tmp_path: Path) 
             ends["cut"] += 1
     # A change of bytes that no reader looks at, such as padding, raises no error.
     assert ends["DamagedSpoolError"] > 0.6 * MUTANTS, ends
-    assert ends["LedgerError"] < 0.05 * MUTANTS, ends
+    assert ends["LedgerError"] == 0, ends
 
 
 def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
@@ -113,7 +114,7 @@ def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
         try:
             batches = read(path)
         except DamagedSpoolError as error:
-            assert "not only cut" in str(error)
+            assert "frames follow" in str(error)
             lost += 1
         else:
             assert pa.Table.from_batches(batches).equals(written), at
@@ -125,37 +126,10 @@ def test_damage_is_told_behind_a_cut_too(original: bytes, tmp_path: Path) -> Non
     changed = parts[0] + parts[1].replace(b"broker-a", b"broker-b")
     path = tmp_path / "killed.arrow"
     path.write_bytes(changed + parts[2] + parts[3][:-1])
-    with pytest.raises(DamagedSpoolError, match="not only cut"):
+    with pytest.raises(DamagedSpoolError, match="frames follow"):
         read(path)
     path.write_bytes(changed + parts[2][:-1])
     assert read(path) == []
-
-
-def without_checksums(data: bytes) -> bytes:
-    """Return the same rows in the form of the version before."""
-    reader = pa.ipc.open_stream(data)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, LEDGER_SCHEMA) as stream:
-        for batch in reader:
-            stream.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=LEDGER_SCHEMA))
-    return bytes(sink.getvalue())
-
-
-def test_an_older_versions_file_is_read_and_checked_as_far_as_it_can_be(
-    original: bytes, tmp_path: Path
-) -> None:
-    old = without_checksums(original)
-    path = tmp_path / "old.arrow"
-    path.write_bytes(old)
-    assert [b.num_rows for b in read(path)] == [3, 1, 1, 1]
-    for seed in range(MUTANTS // 3):
-        path.write_bytes(mutated(old, random.Random(seed)))
-        try:
-            batches = read(path)
-        except LedgerError:
-            continue
-        # Reading works for all values, even if they are wrong.
-        pa.Table.from_batches(batches, LEDGER_SCHEMA).to_pylist()
 
 
 def one_batch(**columns: list[object]) -> pa.RecordBatch:
@@ -168,40 +142,28 @@ def one_batch(**columns: list[object]) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "of_any_version"),
+    ("column", "value"),
     [
-        ("kind", "sent", True), ("kind", None, True), ("at", None, True), ("at", -1, True),
-        ("at", 2**62, True), ("isolated_until", 2**62, True), ("rtt_ms", float("nan"), True),
-        ("rtt_ms", float("inf"), True), ("query_id", None, True), ("outcome", "ackec", False),
-        ("reason", "", False), ("resolution", "x", False), ("message_count", -7, False),
-        ("partition", -1, False),
+        ("kind", "sent"), ("kind", None), ("at", None), ("at", -1), ("at", 2**62),
+        ("isolated_until", 2**62), ("rtt_ms", float("nan")), ("rtt_ms", float("inf")),
+        ("query_id", None),
     ],
 )  # fmt: skip
-def test_values_that_no_task_writes(
-    tmp_path: Path, column: str, value: object, of_any_version: bool
-) -> None:
-    path = tmp_path / "old.arrow"
-    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, LEDGER_SCHEMA) as stream:
-        stream.write_batch(one_batch(**{column: [value]}))
+def test_values_that_no_task_writes(tmp_path: Path, column: str, value: object) -> None:
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(one_batch(**{column: [value]}))
     with pytest.raises(DamagedSpoolError, match=column):
-        read(path)
-    if of_any_version:
-        writer = SpoolWriter(str(tmp_path), context())
-        writer.append(one_batch(**{column: [value]}))
-        with pytest.raises(DamagedSpoolError, match=column):
-            read(Path(writer.seal() or ""))
+        read(Path(writer.seal() or ""))
 
 
 def batches_cut(data: bytes) -> list[bytes]:
-    """Cut the file into its messages: the schema, the batches, the end."""
-    cuts, reader = [], pa.BufferReader(data)
-    start = 0
-    while start < len(data) - 8:
-        reader.seek(start)
-        pa.ipc.read_message(reader)
-        cuts.append(data[start : reader.tell()])
-        start = reader.tell()
-    return [*cuts, data[start:]]
+    """Cut the file into its frames: the columns, the batches, the end."""
+    cuts, start = [], 0
+    while start < len(data):
+        size = int.from_bytes(data[start + 8 : start + 16], "little")
+        cuts.append(data[start : start + 24 + size])
+        start += 24 + size
+    return cuts
 
 
 @pytest.mark.parametrize("order", [[0, 2, 3, 4, 5], [0, 1, 3, 2, 4, 5], [0, 1, 1, 2, 3, 4, 5]])
@@ -212,14 +174,13 @@ def test_batches_that_are_missing_doubled_or_out_of_place(
     assert b"".join(parts) == original
     path = tmp_path / "mixed.arrow"
     path.write_bytes(b"".join(parts[index] for index in order))
-    with pytest.raises(DamagedSpoolError, match="checksum"):
+    with pytest.raises(DamagedSpoolError, match="begins no frame"):
         read(path)
 
 
 def test_rows_behind_an_end_mark_are_not_forgotten(original: bytes, tmp_path: Path) -> None:
-    parts = batches_cut(original)
     path = tmp_path / "ended.arrow"
-    path.write_bytes(b"".join([*parts[:2], parts[-1], *parts[2:]]))
+    path.write_bytes(original + b"".join(batches_cut(original)[1:]))
     with pytest.raises(DamagedSpoolError, match="follow the end"):
         read(path)
 
@@ -247,9 +208,6 @@ def test_a_storage_that_cannot_be_read_is_no_damage(
         type_name = "s3"
 
         def open_input_file(self, name: str) -> object:
-            return LOCAL.open_input_file(name)
-
-        def open_input_stream(self, name: str, **_: object) -> object:
             return pa.PythonFile(Broken(), mode="r")
 
     class Broken:
@@ -265,8 +223,38 @@ def test_a_storage_that_cannot_be_read_is_no_damage(
             return True
 
         def seekable(self) -> bool:
-            return False
+            return True
+
+        def seek(self, *_: int) -> int:
+            return 1000
+
+        def tell(self) -> int:
+            return 1000
 
     with pytest.raises(LedgerError, match="connection reset") as caught:
         list(read_batches(str(path), Away()))
     assert not isinstance(caught.value, DamagedSpoolError)
+
+
+def test_a_spool_file_in_a_dead_letters_body_is_no_frame_of_the_file(
+    original: bytes, tmp_path: Path
+) -> None:
+    """The frames behind a cut in such a body are whole, and the rows before it must go in."""
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 2), letter(context(), original * 2))
+    [path] = (tmp_path / "_spool").rglob("*.open")
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rindex(original) + len(original) // 2])
+    assert [batch.num_rows for batch in read(path)] == [2]
+
+
+def test_requests_in_flight_of_a_complete_attempt_are_not_taken_in(tmp_path: Path) -> None:
+    """Only an attempt that died leaves requests without an answer."""
+    ctx = context()
+    flight = in_flight_rows([1, 2], ctx, topic="t", message_count=[3, 4], body_bytes=[1, 1])
+    for complete, expected in ((True, ["acked"]), (False, ["in_flight", "in_flight", "acked"])):
+        writer = SpoolWriter(str(tmp_path), ctx)
+        writer.append(flight, sends(ctx, 1), accounts(ctx, complete=complete, acked=7))
+        batches = read(Path(writer.seal() or ""))
+        outcomes = [value for batch in batches for value in batch["outcome"].to_pylist()]
+        assert outcomes == [*expected, None]

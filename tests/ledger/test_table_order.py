@@ -96,30 +96,6 @@ def test_two_runs_in_one_fold(spark: Any, tmp_path: Path) -> None:
     assert ledger.rows(spark).where("epoch = 1").head()["sequence"] > last
 
 
-@pytest.mark.spark
-def test_rows_of_an_older_rocket_sink_come_first_in_the_order_of_their_clocks(
-    spark: Any, tmp_path: Path
-) -> None:
-    pytest.importorskip("duckdb")
-    ledger = Ledger(tmp_path)
-    by_hand = context(query_id="export", partition=None)
-    ledger.append(spark, letter(by_hand, b"x", letter_id=pa.array(["l"])))
-
-    def write_as_before(way: str, second: int) -> None:
-        rows = at(resolution_rows({"letter_id": ["l"], "resolution": way}, by_hand), second)
-        frame = spark.createDataFrame(pa.Table.from_batches([rows], LEDGER_SCHEMA))
-        frame.write.format("delta").mode("append").save(ledger.uri)
-
-    write_as_before("unparked", 20)
-    write_as_before("parked", 10)
-    assert pending(ledger) == [b"x"]
-    write_as_before("parked", 30)
-    assert pending(ledger) == []
-    back = resolution_rows({"letter_id": ["l"], "resolution": "unparked"}, by_hand)
-    ledger.append(spark, at(back, 5))
-    assert pending_of_both(spark, ledger) == [b"x"]
-
-
 def test_a_fold_takes_the_files_of_an_epoch_in_the_order_of_their_begin(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     paths = []

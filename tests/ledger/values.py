@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
 from rocket_sink.errors import Outcome
 from rocket_sink.ledger.records import (
@@ -14,6 +16,7 @@ from rocket_sink.ledger.records import (
     epoch_row,
     send_rows,
 )
+from rocket_sink.ledger.spool.stream import read_batches
 from rocket_sink.producer.engine.attempt import AttemptRecord
 
 
@@ -56,3 +59,10 @@ def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.R
         stage_attempt=None, task_attempt_id=None, attempt_number=None,
     )  # fmt: skip
     return confirmed_row(driver, num_input_rows=rows, rows_in=rows_in)
+
+
+def spool_rows(*paths: Path) -> list[dict[str, Any]]:
+    """Return the rows of spool files, as a fold takes them in."""
+    files = fs.LocalFileSystem()
+    batches = (batch for path in paths for batch in read_batches(str(path), files))
+    return [row for batch in batches for row in batch.to_pylist()]

@@ -17,6 +17,7 @@ from rocket_sink.spark.session_checks import check_budget
 from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.testing import FakeCluster
+from tests.ledger.values import spool_rows
 
 
 def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:
@@ -100,12 +101,7 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
             writer.commit([sent])
         writer.abort([sent])
     files = [path for path in (tmp_path / "l" / "_spool").rglob("*") if path.is_file()]
-    rows = [
-        row
-        for path in files
-        for row in pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
-    ]
-    kinds = Counter(row["kind"] for row in rows)
+    kinds = Counter(row["kind"] for row in spool_rows(*files))
     assert (kinds["dead_letter"], kinds["epoch"]) == (1, 1)
 
 

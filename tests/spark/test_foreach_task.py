@@ -21,6 +21,7 @@ from rocket_sink import RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
 from rocket_sink.rows.row_batcher import RowBatcher
 from rocket_sink.testing import Answer, FakeCluster
+from tests.ledger.values import spool_rows
 
 LONG_S = 60.0
 
@@ -65,9 +66,7 @@ def threads() -> list[threading.Thread]:
 def account(ledger: Path) -> dict[str, Any]:
     """Return the last row of the only task's spool."""
     (path,) = ledger.rglob("*.arrow")
-    with pa.ipc.open_stream(str(path)) as reader:
-        rows = reader.read_all().to_pylist()
-    (found,) = [row for row in rows if row["kind"] == "epoch"]
+    (found,) = [row for row in spool_rows(path) if row["kind"] == "epoch"]
     return found
 
 

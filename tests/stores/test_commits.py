@@ -24,14 +24,12 @@ from rocket_sink.ledger.epoch_starts import begin_write, end_write
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.files import fetched
-from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import QueueSnapshots, with_queues
-from tests.ledger.values import accounts, context, sends
+from tests.ledger.values import context, sends
 from tests.stores.cases import delta_rs_options, place_on, stored_keys
 from tests.stores.server import S3Server
 
@@ -235,24 +233,6 @@ def test_where_no_table_is_there_is_none(server: S3Server, folder: LedgerPath) -
     assert delta_rs.open_table(folder) is None
     server.close()
     assert delta_rs.open_table(folder) is None
-
-
-def test_files_are_fetched_once(server: S3Server, folder: LedgerPath) -> None:
-    place, paths = folder, []
-    for partition in range(3):
-        ctx = context(partition=partition)
-        writer = SpoolWriter(place, ctx)
-        writer.append(sends(ctx, ROWS), accounts(ctx, acked=ROWS))
-        paths.append(str(writer.seal()))
-    gone = f"{place.spool}/gone.arrow"
-    with server.counted() as asked:
-        files = fetched(place.filesystem(), [*paths, gone])
-        for path in paths:
-            assert sum(b.num_rows for b in read_batches(path, files)) == ROWS + 1
-            assert is_whole(path, files)
-    assert asked.by_method == {"HEAD": 4, "GET": 3}
-    with pytest.raises(FileNotFoundError):
-        list(read_batches(gone, files))
 
 
 ROUTES: Final = ((("a", 4), ("b", 4)), (("a", 4),))

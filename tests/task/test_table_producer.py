@@ -18,6 +18,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.spool.files import sealed_files
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode, ResponseCode
+from tests.ledger.values import spool_rows
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def test_the_account_of_a_send_that_fails_has_what_was_under_way(
     with pytest.raises(OSError, match="broke"):
         make(ledger=ledger).send(source())
     (file,) = Path(resolve_path(ledger).spool).rglob("*.arrow")
-    rows = pa.ipc.open_stream(file.read_bytes()).read_all().to_pylist()
+    rows = spool_rows(file)
     (account,) = (row for row in rows if row["kind"] == "epoch")
     unknown = [row["message_count"] for row in rows if row["outcome"] == "unknown"]
     assert not account["complete"] and account["unknown"] == sum(unknown) > 0

@@ -1,4 +1,4 @@
-"""An append to the table: by delta-rs where it may, by Spark's Delta elsewhere.
+"""An append to the table: by delta-rs where it may, by Spark's Delta elsewhere (`begin_append`).
 
 By delta-rs the rows become data files where they are made, by tasks or the driver, and the driver
 commits the files. By Spark's Delta the rows are what it writes.
@@ -6,9 +6,10 @@ commits the files. By Spark's Delta the rows are what it writes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -24,15 +25,17 @@ from rocket_sink.ledger.append.data_files import (
 from rocket_sink.ledger.append.delta_rs import commit, last_version
 from rocket_sink.ledger.append.exclusive import warn_if_shared
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     executors_token,
     is_table,
     open_for_commits,
+    reading,
     said_by_task,
     table_version,
+    written_rows,
 )
 from rocket_sink.net import log
 
@@ -43,12 +46,13 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 
 
-class Append:
+class Append(ABC):
     """Begun before its rows are made; for one thread, and one call of `save` or `save_rows`.
 
     Args:
         app_id, version: the transaction, which the table takes once; empty: none.
         token: named beside the commit, in the table's history.
+        table_version: of the table before the append.
 
     Attributes:
         sequence: of its rows.
@@ -57,95 +61,169 @@ class Append:
     """
 
     def __init__(
-        self, spark: SparkSession, place: LedgerPath, app_id: str = "", version: int = 0,
-        token: str = "",
+        self, spark: SparkSession, place: LedgerPath, app_id: str, version: int, token: str,
+        table_version: int,
     ) -> None:  # fmt: skip
         self._spark = spark
         self.place = place
         self._app_id = app_id
         self._version = version
         self._token = token
-        self._table = table = open_for_commits(spark, place)
-        if table is None:
-            if not is_table(spark, place):
-                # Spark's Delta would make another one, which is not partitioned.
-                raise LedgerError(
-                    f"the ledger {place.uri} was deleted while a query wrote to it; nothing is "
-                    "sent or appended. Put the folder back from a backup, or start the query "
-                    "again, which makes a new ledger",
-                    path=place.uri,
-                )
-            if is_classic(spark):
-                warn_if_shared(spark, place)
-        last = last_version(place, table, app_id) if table is not None and app_id else None
-        self._is_held = last is not None and last >= version
         self.is_own = False
-        current_version = table_version(spark, place) if table is None else table.version()
-        self.sequence = (current_version + 1) << 32
+        self.sequence = (table_version + 1) << 32
 
     def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         """Return the frame for `save`, whose one action makes the rows, by `mapInArrow(make)`."""
         token = executors_token(self._spark, self.place)
-        if token is not None:
-            make = partial(_proved, token, make)
-        if self._table is None:
-            return frame.mapInArrow(make, ledger_ddl())
-        return frame.mapInArrow(partial(write_and_tell, self.place, make), FILES_DDL)
+        return self._made(frame, make if token is None else partial(_proved, token, make))
 
-    def save(self, made: DataFrame) -> list[DataFile] | None:
+    def save(self, made: DataFrame) -> None:
         """Run the tasks and commit; nothing where the table holds the transaction.
-
-        Returns the files, None where Spark's Delta has committed.
 
         Raises:
             LedgerError: a task has it, or the commit has failed.
         """
         try:
-            if self._table is None:
-                self._save_by_spark(made)
-                return None
-            if self._is_held:
-                _LOG.info(
-                    "the ledger %s has %s %d already: nothing is sent",
-                    self.place.uri, self._app_id, self._version,
-                )  # fmt: skip
-                return []
-            files = told_files(made.collect())
+            self._save(made)
         except Exception as error:
             task_error = said_by_task(error, self.place)
             if task_error is None:
                 raise
             raise task_error from error  # Spark's own says nothing of the reason
-        self._commit(self._table, files)
-        return files
 
+    @abstractmethod
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append rows of the driver; nothing where the table holds the transaction."""
-        if self._table is not None:
-            if self._is_held:
-                return
-            self._commit(self._table, write_data_files(self.place, batches))
+
+    @abstractmethod
+    def row_count(self) -> int:
+        """Return how many rows `save` has appended; 0 if the log does not tell."""
+
+    @abstractmethod
+    def accounts(
+        self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
+    ) -> list[dict[str, Any]]:
+        """Return columns of the rows of kind `epoch` that `save` has appended.
+
+        Not from the frame of results: a second action on it would send again.
+        """
+
+    @abstractmethod
+    def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame: ...
+
+    @abstractmethod
+    def _save(self, made: DataFrame) -> None: ...
+
+
+def begin_append(
+    spark: SparkSession, place: LedgerPath, app_id: str = "", version: int = 0, token: str = ""
+) -> Append:
+    """Begin an append by what commits to this table.
+
+    Raises:
+        LedgerError: the table is gone, or its store cannot be read now.
+    """
+    table = open_for_commits(spark, place)
+    if table is not None:
+        return _ByDeltaRs(spark, place, app_id, version, token, table)
+    if not is_table(spark, place):
+        # Spark's Delta would make another one, which is not partitioned.
+        raise LedgerError(
+            f"the ledger {place.uri} was deleted while a query wrote to it; nothing is "
+            "sent or appended. Put the folder back from a backup, or start the query "
+            "again, which makes a new ledger",
+            path=place.uri,
+        )
+    if is_classic(spark):
+        warn_if_shared(spark, place)
+    return _BySpark(spark, place, app_id, version, token, table_version(spark, place))
+
+
+class _ByDeltaRs(Append):
+    def __init__(
+        self, spark: SparkSession, place: LedgerPath, app_id: str, version: int, token: str,
+        table: DeltaTable,
+    ) -> None:  # fmt: skip
+        super().__init__(spark, place, app_id, version, token, table.version())
+        last = last_version(place, table, app_id) if app_id else None
+        self._is_held = last is not None and last >= version
+        self._table = table
+        self._files: list[DataFile] = []
+
+    def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
+        return frame.mapInArrow(partial(write_and_tell, self.place, make), FILES_DDL)
+
+    def _save(self, made: DataFrame) -> None:
+        if self._is_held:
+            _LOG.info(
+                "the ledger %s has %s %d already: nothing is sent",
+                self.place.uri, self._app_id, self._version,
+            )  # fmt: skip
             return
-        rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
-        frame = self._spark.createDataFrame(rows).coalesce(1)
-        token = executors_token(self._spark, self.place)
-        if token is not None:
-            frame = frame.mapInArrow(partial(_proved, token, iter), ledger_ddl())
-        self._save_by_spark(frame)
+        self._commit(told_files(made.collect()))
 
-    def _commit(self, table: DeltaTable, files: Sequence[DataFile]) -> None:
-        commit(self.place, table, files, self._app_id, self._version, self._token)
-        self.is_own = True
+    def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+        if not self._is_held:
+            self._commit(write_data_files(self.place, batches))
 
-    def _save_by_spark(self, rows: DataFrame) -> None:
+    def _commit(self, files: list[DataFile]) -> None:
+        commit(self.place, self._table, files, self._app_id, self._version, self._token)
+        self._files, self.is_own = files, True
+
+    def row_count(self) -> int:
+        return sum(file.rows for file in self._files)
+
+    def accounts(
+        self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
+    ) -> list[dict[str, Any]]:
+        import pyarrow.parquet as pq
+
+        files = self.place.filesystem()
+        paths = [f"{self.place.root}/{file.path}" for file in self._files if file.kind == EPOCH]
+        read = partial(pq.read_table, columns=list(columns), filesystem=files)
+        return [row for path in paths for row in read(path).to_pylist()]
+
+
+class _BySpark(Append):
+    def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
+        return frame.mapInArrow(make, ledger_ddl())
+
+    def _save(self, made: DataFrame) -> None:
         # Options of this write only: the session settings of that name leak into later writes.
-        writer = rows.write.format("delta").mode("append")
+        writer = made.write.format("delta").mode("append")
         if self._app_id:
             writer = writer.option("txnAppId", self._app_id)
             writer = writer.option("txnVersion", str(self._version))
         if self._token:
             writer = writer.option("userMetadata", self._token)
         writer.save(self.place.uri)
+
+    def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+        rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
+        frame = self._spark.createDataFrame(rows).coalesce(1)
+        if executors_token(self._spark, self.place) is not None:
+            frame = self.made_by_tasks(frame, iter)
+        self._save(frame)
+
+    def row_count(self) -> int:
+        return written_rows(self._spark, self.place, self._token)
+
+    def accounts(
+        self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
+    ) -> list[dict[str, Any]]:
+        with reading(self.place, _ALL_SENT):
+            table = self._spark.read.format("delta").load(self.place.uri)
+            is_own = (
+                (table.query_id == query_id) & (table.run_id == run_id) & (table.epoch == epoch)
+            )
+            rows = table.where(is_own & (table.kind == EPOCH)).select(*columns).collect()
+        return [row.asDict() for row in rows]
+
+
+_ALL_SENT: Final = (
+    "All rows were sent, and the ledger has them: do not send them again. Only the counts of the "
+    "tasks cannot be read. "
+)
 
 
 def _proved(

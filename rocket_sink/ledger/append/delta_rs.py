@@ -16,12 +16,13 @@ queries run, it does here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -286,30 +287,31 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> boo
     Raises:
         LedgerError: the store cannot be read now.
     """
-    filesystem = place.filesystem()
-    for version in range(table.version(), since, -1):
-        try:
-            actions = commit_actions(place, filesystem, version)
-        except OSError as error:
-            raise _away(place.uri, error) from error
-        if actions is None:
-            return None
-        if any(action.get("commitInfo", {}).get(_USER_METADATA) == token for action in actions):
-            return True
-    return False
+    last = since
+    try:
+        for version, actions in commits_after(place, place.filesystem(), since):
+            last = version
+            if any(action.get("commitInfo", {}).get(_USER_METADATA) == token for action in actions):
+                return True
+    except OSError as error:
+        raise _away(place.uri, error) from error
+    return False if last >= table.version() else None
 
 
-def commit_actions(
+def commits_after(
     place: LedgerPath, filesystem: fs.FileSystem, version: int
-) -> list[dict[str, Any]] | None:
-    """Return a commit's actions as Delta's protocol names them; None without the commit.
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yield (version, actions) of the commits after a version, up to the first that is not there.
 
     Raises:
-        OSError: it cannot be read now.
-        ValueError: it is no JSON.
+        OSError: one cannot be read now.
+        ValueError: one is no JSON.
     """
-    data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{version:020}.json")
-    return None if data is None else [json.loads(line) for line in data.splitlines()]
+    for number in itertools.count(version + 1):
+        data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{number:020}.json")
+        if data is None:
+            return
+        yield number, [json.loads(line) for line in data.splitlines()]
 
 
 def as_dataset(table: DeltaTable) -> dataset.Dataset:

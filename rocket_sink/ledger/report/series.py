@@ -28,7 +28,6 @@ from rocket_sink.ledger.sql import (
     micros,
     percentile,
 )
-from rocket_sink.ledger.views import ORDER
 
 _STEPS: Final = 96
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
@@ -208,8 +207,8 @@ def _percentiles(found: dict[Any, list[tuple[int, float, float]]]) -> list[tuple
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
     """Count given-up and settled letters per step; a taken-back letter counts only if sent."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
-            SELECT letter_id, resolution, at, {ORDER} AS _order,
-                max(CASE WHEN resolution = '{UNPARKED}' THEN {ORDER} END)
+            SELECT letter_id, resolution, at, sequence AS _order,
+                max(CASE WHEN resolution = '{UNPARKED}' THEN sequence END)
                     OVER (PARTITION BY letter_id) AS _taken_back
             FROM resolutions
         ) r

@@ -15,9 +15,8 @@ folder there is an object that stays, and each batch write would leave one.
 A file's number is one above those of all files of its epoch that were there when it was made: so a
 fold knows which of two runs' files is the later one, whatever their clocks say.
 
-Each is an Arrow IPC stream (`spool.stream`). A rename decides who
-has a file: an owner that lives and finds its file taken fails its task, so that no row written
-after the taking is lost silently.
+`spool.stream` tells what is in them. A rename decides who has a file: an owner that lives and finds
+its file taken fails its task, so that no row written after the taking is lost silently.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -38,7 +35,6 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import (
     LedgerPath,
     failing,
-    is_object_store,
     make_folder_of,
     path_part,
 )
@@ -95,7 +91,7 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
 
 
 def _number(name: str) -> int:
-    """Return the file's number; 0 for a file of an older rocket-sink."""
+    """The number in a file's name; 0 if somebody else chose the name."""
     parts = name.partition("~")[0].split("-")
     return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
 
@@ -193,13 +189,11 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
-    """Return the query, as a component of a path, and the epoch."""
-    above, folder, name = info.path.split("/")[-3:]
+    """The query, as a component of a path, and the epoch."""
+    query, epoch, name = info.path.split("/")[-3:]
     if name.startswith("q-"):
-        query, _, tail = name.partition("_")
-        return query, tail.partition("_")[0]
-    # In stores an older version put the epoch into the file's name.
-    return (folder, name.partition("-")[0]) if folder.startswith("q-") else (above, folder)
+        query, epoch, _ = name.split("_", 2)
+    return query, epoch
 
 
 def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
@@ -213,21 +207,6 @@ def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
     make_folder_of(filesystem, target)
     filesystem.move(path, target)
     return target
-
-
-def drop_empty_folders(place: LedgerPath, filesystem: fs.FileSystem) -> None:
-    """Remove the folders of queries and epochs that an older version left on an object store."""
-    from pyarrow import fs
-
-    infos = filesystem.get_file_info(fs.FileSelector(place.spool, recursive=True))
-    epochs = {info.path.rpartition("/")[0] for info in infos if info.is_file}
-    used = epochs | {folder.rpartition("/")[0] for folder in epochs}
-    for info in infos:
-        of_query = info.path.startswith(f"{place.spool}/q-")
-        if of_query and not info.is_file and info.path not in used:
-            # A folder goes with those in it.
-            with contextlib.suppress(OSError):
-                filesystem.delete_dir(info.path)
 
 
 def _files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
@@ -272,45 +251,3 @@ def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
         return []  # its owner, or another fold, was faster
     target_info = filesystem.get_file_info(target)
     return [target_info] if target_info.is_file else []
-
-
-_AT_ONCE: Final = 8
-
-
-class FetchedFiles:
-    """Files of a store, fetched once and several at a time: a fold reads each three times.
-
-    They are in memory, as much of a file system as `spool.stream` reads by.
-
-    A file that could not be fetched is opened in the store, which says why.
-    """
-
-    type_name = "memory"
-
-    def __init__(self, filesystem: fs.FileSystem, paths: Sequence[str]) -> None:
-        self._filesystem = filesystem
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            self._files = dict(
-                zip(paths, pool.map(partial(_fetch, filesystem), paths), strict=True)
-            )
-
-    def open_input_file(self, path: str) -> Any:
-        data = self._files[path]
-        return self._filesystem.open_input_file(path) if data is None else pa.BufferReader(data)
-
-    def open_input_stream(self, path: str, buffer_size: int | None = None) -> Any:
-        return self.open_input_file(path)
-
-
-def fetched(filesystem: fs.FileSystem, paths: Sequence[str]) -> fs.FileSystem | FetchedFiles:
-    """Fetch files that fit into memory together; return `filesystem` if reading is cheap."""
-    return FetchedFiles(filesystem, paths) if is_object_store(filesystem) else filesystem
-
-
-def _fetch(filesystem: fs.FileSystem, path: str) -> bytes | None:
-    try:
-        # A file's size is known, so that one request reads it; of a stream each part is one.
-        with filesystem.open_input_file(path) as file:
-            return bytes(file.read())
-    except OSError:
-        return None

@@ -1,199 +1,185 @@
-"""The content of a spool file: an Arrow IPC stream with the ledger's schema.
+"""The content of a spool file: frames with checksums around Arrow record batches.
 
-Each batch has in its custom metadata the CRC-32 of its buffers, as
-they are in the file, begun with that of the batch before it, and the first one's with the columns'
-names: so a batch that is missing, doubled or out of place shows as well as one that is changed.
-Files of older versions have none; there only what the values look like can be checked.
+A frame has a header (mark, number, bytes of the content, checksum) and a content. The first frame
+has random bytes and the names of the ledger's columns. Each frame after it is a record batch, and
+the last one, without content, says whether the attempt is complete.
+
+The checksum of the first frame begins those of the others, and a frame's number is in its own: so a
+frame that is missing, doubled, out of place or another file's (in the body of a dead letter) shows
+as well as one that is changed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import re
 import struct
+import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import DamagedSpoolError, LedgerError, Outcome
+from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.path import is_object_store
-from rocket_sink.ledger.schema import (
-    IN_FLIGHT,
-    KINDS,
-    LEDGER_SCHEMA,
-    MOMENTS_US,
-    REASONS,
-    RESOLUTIONS,
-)
+from rocket_sink.ledger.schema import IN_FLIGHT, KINDS, LEDGER_SCHEMA, MOMENTS_US, SEND
 
 if TYPE_CHECKING:
     from pyarrow import fs
 
-_SCHEMA_MARK: Final = b"rocket-sink.checksums"
-"""Schema metadata: all batches of the file have a checksum."""
-_CRC: Final = b"rocket-sink.crc32"
-_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""Arrow's end-of-stream mark: without it a cut between two batches would look like an end."""
-_MARK: Final = b"\xff\xff\xff\xff"
-"""The first bytes of each Arrow message, that is of the schema and of each batch."""
-_CHUNK: Final = 4 * 1024 * 1024
+_HEADER: Final = struct.Struct("<4sIQQ")
+_SIZE: Final = _HEADER.size
+_FIRST: Final = b"\xffRS0"
+_BATCH: Final = b"\xffRS1"
+_END: Final = b"\xffRS2"
+_COMPLETE: Final = b"\xffRS3"
+"""The end of a file with the accounts of a complete attempt, which has awaited all its answers."""
+_MARKS: Final = re.compile(rb"\xffRS[0-3]")
+_COLUMNS: Final = "\n".join(f"{f.name} {f.type}" for f in LEDGER_SCHEMA).encode()
+_AT_ONCE: Final = 64 * 1024 * 1024
+"""Bytes up to which a store's file is read by one request."""
 
 _TIMES: Final = ("at", "isolated_from", "isolated_until")
 _ALWAYS: Final = ("kind", "at", "query_id", "run_id", "epoch")
-_KNOWN: Final = {
-    "outcome": (*(outcome.value for outcome in Outcome), IN_FLIGHT),
-    "reason": REASONS,
-    "resolution": RESOLUTIONS,
-}
-_NEVER_NEGATIVE: Final = (
-    "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id", "attempt_number",
-    "body_bytes", "request", "attempt", "message_count", "wire_bytes", "ordinal", "attempts",
-    "generation", "rows_in", "acked", "degraded", "dead", "unknown", "filtered", "invalid",
-    "held_back", "duplicates_possible", "found_stored", "requests", "moved_keys",
-    "num_input_rows", "committed", "refused",
-)  # fmt: skip
 
 
 class BatchWriter:
-    """Writes one file's stream. Closing it writes the end mark and leaves the file open."""
+    """Writes the content of one file. Closing it writes the end and leaves the file open."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        schema = LEDGER_SCHEMA.with_metadata({_SCHEMA_MARK: b"1"})
-        self._stream = pa.ipc.new_stream(file, schema)
-        self._crc = _first_crc(LEDGER_SCHEMA)
+        self._file = file
+        self._number = self._seed = 0
+        self._end = _END
+        self._seed = self._frame(_FIRST, uuid.uuid4().bytes + _COLUMNS)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        # The batch is made as a reader gets it: slices are cut, and validity maps without nulls go.
-        written = pa.ipc.read_record_batch(batch.serialize(), LEDGER_SCHEMA)
-        self._crc = _next_crc(self._crc, written)
-        self._stream.write_batch(written, custom_metadata={_CRC: str(self._crc)})
+        self._frame(_BATCH, batch.serialize())
+        if batch.num_rows == 1 and batch.column("complete")[0].as_py():
+            self._end = _COMPLETE
 
     def close(self) -> None:
-        self._stream.close()
+        self._frame(self._end, b"")
+
+    def _frame(self, mark: bytes, content: Any) -> int:
+        crc = _crc(self._seed, mark, self._number, content)
+        self._file.write(_HEADER.pack(mark, self._number, len(content), crc))
+        self._file.write(content)
+        self._number += 1
+        return crc
 
 
 def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
-    """True when the file ends as a closed stream does; a dead owner's does not."""
+    """Return whether the file ends as a closed one does; a dead owner's does not."""
     with filesystem.open_input_file(path) as file:
-        size = file.size()
-        return bool(size > len(_END) and file.read_at(len(_END), size - len(_END)) == _END)
+        return _tail(file, file.size())[0] in (_END, _COMPLETE)
 
 
 def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    """Yield the file's batches in today's schema; of a cut file all before the cut.
+    """Yield the file's batches; of a cut file all before the cut.
+
+    Rows about requests in flight are left out if the attempt is complete: each has its answer.
 
     Raises:
         DamagedSpoolError: the file holds something else than what was written, and is not only cut.
-        LedgerError: it is of a newer rocket-sink, or its storage cannot be read.
+        LedgerError: its storage cannot be read.
         FileNotFoundError
     """
-    # Arrow reads a stream in small parts, each of which would be a request to a store.
-    buffer_bytes = _CHUNK if is_object_store(filesystem) else None
-    with filesystem.open_input_stream(path, buffer_size=buffer_bytes) as stream:
-        batches = checked_batches(stream, path)
-        number = 0
-        while True:
-            try:
-                batch = next(batches, None)
-            except LedgerError:
-                raise
-            # Arrow raises what it likes: its own errors, OSError, ValueError, MemoryError.
-            except Exception as error:
-                _check_storage(path, filesystem)
-                if is_whole(path, filesystem):
-                    damage = "was written whole and is damaged"
-                elif _goes_on(path, filesystem, number):
-                    damage = "is not only cut: it is damaged before its last batch"
+    try:
+        with filesystem.open_input_file(path) as file:
+            size = file.size()
+            if is_object_store(filesystem) and size <= _AT_ONCE:
+                file = pa.BufferReader(file.read())
+            is_complete = False
+            for number, content, seed in _frames(path, file, size):
+                if number == 0:
+                    if content.to_pybytes()[16:] != _COLUMNS:
+                        raise _damaged(path, "its columns are not those of the ledger")
+                    mark, end, _, crc = _tail(file, size)
+                    is_complete = mark == _COMPLETE and crc == _crc(seed, mark, end, b"")
+                    file.seek(_SIZE + len(content))
                 else:
-                    return
-                raise DamagedSpoolError(
-                    f"the spool file {path} {damage}: {_first_line(error)}", path=path
-                ) from error
-            if batch is None:
-                return
-            yield batch
-            number += 1
+                    yield _decoded(path, content, is_complete=is_complete)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LedgerError(f"the spool file {path} cannot be read: {error}", path=path) from error
 
 
-def _goes_on(path: str, filesystem: fs.FileSystem, number: int) -> bool:
-    """Whether a whole batch is anywhere behind the first `number` ones and what follows them.
+def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, int]]:
+    """Yield (number, content, checksum of the first frame) of each frame before the end or a cut.
 
-    Behind a cut there is none. Where the next batch begins cannot be asked of a damaged one.
+    A cut is what no whole frame follows.
     """
-    with filesystem.open_input_file(path) as file:
-        data = file.read()
-    stream, at = pa.BufferReader(data), 0
-    with contextlib.suppress(pa.ArrowException, OSError, EOFError):
-        for _ in range(1 + number):  # the schema comes first
-            pa.ipc.read_message(stream)
-            at = stream.tell()
-    while (at := data.find(_MARK, at + 1)) >= 0:
-        stream.seek(at)
-        with contextlib.suppress(pa.ArrowException, OSError, EOFError):
-            message = pa.ipc.read_message(stream)
-            # The mark must be ours: the body of a dead letter may be an Arrow stream, too.
-            if message.type == "record batch" and _CRC in message.metadata.to_pybytes():
-                return True
+    seed = number = at = 0
+    while at < size:
+        mark, frame, length, crc = _unpacked(file.read(_SIZE))
+        content = file.read_buffer(length) if frame == number and length <= size - at else b""
+        is_sound = len(content) == length and crc == _crc(seed, mark, number, content)
+        if not is_sound or (mark == _FIRST) != (number == 0):
+            if _has_frame(file.read_at(size - at, at), seed):
+                raise _damaged(path, f"byte {at} begins no frame, and frames follow")
+            return
+        at += _SIZE + length
+        if mark in (_END, _COMPLETE):
+            if at != size:
+                raise _damaged(path, "bytes follow the end of the stream")
+            return
+        seed = crc if number == 0 else seed
+        yield number, content, seed
+        number += 1
+
+
+def _has_frame(data: bytes, seed: int) -> bool:
+    """Whether a frame is anywhere behind the begin; any mark, where the seed is not known."""
+    for match in _MARKS.finditer(data, 1):
+        mark, number, length, crc = _unpacked(data[match.start() : match.start() + _SIZE])
+        content = memoryview(data)[match.start() + _SIZE :][:length]
+        if seed == 0 or (len(content) == length and crc == _crc(seed, mark, number, content)):
+            return True
     return False
 
 
-def checked_batches(stream: Any, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a closed stream in today's schema; errors name `path`.
-
-    Raises:
-        LedgerError: it is of a newer rocket-sink.
-        pyarrow.ArrowInvalid: it is damaged, as far as Arrow does not raise something else.
-    """
-    reader = pa.ipc.open_stream(stream)
-    has_checksums = _SCHEMA_MARK in (reader.schema.metadata or {})
-    crc = _first_crc(reader.schema)
-    while True:
-        try:
-            batch, metadata = reader.read_next_batch_with_custom_metadata()
-        except StopIteration:
-            break
-        stored_crc = (metadata or {}).get(_CRC)
-        if stored_crc is not None or has_checksums:
-            crc = _next_crc(crc, batch)
-            if stored_crc != str(crc).encode():
-                raise pa.ArrowInvalid("the checksum of a batch is wrong")
-        batch.validate(full=True)
-        names = set(batch.schema.names)
-        batch = _fitted(batch, path)
-        _check_values(batch, names)
-        if stored_crc is None:
-            _check_old_values(batch)
-        yield batch
-    if stream.read(1):
-        raise pa.ArrowInvalid("bytes follow the end of the stream")
+def _tail(file: Any, size: int) -> tuple[bytes, int, int, int]:
+    """Return the header of the last frame, if it has no content."""
+    header = _unpacked(file.read_at(_SIZE, size - _SIZE) if size > _SIZE else b"")
+    return header if header[2] == 0 else (b"", 0, 0, 0)
 
 
-def _first_crc(schema: pa.Schema) -> int:
-    return zlib.crc32("\n".join(schema.names).encode())
+def _unpacked(data: bytes) -> tuple[bytes, int, int, int]:
+    mark, number, length, crc = _HEADER.unpack(data) if len(data) == _SIZE else (b"", 0, 0, 0)
+    return mark, number, length, crc
 
 
-def _next_crc(crc: int, batch: pa.RecordBatch) -> int:
-    crc = zlib.crc32(struct.pack("<q", batch.num_rows), crc)
-    for column in batch.columns:
-        crc = zlib.crc32(struct.pack("<q", column.null_count), crc)
-        for buffer in column.buffers():
-            crc = zlib.crc32(struct.pack("<q", -1 if buffer is None else buffer.size), crc)
-            if buffer is not None:
-                crc = zlib.crc32(buffer, crc)
-    return crc
+def _crc(seed: int, mark: bytes, number: int, content: Any) -> int:
+    return zlib.crc32(content, zlib.crc32(_HEADER.pack(mark, number, len(content), 0), seed))
 
 
-def _check_values(batch: pa.RecordBatch, names: set[str]) -> None:
-    """Check what readers of the table rely on; `names` are the columns that the file has.
-
-    After a power cut, blocks that were never written read as zeros: nulls and empty texts.
-    """
+def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
-    _check_known(batch, "kind", KINDS)
+    try:
+        batch = pa.ipc.read_record_batch(content, LEDGER_SCHEMA)
+        batch.validate(full=True)
+        _check_values(batch)
+    # Arrow raises what it likes: its own errors, OSError, ValueError, MemoryError.
+    except Exception as error:
+        raise _damaged(path, _first_line(error)) from error
+    if is_complete:
+        is_send = pc.equal(batch.column("kind"), SEND)
+        is_waiting = pc.and_(is_send, pc.equal(batch.column("outcome"), IN_FLIGHT))
+        batch = batch.filter(pc.invert(pc.fill_null(is_waiting, False)))
+    return batch
+
+
+def _check_values(batch: pa.RecordBatch) -> None:
+    """Check what readers of the table rely on."""
+    import pyarrow.compute as pc
+
+    kinds = batch.column("kind").drop_null()
+    if not pc.all(pc.is_in(kinds, pa.array(KINDS)), min_count=0).as_py():
+        raise pa.ArrowInvalid("kind has a value that rocket-sink never writes")
     for name in _ALWAYS:
-        if name in names and batch.column(name).null_count:
+        if batch.column(name).null_count:
             raise pa.ArrowInvalid(f"{name} is null")
     for name in _TIMES:
         bounds = pc.min_max(batch.column(name).cast(pa.int64())).as_py()
@@ -206,59 +192,8 @@ def _check_values(batch: pa.RecordBatch, names: set[str]) -> None:
                 raise pa.ArrowInvalid(f"{field.name} is not a finite number")
 
 
-def _check_old_values(batch: pa.RecordBatch) -> None:
-    """Refuse values that the versions without checksums cannot have written."""
-    import pyarrow.compute as pc
-
-    for name, values in _KNOWN.items():
-        _check_known(batch, name, values)
-    for name in _NEVER_NEGATIVE:
-        least = pc.min(batch.column(name)).as_py()
-        if least is not None and least < 0:
-            raise pa.ArrowInvalid(f"{name} is negative")
-
-
-def _check_known(batch: pa.RecordBatch, name: str, known: Iterable[str]) -> None:
-    import pyarrow.compute as pc
-
-    column = batch.column(name).drop_null()
-    if not pc.all(pc.is_in(column, pa.array(known, pa.string())), min_count=0).as_py():
-        raise pa.ArrowInvalid(f"{name} has a value that rocket-sink never writes")
-
-
-def _fitted(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-    """Return the batch in `LEDGER_SCHEMA`; an older rocket-sink's columns are fewer."""
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    unknown = set(columns) - set(LEDGER_SCHEMA.names)
-    if unknown:
-        raise LedgerError(
-            f"the spool file {path} has columns that this rocket-sink does not know "
-            f"({', '.join(sorted(map(ascii, unknown)))}): it is of a newer version; fold with that "
-            "one",
-            path=path,
-        )
-    if len(columns) != batch.num_columns:
-        raise pa.ArrowInvalid("two columns have one name")
-    for field in LEDGER_SCHEMA:
-        if field.name in columns and columns[field.name].type != field.type:
-            raise pa.ArrowInvalid(f"{field.name} is of another type")
-    arrays = [
-        columns[field.name] if field.name in columns else pa.nulls(batch.num_rows, field.type)
-        for field in LEDGER_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
-
-
-def _check_storage(path: str, filesystem: fs.FileSystem) -> None:
-    """Tell damage from a file system that cannot be read now: Arrow has one error for both."""
-    try:
-        with filesystem.open_input_stream(path) as stream:
-            while stream.read(_CHUNK):
-                pass
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise LedgerError(f"the spool file {path} cannot be read: {error}", path=path) from error
+def _damaged(path: str, why: str) -> DamagedSpoolError:
+    return DamagedSpoolError(f"the spool file {path} is damaged: {why}", path=path)
 
 
 def _first_line(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from rocket_sink.ledger.path import (
 )
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
-from rocket_sink.ledger.spool.stream import BatchWriter, checked_batches
+from rocket_sink.ledger.spool.stream import BatchWriter
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 class SpoolWriter:
-    """A task attempt's rows, in an Arrow stream file under `<ledger>/_spool`.
+    """A task attempt's rows, in a file under `<ledger>/_spool`.
 
     The file is made by the first `append`; after a `seal` the next one makes another. For one
     thread of one process.
@@ -79,6 +79,11 @@ class SpoolWriter:
             if self._file is not None:
                 self._file.flush()
 
+    def put(self, content: bytes) -> None:
+        """Write the whole content of a file (`HandedRows`)."""
+        with self._errors():
+            self._open().write(content)
+
     def sync(self) -> None:
         """Make all that was appended durable; the file stays open (remote: it is sealed)."""
         if not self._place.is_local:
@@ -95,10 +100,11 @@ class SpoolWriter:
 
         Returns the file's path in the ledger's file system, None when there was nothing to seal.
         """
-        if self._file is None or self._stream is None:
+        if self._file is None:
             return None
         with self._errors():
-            self._stream.close()
+            if self._stream is not None:
+                self._stream.close()
             self._file.flush()
             if self._place.is_local:
                 return self._seal_local(self._file)
@@ -111,17 +117,20 @@ class SpoolWriter:
 
     def _opened(self) -> BatchWriter:
         if self._stream is None:
-            filesystem = self._place.filesystem()
-            number = next_number(self._ctx, self._place, filesystem)
-            self._name = new_name(self._ctx, number, folders=self._place.is_local)
-            if self._place.is_local:
-                self._path = f"{self._place.spool}/{self._name}{OPEN}"
-                self._file = _create(filesystem, self._path)
-            else:
-                handle = tempfile.NamedTemporaryFile(prefix="rocket-sink-", suffix=OPEN)  # noqa: SIM115
-                self._path, self._file = handle.name, handle
-            self._stream = BatchWriter(self._file)
+            self._stream = BatchWriter(self._open())
         return self._stream
+
+    def _open(self) -> IO[bytes]:
+        filesystem = self._place.filesystem()
+        number = next_number(self._ctx, self._place, filesystem)
+        self._name = new_name(self._ctx, number, folders=self._place.is_local)
+        if self._place.is_local:
+            self._path = f"{self._place.spool}/{self._name}{OPEN}"
+            self._file = _create(filesystem, self._path)
+        else:
+            handle = tempfile.NamedTemporaryFile(prefix="rocket-sink-", suffix=OPEN)  # noqa: SIM115
+            self._path, self._file = handle.name, handle
+        return self._file
 
     def _seal_local(self, file: IO[bytes]) -> str:
         os.fsync(file.fileno())
@@ -294,6 +303,5 @@ def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) 
 
 def _spool(place: LedgerPath, rows: HandedRows) -> None:
     writer = SpoolWriter(place, rows.ctx)
-    for batch in checked_batches(io.BytesIO(rows.stream), "of a task"):
-        writer.append(batch)
+    writer.put(rows.stream)
     writer.seal()

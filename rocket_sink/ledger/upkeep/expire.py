@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.live import quick_reader
+from rocket_sink.ledger.duckdb_reader import reader_of
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import (
@@ -34,7 +34,6 @@ from rocket_sink.ledger.schema import (
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.table import check_table, open_for_commits
 from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
-from rocket_sink.ledger.views import ORDER
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def expire_ledger(
             table which is append-only.
     """
     check_table(spark, place)
-    table, query = open_for_commits(spark, place), quick_reader(spark, place)
+    table, query = open_for_commits(spark, place), reader_of(spark, place)
     if table is None or query is None:
         raise LedgerError(
             f"rows of the ledger {place.uri} cannot be taken out: Spark's Delta commits to it, "
@@ -284,7 +283,7 @@ def _spent_letters(query: Query, before_us: int) -> pa.Array:
             LEFT JOIN (
                 SELECT letter_id, max(at) AS settled_at,
                     bool_or(resolution = 'resent')
-                        OR max_by(resolution, {ORDER}) = 'dropped' AS is_over
+                        OR max_by(resolution, sequence) = 'dropped' AS is_over
                 FROM resolutions GROUP BY letter_id
             ) r ON l.letter_id = r.letter_id
             LEFT JOIN (SELECT DISTINCT letter_id, true AS counts FROM counted_letters) c

@@ -125,9 +125,7 @@ class HomeQueues:
             if pinned is None and self._pin_new and info is not None:
                 pinned = pins.pin(info)
             if pinned is not None:
-                return pinned._replace(
-                    sharding_hash=pinned.sharding_hash or self._options.sharding_hash
-                )
+                return pinned
         return self._first.get(topic)
 
     def _route(self, topic: str) -> TopicPublishInfo | None:

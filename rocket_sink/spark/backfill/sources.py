@@ -32,7 +32,6 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.ledger.table import first_line
-from rocket_sink.ledger.views import ORDER
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import plan_of, quoted
 
@@ -108,7 +107,7 @@ class DeadLetters:
         # dead letters have neither epoch nor partition, but their brokers' times.
         # A window over each query would bring all bodies of a query to one task.
         queries = letters.groupBy(F.col("query_id").alias("_query")).agg(
-            F.min(F.expr(ORDER)).alias("_query_order")
+            F.min("sequence").alias("_query_order")
         )
         is_of_query = F.col("query_id").eqNullSafe(F.col("_query"))
         letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")

@@ -1,0 +1,93 @@
+"""The rows that come into a ledger's table, commit by commit, each once.
+
+Delta's log is read as its protocol names its files (`_delta_log/<version>.json`, actions `add`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from rocket_sink.ledger.append.delta_rs import commits_after
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.schema import KINDS
+from rocket_sink.net import log
+
+_LOG: Final = log.logger(__name__)
+_COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+
+
+class LedgerFollower:
+    """Reads the files that commits add.
+
+    Files that OPTIMIZE wrote anew have no new rows and are passed over. A commit is read once it
+    is there whole; its log file is kept for six hours.
+    """
+
+    def __init__(
+        self, place: LedgerPath, columns: Collection[str], kinds: Collection[str] = KINDS,
+        since: int | None = None, *, skips_gone: bool = False,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            columns, kinds: of the rows that are wanted.
+            since: the version before the first one that is read; None: the newest one of now.
+            skips_gone: VACUUM may have removed a file, whose rows OPTIMIZE wrote anew.
+
+        Raises:
+            LedgerError: pyarrow has no file system for the ledger.
+            OSError: it cannot be reached. FileNotFoundError: the log was cleaned up since.
+        """
+        self._place = place
+        self._columns = list(columns)
+        self._kinds = kinds
+        self._files = place.filesystem()
+        self._version = self._newest() if since is None else since
+        self._skips_gone = skips_gone
+        if since is not None and next(commits_after(place, self._files, since - 1), None) is None:
+            raise FileNotFoundError(
+                "its log no longer reaches back so far; start the backfill again"
+            )
+
+    def new_rows(self) -> Iterator[tuple[str, pa.Table]]:
+        """(kind, rows) of each file that was added since the last call.
+
+        Raises:
+            OSError: the folder or a file cannot be read now. The next call begins with the commit
+                that this one could not read.
+            ValueError: a commit is no JSON.
+        """
+        for version, actions in commits_after(self._place, self._files, self._version):
+            added = [action["add"] for action in actions if "add" in action]
+            file_rows = [
+                (kind, rows)
+                for add in added
+                if add["dataChange"] and (kind := add["partitionValues"]["kind"]) in self._kinds
+                if (rows := self._rows(unquote(add["path"]))) is not None
+            ]
+            self._version = version
+            yield from file_rows
+
+    def _newest(self) -> int:
+        selector = fs.FileSelector(f"{self._place.root}/{LOG_FOLDER}", allow_not_found=True)
+        names = (_COMMIT.fullmatch(info.base_name) for info in self._files.get_file_info(selector))
+        return max((int(name[1]) for name in names if name), default=-1)
+
+    def _rows(self, path: str) -> pa.Table | None:
+        try:
+            with self._files.open_input_file(f"{self._place.root}/{path}") as file:
+                return pq.read_table(file, columns=self._columns, partitioning=None)
+        except FileNotFoundError:
+            if not self._skips_gone:
+                raise
+            _LOG.warning(
+                "the ledger's file %s/%s is gone: its rows are not in the figures",
+                self._place.root, path,
+            )  # fmt: skip
+            return None
