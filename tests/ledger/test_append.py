@@ -28,10 +28,11 @@ from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.data_files import DataFile, DataFileWriter, write_data_files
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, STATS_COLUMNS
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 from rocket_sink.ledger.table import last_txn_version
+from rocket_sink.ledger.upkeep.growth import keep_small
 
-from .values import accounts, confirmed, context, letter, sends
+from .values import accounts, context, letter, sends
 
 pytestmark = pytest.mark.spark
 ROWS = 3
@@ -54,6 +55,7 @@ def place(new: Path, tmp_path: Path) -> LedgerPath:
 def by_delta_rs(spark: Any, place: LedgerPath, query: str, version: int) -> None:
     append = begin_append(spark, place, query, version)
     append.save_rows([sends(context(query_id=query, epoch=version), ROWS)])
+    keep_small(append)
 
 
 def by_spark(spark: Any, place: LedgerPath, query: str, version: int) -> None:
@@ -315,13 +317,3 @@ def test_writers_of_both_kinds_at_once_lose_nothing(spark: Any, place: LedgerPat
     wanted = {(query, version): ROWS for query in ("spark", "driver") for version in range(6)}
     wanted |= {(query, version): ROWS for query in ("w0", "w1") for version in range(30)}
     assert rows_in(spark, place) == wanted
-
-
-def test_an_older_ledger_is_brought_up_and_appended_to(spark: Any, place: LedgerPath) -> None:
-    name = "rocketSink.schemaVersion"
-    by_spark(spark, place, "old", 0)
-    spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('{name}' = '3')")
-    ledger = Ledger(place.root)
-    ledger.append(spark, confirmed(context(query_id="new"), 1))
-    assert DeltaTable(place.root).metadata().configuration[name] == str(SCHEMA_VERSION)
-    assert rows_in(spark, place) == {("old", 0): ROWS, ("new", 0): 1}

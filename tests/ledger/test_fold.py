@@ -232,7 +232,11 @@ def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
     (victim,) = files
     manifest = tables / "_spool" / "_folds" / "999.json"
     values = {"files": [f"q-x/{victim.parent.name}/{victim.name}"], "number": 999, "bytes": 1}
-    values |= {"ledger_id": ensure_table(spark, resolve_path(tables)), "token": "t"}
+    values |= {
+        "ledger_id": ensure_table(spark, resolve_path(tables)),
+        "token": "t",
+        "table_version": 0,
+    }
     manifest.write_text(json.dumps(values))
     with pytest.raises(LedgerError, match=r"is a link.*q-x"):
         fold(spark, str(tables))
