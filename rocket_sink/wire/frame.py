@@ -26,7 +26,7 @@ from rocket_sink.wire.headers import (
     encode_json_header,
     response_to,
 )
-from rocket_sink.wire.responses import AnswerShape, PlainAnswers, PlainShape, SendAnswers
+from rocket_sink.wire.responses import AnswerShape, PlainAnswers, SendAnswers
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -117,7 +117,7 @@ class FrameReader:
     """
 
     __slots__ = (
-        "_at", "_data", "_error", "_limits", "_plain_shape", "_shape", "_shapes_left", "_small",
+        "_at", "_data", "_error", "_limits", "_shapes", "_shapes_left", "_small",
     )  # fmt: skip
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -125,8 +125,8 @@ class FrameReader:
         self._data: bytes | bytearray = b""
         self._at = 0
         self._error: RemoteProtocolError | None = None
-        self._shape: AnswerShape | None = None
-        self._plain_shape: PlainShape | None = None
+        self._shapes: list[AnswerShape] = []
+        """The latest shape of answers to sends, and that of plain answers."""
         self._shapes_left = _SHAPES
         self._small = min(limits.frame_bytes, limits.header_bytes) - 8
         """A frame up to this length is within both limits."""
@@ -152,8 +152,7 @@ class FrameReader:
         `next_frame` reads what this leaves.
         """
         data, at = self._data, self._at
-        shapes = (self._shape, self._plain_shape)
-        if not any(shapes) or len(data) - at < 8 or self._error is not None:
+        if not self._shapes or len(data) - at < 8 or self._error is not None:
             return None
         length, header_bytes = _PREFIX.unpack_from(data, at)
         size = 4 + length
@@ -161,8 +160,8 @@ class FrameReader:
         if count < _AT_ONCE or header_bytes + 4 != length:
             return None
         frames = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
-        for shape in shapes:
-            answers = shape.read_many(frames, _PREFIX.size) if shape is not None else None
+        for shape in self._shapes:
+            answers = shape.read_many(frames, _PREFIX.size)
             if answers is not None and len(answers) >= _AT_ONCE:
                 self._at += len(answers) * size
                 return answers
@@ -199,14 +198,10 @@ class FrameReader:
 
     def _read(self, kind: int, header: bytes) -> Frame:
         if kind == _JSON:
-            if self._shape is not None:
-                answer = self._shape.read(header)
+            for shape in self._shapes:
+                answer = shape.read(header)
                 if answer is not None:
                     return answer
-            if self._plain_shape is not None:
-                plain = self._plain_shape.read(header)
-                if plain is not None:
-                    return plain
             frame = decode_json_header(header, self._limits)
             if self._shapes_left and len(header) < _SHAPED_BYTES:
                 self._learn(frame, header)
@@ -216,9 +211,10 @@ class FrameReader:
         raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
 
     def _learn(self, frame: Frame, header: bytes) -> None:
-        shape, plain = AnswerShape.of(frame, header), PlainShape.of(frame, header)
-        self._shape, self._plain_shape = shape or self._shape, plain or self._plain_shape
-        if shape is not None or plain is not None:
+        shape = AnswerShape.of(frame, header)
+        if shape is not None:
+            others = [other for other in self._shapes if other.is_plain != shape.is_plain]
+            self._shapes = [*others, shape] if shape.is_plain else [shape, *others]
             self._shapes_left -= 1
 
     def _check_lengths(self, length: int, header_length: int) -> None:

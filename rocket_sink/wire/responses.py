@@ -365,7 +365,6 @@ _CHANGING: Final = {
     "recallHandle": r"([0-9A-Za-z_=-]{1,512})",
 }
 """Fields that differ between answers; all others must equal those of the first one."""
-_NEEDED: Final = ("msgId", "queueId", "queueOffset")
 _FIELD_OF: Final = {
     "msgId": "offset_message_id",
     "transactionId": "transaction_id",
@@ -433,83 +432,52 @@ class PlainAnswers:
         return replace(self._frame, opaque=int(self.opaques[index]))
 
 
-class PlainShape:
-    """The pattern of one peer's answers of success without any field, made from the first one."""
-
-    __slots__ = ("_frame", "_match")
-
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
-        ext = "" if frame.ext is None else '"extFields":\\{\\},'
-        pattern = (
-            f'\\{{"code":0,{ext}"flag":{RESPONSE_FLAG},"language":"{language_name(frame.language)}",'
-            '"opaque":(0|[1-9][0-9]{0,8}),"serializeTypeCurrentRPC":"JSON",'
-            f'"version":{frame.version}\\}}'
-        )
-        self._match = re.compile(pattern.encode()).fullmatch
-
-    @classmethod
-    def of(cls, frame: Frame, header: bytes) -> PlainShape | None:
-        """The shape of this header; None when it is no such answer."""
-        if frame.code or frame.ext or frame.flag != RESPONSE_FLAG or frame.remark is not None:
-            return None
-        shape = cls(frame)
-        return shape if shape.read(header) is not None else None
-
-    def read_many(self, frames: npt.NDArray[np.uint8], header_at: int) -> PlainAnswers | None:
-        """Read several answers of this shape at once; None if the first has another shape."""
-        match = self._match(frames[0, header_at:].tobytes())
-        if match is None:
-            return None
-        start, end = match.span(1)
-        span = (start + header_at, end + header_at)
-        frames = _alike(frames, (), (span,))
-        return PlainAnswers(self._frame, _numbers(frames[:, slice(*span)]))
-
-    def read(self, header: bytes) -> Frame | None:
-        """The frame without its body; None when the header has another shape."""
-        match = self._match(header)
-        return None if match is None else replace(self._frame, opaque=int(match.group(1)))
-
-
 class AnswerShape:
-    """The pattern of one broker's send answers, made from the first one."""
+    """The pattern of one peer's answers of success, made from the first one.
 
-    __slots__ = ("_answer", "_match", "_order", "_shared", "_texts")
+    They answer sends, or (`is_plain`) have no field.
+    """
 
-    def __init__(self, frame: Frame, answer: SendAnswer) -> None:
-        assert frame.ext is not None
-        self._answer = answer
-        self._shared = SharedHeader(dict(frame.ext), frame.version, frame.language)
-        changing = [name for name in frame.ext if name in _CHANGING]
+    __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
+
+    def __init__(self, frame: Frame, answer: SendAnswer | None) -> None:
+        ext = frame.ext or {}
+        self._frame, self._answer = frame, answer
+        self._shared = SharedHeader(dict(ext), frame.version, frame.language)
+        changing = [name for name in ext if name in _CHANGING]
         order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
         self._texts = [name for name in _CHANGING if name in changing and name in _FIELD_OF]
         pairs = ",".join(
             f'"{re.escape(name)}":"{_CHANGING.get(name, re.escape(value))}"'
-            for name, value in frame.ext.items()
+            for name, value in ext.items()
         )
+        fields = "" if frame.ext is None else f'"extFields":\\{{{pairs}\\}},'
         pattern = (
-            f'\\{{"code":0,"extFields":\\{{{pairs}\\}},"flag":{RESPONSE_FLAG},'
+            f'\\{{"code":0,{fields}"flag":{RESPONSE_FLAG},'
             f'"language":"{language_name(frame.language)}","opaque":(0|[1-9][0-9]{{0,8}}),'
             f'"serializeTypeCurrentRPC":"JSON","version":{frame.version}\\}}'
         )
         compiled = re.compile(pattern.encode())
         self._match, self._order = compiled.fullmatch, (*order, compiled.groups)
 
+    @property
+    def is_plain(self) -> bool:
+        return self._answer is None
+
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """The shape of this header; None when it is no usual answer to a send."""
+        """The shape of this header; None when it is no usual answer."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
-        if frame.ext is None or not frame.ext.keys() >= set(_NEEDED):
-            return None
         try:
-            shape = cls(frame, decode_send_answer(frame))
+            shape = cls(frame, decode_send_answer(frame) if frame.ext else None)
         except InvalidAnswerError:
             return None
         return shape if shape.read(header) is not None else None
 
-    def read_many(self, frames: npt.NDArray[np.uint8], header_at: int) -> SendAnswers | None:
+    def read_many(
+        self, frames: npt.NDArray[np.uint8], header_at: int
+    ) -> SendAnswers | PlainAnswers | None:
         """The first frames as columns, as many as have the shape of the first one.
 
         Args:
@@ -524,6 +492,9 @@ class AnswerShape:
             return None
         spans = [match.span(group) for group in self._order]
         spans = [(start + header_at, end + header_at) for start, end in spans]
+        if self._answer is None:
+            frames = _alike(frames, (), spans)
+            return PlainAnswers(self._frame, _numbers(frames[:, slice(*spans[0])]))
         text_spans = dict(zip(self._texts, (spans[0], *spans[3:-1]), strict=True))
         numbers = (*spans[1:3], spans[-1])
         frames = _alike(frames, text_spans.values(), numbers)
@@ -531,11 +502,13 @@ class AnswerShape:
         texts = {name: _texts(frames[:, s:e]) for name, (s, e) in text_spans.items()}
         return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)
 
-    def read(self, header: bytes) -> SendAnswerFrame | None:
+    def read(self, header: bytes) -> Frame | None:
         """The frame without its body; None when the header has another shape."""
         match = self._match(header)
         if match is None:
             return None
+        if self._answer is None:
+            return replace(self._frame, opaque=int(match.group(1)))
         offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
         _, status, _, _, _, transaction_id, region, recall_handle, trace_on = self._answer
         if more:
