@@ -17,7 +17,7 @@ from tests.run_command import run_command
 
 
 @pytest.mark.parametrize(
-    ("done", "said", "pending", "code"),
+    ("done", "message", "pending", "code"),
     [
         (Resent(resent=8), "8 dead letters: 8 stored; 4 pending", 4, 0),
         (Resent(resent=2), "2 dead letters: 2 stored; 4 pending", 4, 0),
@@ -26,7 +26,7 @@ from tests.run_command import run_command
     ],
 )
 def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Resent, said: str, pending: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Resent, message: str, pending: int,
     code: int,
 ) -> None:  # fmt: skip
     """The plan counts three of seven letters; then others add letters or park one."""
@@ -49,6 +49,6 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
     monkeypatch.setattr(backfill, "Backfill", Planned)
     words = ("backfill", "-l", str(tmp_path), "-n", "127.0.0.1:9876")
     shown = run_command(*words)
-    assert said in shown.err and shown.code == code
+    assert message in shown.err and shown.code == code
     assert shown.err.startswith("starting Spark ...\nreading the dead letters ...\n")
     assert run_command(*words, "--json").json()["pending"] == pending

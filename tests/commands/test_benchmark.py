@@ -249,20 +249,20 @@ class TestBaseline:
         assert self.run(arguments) == 1
 
     @pytest.mark.parametrize(
-        ("cases", "settings", "said"),
+        ("cases", "settings", "words"),
         [
             (["sync", "async"], {"body_bytes": 1024}, "measured with body_bytes 1024"),
             (["sync", "foreach"], {}, "two of them or more"),
         ],
     )
     def test_a_baseline_of_something_else_is_refused_before_anything_is_measured(
-        self, cases: list[str], settings: dict[str, Any], said: str, arguments: list[str],
+        self, cases: list[str], settings: dict[str, Any], words: str, arguments: list[str],
         capsys: Capture,
     ) -> None:  # fmt: skip
         write_baseline(self.path, *map(figures, cases), **settings)
         assert self.run(arguments) == 1
         output = capsys.readouterr()
-        assert said in output.err
+        assert words in output.err
         assert "1/1" not in output.err
 
     @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rocket_sink.wire.headers import Frame, response_to
 def test_a_full_disk_is_in_the_way(
     capsys: pytest.CaptureFixture[str], used: str, exit_code: int
 ) -> None:
-    """No setting keeps a broker writing to a disk above 0.90 (DefaultMessageStore, 5.3.3)."""
+    """Report a disk above 0.90: brokers refuse to write with any setting (5.3.3)."""
 
     def figures(request: Frame) -> Frame:
         # AdminBrokerProcessor.getBrokerRuntimeInfo answers with a KVTable.

@@ -86,19 +86,19 @@ def test_a_missing_name_server_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "words"),
     [
         ((), "nameServer is missing: give --name-server HOST:PORT, or start a local cluster"),
         (("-n", "a:1", "-O", "sendMsgTimeout=fast"), "sendMsgTimeout: 'fast' is not a duration"),
     ],
 )
 def test_a_stream_is_refused_before_spark_starts(
-    more: tuple[str, ...], said: str, tmp_path: Path
+    more: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     done = run_command("stream", "--format", "rate", "--checkpoint", checkpoint, *more)
     assert done.code == 2
-    assert said in done.err
+    assert words in done.err
 
 
 @pytest.mark.parametrize("path", ["s3a://bucket/ledger", "hdfs://n/ledger"])

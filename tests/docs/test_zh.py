@@ -54,7 +54,7 @@ def test_each_guide_is_there_in_chinese() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "found"),
+    ("name", "old", "new", "difference"),
     [
         ("batch", "print(summary)", "print(sumary)", "blocks"),
         ("batch", "## A write that died", "### A write that died", "headings"),
@@ -64,10 +64,10 @@ def test_each_guide_is_there_in_chinese() -> None:
     ],
 )
 def test_a_change_on_one_side_is_found(
-    name: str, old: str, new: str, found: str, tmp_path: Path
+    name: str, old: str, new: str, difference: str, tmp_path: Path
 ) -> None:
     page, english = next((zh, en) for zh, en in PAIRS.items() if zh.stem == name)
     text = english.read_text("utf-8")
     assert old in text
     (changed := tmp_path / "page.md").write_text(text.replace(old, new), encoding="utf-8")
-    assert found in differences(page, changed)
+    assert difference in differences(page, changed)

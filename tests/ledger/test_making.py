@@ -156,9 +156,9 @@ DRIVER = """
     sys.stdin.readline()
     for number in range({rounds}):
         ledger = Ledger({root!r} + "/" + str(number))
-        made = ledger.create(spark)
+        ledger_id = ledger.create(spark)
         ledger.append(spark, sends(context(), 2))
-        print(made, flush=True)
+        print(ledger_id, flush=True)
     spark.stop()
 """
 

@@ -39,9 +39,9 @@ def letters_of(key: str, epoch: int) -> list[pa.RecordBatch]:
 
 
 def holding(folder: str, text: str) -> list[str]:
-    """Files below the folder with these bytes, compressed or not.
+    """Return the files below the folder that hold this text, compressed or not.
 
-    Values of less than a block are in Snappy's output as they are.
+    Snappy leaves values of less than a block unchanged.
     """
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
     return [path.name for path in files if text.encode() in path.read_bytes()]
@@ -80,7 +80,7 @@ def test_contents_go_from_every_version(ledger: Ledger) -> None:
 def test_an_erasure_that_was_killed_is_finished(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its letters are not found by their keys any more: the next one deletes the files."""
+    """Delete the files by the next erasure, which finds no letters by their keys any more."""
     place = resolve_path(ledger.path)
     rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
     ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
@@ -104,7 +104,7 @@ def test_a_file_of_a_running_attempt_is_left(ledger: Ledger) -> None:
 
 @pytest.mark.spark
 def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
-    """With rows that are not folded yet, and keys that are held for pending letters."""
+    """Erase rows that are not folded yet, and keys that are held for pending letters, too."""
     place = resolve_path(ledger.path)
     ctx = context(epoch=3, task_attempt_id=3)
     spool = SpoolWriter(place, ctx)

@@ -1,4 +1,4 @@
-"""Retention: old rows go, and whatever something still asks for stays."""
+"""Retention: old rows are removed, and rows that are still needed stay."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def resolved(letter: pa.RecordBatch, resolution: str, days: float) -> pa.RecordB
 
 
 class Rows:
-    """A ledger of a query of six epochs, one every ten days: the last one was today."""
+    """The ledger of a query with six epochs, one every ten days; the last epoch was today."""
 
     def __init__(self, folder: Path) -> None:
         self.letters: dict[int, pa.RecordBatch] = {}
@@ -72,7 +72,7 @@ class Rows:
         return expire(self.place, table, quick.query, retention, **more)
 
     def epochs(self, kind: str) -> list[int]:
-        """Epochs of the rows of a kind, read by delta-rs."""
+        """Return the epochs of a kind's rows, read by delta-rs."""
         rows = DeltaTable(self.place.root).to_pyarrow_table(columns=["kind", "epoch"]).to_pylist()
         return sorted({row["epoch"] for row in rows if row["kind"] == kind})
 
@@ -101,7 +101,7 @@ def test_old_rows_go_and_a_trial_tells_which(rows: Rows) -> None:
 
 
 def test_pending_letters_stay_with_their_accounts(rows: Rows) -> None:
-    """A letter without the account of its attempt would count for nothing, and never be sent."""
+    """Keep the account: without it a letter would not count, and never be sent."""
     before = rows.query("SELECT letter_id FROM pending_letters ORDER BY letter_id")
     everything = dict.fromkeys(("send", "epoch", "dead_letter", "resolution"), DAY_MS)
     expired = rows.expire(Retention(everything))
@@ -112,7 +112,7 @@ def test_pending_letters_stay_with_their_accounts(rows: Rows) -> None:
 
 
 def test_a_resolution_stays_as_long_as_its_letter(rows: Rows) -> None:
-    """Without it the letter would be pending, and be sent a second time."""
+    """Keep the resolution: without it the letter would be pending, and be sent again."""
     rows.expire(Retention({"resolution": DAY_MS}))
     assert rows.query("SELECT count(*) AS n FROM resolutions") == [{"n": 3}]
     rows.expire(Retention({"resolution": DAY_MS, "dead_letter": 35 * DAY_MS}))
@@ -127,8 +127,10 @@ def test_an_open_transaction_stays_whole(tmp_path: Path) -> None:
         half = sends(ctx)
         place = half.schema.get_field_index("half")
         batches += [half.set_column(place, half.schema.field(place), pa.array([True]))]
-    ended = transaction_rows({"committed": 7}, 1, context(query_id="half", epoch=0, lane="batch"))
-    batches = [at(batch, days_ago(30)) for batch in (*batches, ended)]
+    end_rows = transaction_rows(
+        {"committed": 7}, 1, context(query_id="half", epoch=0, lane="batch")
+    )
+    batches = [at(batch, days_ago(30)) for batch in (*batches, end_rows)]
     store(tmp_path / "ledger", in_order(batches, 2 << 32))
     rows.expire(Retention({"transaction": DAY_MS}))
     assert rows.epochs("transaction") == [0]
@@ -162,7 +164,7 @@ def test_an_expiry_beside_a_merge_brings_nothing_back(rows: Rows) -> None:
 
 
 def test_what_a_query_asks_for_is_done_once_a_day(rows: Rows) -> None:
-    """By whichever driver comes first; a new ledger has a day before its first expiry."""
+    """Expire once a day, by the first driver that asks. A new ledger waits for a day."""
     notes, day = NoteStore(rows.place), Retention({"send": 25 * DAY_MS})
     expire_daily(SPARK, rows.place, day)
     assert rows.epochs("send") == [0, 1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""What keeps a ledger small: merged files, checkpoints, a short log; and who must not notice."""
+"""The upkeep of a ledger: merged files, checkpoints, a short log; appends must not notice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEPT_S = 600.0
 
 
 def by_delta_rs(folder: str | Path) -> dict[int, int]:
-    """Accounts of tasks by epoch, read by delta-rs."""
+    """Count accounts of tasks by epoch, read by delta-rs."""
     rows = DeltaTable(folder).to_pyarrow_table(columns=["kind", "epoch", "partition"])
     epochs = rows.filter((pc.field("kind") == "epoch") & pc.field("partition").is_valid())
     counts = epochs.group_by("epoch").aggregate([([], "count_all")]).to_pylist()
@@ -43,7 +43,7 @@ def growth(tmp_path: Path) -> Growth:
 
 
 def test_files_and_log_stay_few(tmp_path: Path) -> None:
-    """Each tenth commit merges; what was merged goes after its time, the log with it."""
+    """Merge at each tenth commit; merged files and their log are removed after their time."""
     growth = Growth(str(tmp_path / "ledger"), 0.001)
     growth.grow()
     pinned = DeltaTable(growth.place.root).to_pyarrow_dataset().count_rows()
@@ -74,7 +74,7 @@ def test_an_open_reader_and_an_old_version_live_on(growth: Growth) -> None:
 
 
 def test_of_two_rewrites_of_a_version_one_is_refused(growth: Growth) -> None:
-    """delta-rs lets two compactions of the same files through: each row is there twice then."""
+    """Refuse one of two compactions: delta-rs would accept both, and double each row."""
     for _ in range(5):
         growth.grow()
     first, second = (open_table(growth.place) for _ in range(2))
@@ -100,17 +100,17 @@ def test_rewrites_of_other_files_go_in_both(growth: Growth) -> None:
 
 
 def test_an_append_that_began_before_a_rewrite_goes_in(growth: Growth) -> None:
-    """A second driver, whose epoch took longer than the log reaches back."""
+    """Append by a second driver, whose epoch took longer than the log reaches back."""
     for _ in range(5):
         growth.grow()
-    begun, table = open_table(growth.place), open_table(growth.place)
-    assert begun is not None
+    older, table = open_table(growth.place), open_table(growth.place)
+    assert older is not None
     assert table is not None
     merge(growth.place, table, everything=True)
     DeltaTable(growth.place.root).create_checkpoint()
-    Path(growth.place.root, "_delta_log", f"{begun.version():020}.json").unlink()
+    Path(growth.place.root, "_delta_log", f"{older.version():020}.json").unlink()
     files = write_data_files(growth.place, [sends(context(query_id="begun"))])
-    commit(growth.place, begun, files, "begun", 0)
+    commit(growth.place, older, files, "begun", 0)
     assert by_delta_rs(growth.place.root) == dict.fromkeys(range(5), TASKS)
     rows = DeltaTable(growth.place.root).to_pyarrow_table(columns=["query_id"])
     assert rows["query_id"].to_pylist().count("begun") == 1
@@ -125,7 +125,7 @@ def test_the_table_is_append_only_for_others(growth: Growth) -> None:
 
 @pytest.mark.parametrize("name", ["ledger", "ledger[1]"])
 def test_times_that_spark_wrote_do_not_wrap(tmp_path: Path, name: str) -> None:
-    """Spark's OPTIMIZE writes INT96; in nanoseconds the years 1, 2300 and 9999 are others.
+    """Read INT96 of Spark's OPTIMIZE: nanoseconds cannot express the years 1, 2300 and 9999.
 
     DuckDB reads a folder whose name is a pattern through Arrow.
     """
@@ -162,7 +162,7 @@ def test_a_row_is_written_a_few_times_only(growth: Growth) -> None:
 
 
 def test_a_backfill_whose_plan_is_older_than_the_log_is_told(growth: Growth) -> None:
-    """Letters that were parked since would be sent: the commits that say so are gone."""
+    """Refuse the backfill: it would send letters that were parked by commits that are gone."""
     growth.grow()
     version = DeltaTable(growth.place.root).version()
     growth.grow()

@@ -1,4 +1,4 @@
-"""File systems without hard links are refused before anything is sent."""
+"""File systems without hard links are refused before rows are sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def no_links(*_: Any, **__: Any) -> NoReturn:
 
 
 def test_the_first_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As FAT, blobfuse and some SMB mounts answer."""
+    """Refuse a start on file systems like FAT, blobfuse and some SMB mounts."""
     monkeypatch.setattr(os, "link", no_links)
     place = resolve_path(tmp_path / "ledger")
     with pytest.raises(LedgerError, match=r"the file system \w+ at /.*: it has no hard links"):
