@@ -1,7 +1,7 @@
 """The option table: names, defaults, units, ranges and help.
 
 The data source, `RocketSink`, `Producer`, the command line, `conf/` and docs/reference/options.md are
-made from it. Names and defaults are those of Java's `DefaultMQProducer` and `ClientConfig` (5.3.3),
+made from it. Names and defaults are those of Java's `DefaultMQProducer` and `ClientConfig` (5.5.0),
 if they have the option. Names match without regard to case, underscores, dots and dashes; for an
 unknown name the error suggests the nearest one.
 """
