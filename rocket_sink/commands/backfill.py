@@ -166,7 +166,7 @@ def backfill(
 
 
 def _checked(path: str | None, name: str | None, reasons: tuple[str, ...]) -> bool:
-    """Whether a table is sent."""
+    """Check the flags; return whether a table is sent."""
     if path and name:
         raise click.UsageError("give --path or --table, not both")
     if (path or name) and reasons:

@@ -256,7 +256,7 @@ class Change:
 
 
 def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> list[Change]:
-    """The cases of both; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
+    """Compare the cases of both; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
     all_changes = []
     for figure in _COMPARED:
         pairs = {
@@ -276,7 +276,7 @@ def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> li
 
 
 def _baseline(path: Path, now: Results, cases: Iterable[str]) -> dict[str, Figures]:
-    """Raises ConfigurationError: no baseline, another workload, or fewer than two common cases."""
+    """Read the baseline; raise ConfigurationError if it has another workload or too few cases."""
     from rocket_sink.commands.benchmark_run import Figures
 
     try:

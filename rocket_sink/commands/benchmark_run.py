@@ -76,7 +76,7 @@ class Figures:
         cls, case: str, work: Workload, *, failed: int, seconds: float, cpu_s: float,
         latencies_ms: Sequence[float | None], errors: Mapping[str, int],
     ) -> Figures:  # fmt: skip
-        """From what was counted; `latencies_ms` are p50, p95, p99 and the largest."""
+        """Make figures of the counts; `latencies_ms` are p50, p95, p99 and the largest."""
         stored = work.messages - failed
         per_s = stored / seconds if seconds else 0.0
         p50_ms, p95_ms, p99_ms, max_ms = latencies_ms
@@ -95,11 +95,11 @@ class Calls:
         self.last_error: BaseException | None = None
 
     def stored(self, began_s: float) -> None:
-        """A call that began at `began_s` has succeeded."""
+        """Note the success of a call that began at `began_s`."""
         self._latencies_ms.append((time.perf_counter() - began_s) * 1000)
 
     def failed(self, error: BaseException, messages: int = 1) -> None:
-        """A call with `messages` messages has failed."""
+        """Note the failure of a call with `messages` messages."""
         self.errors[getattr(error, "code", type(error).__name__)] += messages
         self.last_error = error
 

@@ -337,7 +337,7 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
 
 
 def _sent_type(options: SinkOptions) -> str | None:
-    """The type of all messages by the options; None: it depends on the rows."""
+    """Return the type of all messages by the options; None if it depends on the rows."""
     if options.delivery == "transactional":
         return "TRANSACTION"
     columns = {name for name, _ in options.columns}

@@ -126,7 +126,7 @@ _TOP: Final = "\0top"
 
 
 def read_conf(path: str | Path) -> dict[str, str]:
-    """{option name: text} of a configuration file; values are not parsed.
+    """Return {option name: text} of a configuration file; values are not parsed.
 
     Raises:
         OptionError: the file is unreadable or malformed, or has an unknown or repeated option.
@@ -168,7 +168,7 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
 
 
 def conf_text() -> str:
-    """A configuration with every option commented out at its default."""
+    """Return a configuration with every option commented out at its default."""
     parts = [HEAD]
     for group in GROUPS:
         parts.append(f"\n[{group}]\n")
@@ -186,7 +186,7 @@ def _conf_entry(known: Option) -> str:
 
 
 def markdown_table() -> str:
-    """The options as Markdown, one table per group."""
+    """Return the options as Markdown, one table per group."""
     parts: list[str] = []
     for group in GROUPS:
         parts += [f"\n**{_TITLES[group]}**\n", "| option | default | what it is |", "|---|---|---|"]
@@ -203,7 +203,7 @@ def _markdown_row(known: Option) -> str:
 
 
 def default_text(known: Option) -> str:
-    """The default with its unit; empty without one."""
+    """Return the default with its unit; empty if there is none."""
     shown = known.shown(known.default)
     if not shown:
         return ""
@@ -220,7 +220,7 @@ def _size(count: int) -> str:
 
 
 def with_options(text: str) -> str:
-    """A Markdown text with the current option tables between its markers.
+    """Return a Markdown text with the current option tables between its markers.
 
     Raises:
         ConfigurationError: the markers are missing.

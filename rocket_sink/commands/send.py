@@ -121,7 +121,7 @@ def _from_json(lines: Iterable[bytes], common: Mapping[str, Any]) -> Iterator[di
 
 
 def _fields(text: bytes) -> dict[str, Any]:
-    """Raises ValueError: it is no JSON object of a message's fields."""
+    """Return a message's fields from JSON; raises ValueError if the text is no such object."""
     try:
         row = json.loads(text)
     except ValueError as error:

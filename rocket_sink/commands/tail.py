@@ -158,7 +158,7 @@ def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:
 
 
 def message_row(queue: MessageQueue, message: StoredMessage) -> dict[str, Any]:
-    """A stored message for JSON; a body that is not UTF-8 is escaped."""
+    """Return a stored message for JSON; a body that is not UTF-8 is escaped."""
     properties = dict(message.properties)
     return {
         "topic": message.topic,

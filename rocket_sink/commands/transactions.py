@@ -272,7 +272,7 @@ def _print_plan(rows: Sequence[Any], *, as_json: bool) -> None:
 def _opened(
     name: str, *, asks: bool = True, **spark: Any
 ) -> Iterator[tuple[SparkSession, SinkOptions]]:
-    """`asks`: brokers are asked, so a name server has to answer."""
+    """Open a session for the ledger; with `asks`, check that a name server answers."""
     options = resolved_options()
     if not options.ledger:
         raise OptionError("which ledger? give --ledger PATH", option="ledger")

@@ -110,7 +110,7 @@ class DeadLetterTopic:
                 self._others += [c for c in self._engine.poll(_POLL_S) if not self.took(c)]
 
     def took(self, completion: Completion) -> bool:
-        """True when it is the end of one of our requests; then it is dealt with."""
+        """Return whether the completion is that of a request of ours, and handle it then."""
         if completion.token is not self:
             return False
         self._recorder.dead_letter_attempts(completion)
@@ -149,7 +149,7 @@ class DeadLetterTopic:
 
 
 def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
-    """The row as a message; then, for what was refused may be one of these, its body alone."""
+    """Yield the row as a message, then its body alone, in case a property was refused."""
     body = row["body"]
     if not body:
         return
@@ -223,14 +223,14 @@ class DeadLetterWriter:
             self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """True when the messages should be sent again one by one, once, to find the bad one."""
+        """Return whether to send the messages once more, one by one, to find the bad one."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone
         return has_several and isinstance(completion.error, _POISON)
 
     def is_closed(self, request: PendingRequest) -> bool:
-        """True when the request's queue takes nothing more in this task."""
+        """Return whether the request's queue takes nothing more in this task."""
         return request.queue is not None and self._ordered.closed_by(request.queue) is not None
 
     def request(self, request: PendingRequest, completion: Completion) -> None:
@@ -278,7 +278,7 @@ class DeadLetterWriter:
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
 
     def without_held(self, rows: RowBatch) -> RowBatch:
-        """The rows whose keys are not held; the others become dead letters."""
+        """Return the rows whose keys are not held; the others become dead letters."""
         assert isinstance(rows.topic, str)
         rows = self._without(rows, self._held.get(rows.topic), _HELD_HERE)
         assert isinstance(rows.topic, str)
@@ -299,7 +299,7 @@ class DeadLetterWriter:
         return without_rows(rows, indices)
 
     def _home(self, request: PendingRequest) -> str | None:
-        """The only broker that the request may go to; None: others may take it as well."""
+        """Return the only broker that the request may go to; None if others may take it as well."""
         return request.queue.broker_name if self._strict and request.queue is not None else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
@@ -314,7 +314,7 @@ class DeadLetterWriter:
             self.keys.setdefault(topic, set()).update(pc.unique(keys.drop_null()).to_pylist())
 
     def _hold_waiting(self, request: PendingRequest, keys: set[str]) -> None:
-        """Part what waits for the queue into messages of held keys and the others."""
+        """Split the requests that wait for the queue into messages of held keys and the others."""
         assert request.queue is not None
         kept = []
         for waiting in self._ordered.take_waiting(request.queue):
@@ -369,7 +369,7 @@ def _reason(error: SendError, outcome: Outcome) -> str:
 
 
 def dead_letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
-    """{column: array} of messages that this process encoded, ready for `dead_letter_rows`."""
+    """Return {column: array} of messages that this process encoded, for `dead_letter_rows`."""
     values: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
     for message in messages:
         row = _row(message)

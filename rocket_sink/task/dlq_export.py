@@ -74,7 +74,7 @@ def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
 
 
 def row(letter: DeadLetter) -> dict[str, Any]:
-    """The dead letter as JSON shows it; a body that is not UTF-8 is shown with escapes."""
+    """Return the dead letter for JSON; a body that is not UTF-8 is shown with escapes."""
     message = letter.message
     return {
         "group": letter.group,

@@ -42,7 +42,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that are not too big to be worked on, in order, without a copy."""
+    """Yield the batch in parts of a workable size, in order, without a copy."""
     rows, size = batch.num_rows, sum(map(_bytes_of, batch.columns))
     if size <= _PART_BYTES:
         yield batch
@@ -86,7 +86,7 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
 
 
 def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
-    """The rows but those of the given indices."""
+    """Return the rows without those of the given indices."""
     if not len(refused):
         return rows
     keep = np.ones(len(rows), np.bool_)
@@ -95,7 +95,7 @@ def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
 
 
 def waits_for_store(rows: RowBatch) -> bool:
-    """The WAIT of a group that `split_rows` made."""
+    """Return the WAIT of a group that `split_rows` made."""
     if rows.wait_store is None or not len(rows):
         return True
     first = rows.wait_store[0].as_py()
@@ -117,7 +117,7 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
 
 
 def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
-    """A number for each row, equal for rows of one WAIT and kind; None: all are."""
+    """Return a number for each row, equal for equal WAIT and kind; None if all rows are equal."""
     kinds, patient = rows.kinds(), _patient(rows)
     if not kinds.any() and patient.all():
         return None
@@ -225,7 +225,7 @@ def _broker_masks(
 def place_rows(
     rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
 ) -> tuple[RowBatch, Assignment, list[Refused]]:
-    """The rows that have a destination, where each goes, and those whose own queue is unknown."""
+    """Return the rows with a destination, the destinations, and the rows of unknown queues."""
     placed = assign(rows, info, sharding_hash)
     if not len(placed.refused):
         return rows, placed, []

@@ -232,7 +232,7 @@ class _Seen:
         self._runs: list[UInt64s] = []
 
     def ordinals(self, digests: UInt64s) -> Int64s:
-        """For each digest the number of equal ones before it, in this call and all before."""
+        """Return for each digest the number of equal ones before it, in all calls."""
         order = np.argsort(digests, kind="stable")
         ranked = digests[order]
         changes = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1

@@ -51,12 +51,12 @@ class SpillBuffer:
         self._file: IO[bytes] | None = None
 
     def park(self, request: PendingRequest) -> None:
-        """A request begins to wait."""
+        """Note that a request begins to wait."""
         request.parked = SpillState.SLICE
         self._batches[-1].append(request)
 
     def next_batch(self) -> None:
-        """A new input batch begins; copy out what has waited for too long."""
+        """Begin a new input batch; copy out requests that have waited for too long."""
         self._batches.append([])
         if len(self._batches) > _BATCHES_KEPT:
             for request in self._batches.popleft():
@@ -64,7 +64,7 @@ class SpillBuffer:
                     self._copy_out(request)
 
     def bring_back(self, request: PendingRequest) -> None:
-        """A request ends to wait: its bytes are in memory afterwards."""
+        """End a request's wait: its bytes are in memory afterwards."""
         if request.parked is SpillState.FILE:
             request.pieces = [self._read(piece) for piece in request.pieces]
         elif request.parked is SpillState.COPY:
@@ -160,7 +160,7 @@ class OrderedQueues:
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
 
     def next_batch(self) -> None:
-        """A new input batch begins: what still waits from old ones must not keep them alive."""
+        """Begin a new input batch: waiting requests must not keep old batches alive."""
         self._overflow.next_batch()
 
     def closed_by(self, queue: MessageQueue) -> SendError | None:
@@ -188,7 +188,7 @@ class OrderedQueues:
     def answered(
         self, queue: MessageQueue, again: Iterable[PendingRequest] = ()
     ) -> PendingRequest | None:
-        """The request in flight is done; returns the next one to submit, if any.
+        """End the request in flight; return the next one to submit, if any.
 
         `again` go before all that waits: the parts of the one that was answered.
         """

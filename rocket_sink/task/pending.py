@@ -67,7 +67,7 @@ class DecodedMessage(NamedTuple):
     properties: str
 
     def property(self, name: str) -> str | None:
-        """The value of one property, or None."""
+        """Return the value of a property, or None."""
         for part in self.properties.split("\x02"):
             if part.startswith(name) and part[len(name) : len(name) + 1] == "\x01":
                 return part[len(name) + 1 :]
@@ -103,7 +103,7 @@ class SingleColumns(NamedTuple):
     """MessageSysFlag bits, once the bodies are as they are sent (compressed)."""
 
     def slice(self, first: int, last: int) -> SingleColumns:
-        """The messages `first` to `last` (exclusive), without a copy."""
+        """Return the messages `first` to `last` (exclusive), without a copy."""
         count, flag, sys_flag = last - first, self.flag, self.sys_flag
         return SingleColumns(
             self.body.slice(first, count),
@@ -157,7 +157,7 @@ class PendingRequest:
     number: int = 0
     """Number of the submission in its task attempt; of a group, of its first message."""
     columns: SingleColumns | None = None
-    """Set: its messages travel as a group of single ones, or have left one."""
+    """The columns of messages that travel as a group of single ones, or have left a group."""
     waits_since_s: float = 0.0
     """When it began to wait for its turn in its queue (the task's clock)."""
     waited_ms: float = 0.0
@@ -178,12 +178,12 @@ class PendingRequest:
         return 1 if self.columns is None else self.message_count
 
     def bodies(self) -> Sequence[pa.Buffer]:
-        """The request body as buffers to be written one after the other; nothing is copied."""
+        """Return the request body as buffers to write in order; nothing is copied."""
         return [piece.body for piece in self.pieces]
 
     @lazy
     def first_message_id(self) -> str:
-        """`UNIQ_KEY` of the first message."""
+        """Return `UNIQ_KEY` of the first message."""
         return decode_message(self.pieces[0]).property("UNIQ_KEY") or ""
 
     @property
@@ -203,7 +203,7 @@ class PendingRequest:
                 yield message
 
     def can_absorb(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
-        """True when `other`, which comes next in the same queue, fits into this request."""
+        """Return whether `other`, the next in the same queue, fits into this request."""
         return (
             self.topic == other.topic
             and self.sharded == other.sharded
@@ -231,13 +231,13 @@ class PendingRequest:
         ]
 
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
-        """A request of the messages whose flag is true; None when there is none."""
+        """Return a request of the messages whose flag is true; None if no flag is."""
         singles = [single for piece in self.pieces for single in piece.singles()]
         kept = [single for single, keep in zip(singles, wanted, strict=True) if keep]
         return self._like(kept, alone=self.alone) if kept else None
 
     def take_part(self, first: int, last: int) -> PendingRequest:
-        """Messages that leave the group, as a request of their own."""
+        """Return messages that leave the group, as a request of their own."""
         assert self.columns is not None
         [piece] = self.pieces
         part = self._like([Piece(piece.data, piece.offsets[first : last + 1])], alone=True)

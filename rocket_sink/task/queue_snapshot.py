@@ -42,7 +42,7 @@ class Queues(Protocol):
     """The source of a topic's queues for strict order."""
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """The queues to go by, given the topic's route of today."""
+        """Return the queues that order goes by, given the topic's route of today."""
 
 
 class GivenQueues:
@@ -52,7 +52,7 @@ class GivenQueues:
         self._lists = lists
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """The topic's list; of another topic, the queues of today."""
+        """Return the topic's known list, or the queues of today if it has none."""
         return self._lists.get(info.topic) or queues_of(info)
 
 
@@ -71,7 +71,7 @@ class QueueSnapshots:
         self._pinned: dict[str, Pinned] = {}
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """The topic's queues as this query goes by them.
+        """Return the topic's queues that this query goes by.
 
         Raises:
             DeliveryError: the topic's queues changed and `onRouteChange=fail`.
@@ -140,7 +140,7 @@ def _changed(topic: str, change: str) -> str:
 
 
 def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
-    """The route with other queues: those of a missing broker are in it and cannot be reached."""
+    """Return the route with other queues; those of a missing broker cannot be reached."""
     homes: dict[str, range] = {}
     start = 0
     for name, count in queues.spans:
@@ -150,12 +150,12 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
 
 
 def is_static(info: TopicPublishInfo) -> bool:
-    """The queues have logical brokers: they may move to other real ones and keep their places."""
+    """Return whether the queues have logical brokers: then they may move to other real ones."""
     return not isinstance(info.queues, QueueList)
 
 
 def queues_of(info: TopicPublishInfo) -> QueueList:
-    """The queues of a route, by the brokers that they live on; a static topic's by logical ones."""
+    """Return a route's queues by the brokers that have them; a static topic's by logical ones."""
     return QueueList(info.topic, _spans(info))
 
 

@@ -89,14 +89,14 @@ class LedgerRecorder:
         return self._ctx.query_id
 
     def submitted(self, request: PendingRequest) -> None:
-        """A request is handed to the engine: it, and each one that it may become, has a number."""
+        """Number a request for the engine, with places for the requests that it may become."""
         request.number = self._requests + 1
         self._requests += request.requests
         if self._intents is not None:
             self._intents.append(request)
 
     def attempts(self, completion: Completion) -> None:
-        """The attempts of a request that is over."""
+        """Record the attempts of a completed request."""
         request: PendingRequest = completion.token
         doubtful, facts = False, None
         if completion.stored is not None and request.columns is not None:
@@ -115,7 +115,7 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def dead_letter_attempts(self, completion: Completion) -> None:
-        """The attempts of a request to the dead-letter topic: their numbers are negative."""
+        """Record the attempts of a request to the dead-letter topic; their numbers are negative."""
         self._letter_sends -= 1
         self._attempts += [
             (attempt, self._letter_sends, False, None) for attempt in completion.attempts
@@ -143,16 +143,16 @@ class LedgerRecorder:
         self, columns: Mapping[str, Any], count: int, *, first: tuple[str, str],
         last: tuple[str, str],
     ) -> None:  # fmt: skip
-        """Messages given up after they were encoded; `first` and `last` are (code, text)."""
+        """Record messages given up after they were encoded; `first` and `last` are (code, text)."""
         self._letter({**columns, **_error_columns(*first, *last)}, count)
 
     def isolations(self, isolations: Sequence[Isolation]) -> None:
-        """Brokers that were isolated while the task ran."""
+        """Record the brokers that were isolated while the task ran."""
         if isolations:
             self._emit(isolation_rows(isolations, self._ctx))
 
     def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
-        """The accounts of the task attempt: its last row."""
+        """Record the accounts of the task attempt: its last row."""
         self.flush()
         counts = {name: value for name, value in summary.as_dict().items() if name != "codes"}
         if self._again:

@@ -89,7 +89,7 @@ class ReplayCheck:
         self._stored: StoredMessages | None = None
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
-        """The rows that are not stored yet, each with its `message_id`; the others are counted.
+        """Return the rows not stored yet, each with its `message_id`; count the others.
 
         Raises:
             DeliveryError: the brokers do not say what they have.
@@ -122,7 +122,7 @@ class ReplayCheck:
         return unsent_rows
 
     def check(self) -> None:
-        """Called before each request.
+        """Check before each request that the run may still send.
 
         Raises:
             CheckpointError: a later run of the query has begun: this one sends nothing more.
@@ -187,7 +187,7 @@ class ReplayCheck:
         return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Before the first send: note it, and learn whether there was one before."""
+        """Note the first send before it, and learn whether there was an earlier one."""
         self._begun = True
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None
@@ -201,7 +201,7 @@ class ReplayCheck:
 
 
 def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
-    """The ids of torn messages that lack nothing of what was sent.
+    """Return the ids of torn messages that lack nothing of what was sent.
 
     What the broker itself adds comes last, so that it may be all that such a message lacks.
 

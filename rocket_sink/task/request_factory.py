@@ -56,7 +56,7 @@ class RequestFactory:
         self._moved: set[tuple[str, str | None]] = set()
 
     def send_request(self, request: PendingRequest) -> SendRequest:
-        """The request as it is now; every message of an `alone` or timed one is single."""
+        """Return the request for the engine; messages of an `alone` or timed one are single."""
         too_big = request.byte_count > self._options.request_max_bytes
         if request.columns is not None and request.message_count > 1:
             send = self._group(request, request.columns)
@@ -102,7 +102,7 @@ class RequestFactory:
         )
 
     def part_of(self, request: PendingRequest, first: int, last: int) -> SendRequest:
-        """Messages that leave their group."""
+        """Return messages that leave their group."""
         part = request.take_part(first, last)
         self._on_leave(part)
         return self.send_request(part)
@@ -155,7 +155,7 @@ class RequestFactory:
             send.choose = HomeQueueSelector(request.queue)
 
     def _body(self, request: PendingRequest, message: DecodedMessage) -> tuple[bytes, int]:
-        """The body as it is sent, and its bits: one that left its group was compressed there."""
+        """Return the body to send and its bits; those of a former group are compressed already."""
         columns = request.columns
         if columns is None or columns.sys_flag is None:
             return compressed(message.body, self._options)
@@ -228,7 +228,7 @@ class HomeQueueSelector:
 
 
 def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
-    """The body as a single message carries it, and its MessageSysFlag bits."""
+    """Return the body as a single message carries it, and its MessageSysFlag bits."""
     kind = CompressionType.of_option(options.compress_type)
     return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
 

@@ -172,7 +172,7 @@ class TaskRunner:
         )  # fmt: skip
 
     def _claim_app_id(self) -> None:
-        """A batch has none, also where a stream's function writes it."""
+        """Claim the appId for a stream; a batch write has none, even in a stream's function."""
         options = self._options
         if not options.app_id or not options.ledger or self._ctx.lane == "batch":
             return
@@ -180,7 +180,7 @@ class TaskRunner:
             claim_app_id(resolve_path(options.ledger), options.app_id, self._streaming_query)
 
     def _to_driver(self) -> Callable[[pa.RecordBatch], None]:
-        """How the ledger rows get there."""
+        """Return the function by which ledger rows get to the driver."""
         if not self._options.ledger:
             return _dropped
         if self._hands_over and self._is_out_of_reach():
@@ -190,7 +190,7 @@ class TaskRunner:
         return self._spool.append
 
     def _is_out_of_reach(self) -> bool:
-        """Whether `ledgerVia` lets this task do without the ledger's folder, and it must."""
+        """Return whether this task must do without the ledger's folder, and `ledgerVia` lets it."""
         options = self._options
         if options.ledger_via == "spark":
             _say_once(options.ledger, "ledgerVia=spark")

@@ -69,7 +69,7 @@ class TableProducer:
     """
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
-        """Raises OptionError, ConfigurationError; connects nowhere yet."""
+        """Make the producer; raises OptionError, ConfigurationError. It connects nowhere yet."""
         if options is not None and more:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
@@ -161,7 +161,7 @@ class TableProducer:
             return RunContext(query_id, run_id, self._sends, lane=TABLE_LANE)
 
     def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> tuple[TaskSummary, int]:
-        """The accounts, and the number of rows that were given."""
+        """Return the accounts, and the number of rows that were fed."""
         plan: ColumnPlan | None = None
         rows, context = 0, trace_context()
         for batch in batches:

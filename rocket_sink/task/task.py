@@ -228,7 +228,7 @@ class TaskSender:
         return True
 
     def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """The route as strict order goes by it: with the queues of the query's first task."""
+        """Return the route for strict order: with the queues of the query's first task."""
         queues = self._queues.queues(info)
         return info if queues == info.queues else with_queues(info, queues)
 
@@ -263,7 +263,7 @@ class TaskSender:
         self._engine.submit(self._requests.send_request(request))
 
     def _left_group(self, request: PendingRequest) -> None:
-        """Messages of a group are a request of their own now."""
+        """Count messages that left a group as a request of their own."""
         self._in_flight += 1
 
     def _poll(self, timeout_s: float) -> None:

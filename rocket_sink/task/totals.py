@@ -43,7 +43,7 @@ _WORDS: Final = {
 
 
 def exceeds(given_up: int, ratio: float, rows: int) -> bool:
-    """Whether it is a larger share of the rows. In binary fractions 29 is more than 0.29 * 100."""
+    """Return whether the share is larger than `ratio`. As floats, 29 exceeds 0.29 * 100."""
     return given_up > Fraction(str(ratio)) * rows
 
 
@@ -90,7 +90,7 @@ class WriteSummary:
         return self.rows_in == self.acked + self.degraded + self.filtered
 
     def lines(self) -> list[tuple[str, str]]:
-        """(what, value) for printing; zeros that mean "nothing happened" are left out."""
+        """Return (what, value) for printing, without zeros that mean "nothing happened"."""
         counts = [(name, getattr(self, name)) for name in COUNTS]
         shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
         rate = f"{self.rows_in / self.duration_s:,.0f} rows/s" if self.duration_s else ""

@@ -38,7 +38,7 @@ class HalfMark:
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> HalfMark | None:
-        """The mark in a message's properties; None: none of this sink, or unreadable."""
+        """Return the mark in a message's properties; None if it has none, or an unreadable one."""
         try:
             query, run, epoch, partition, attempt = json.loads(properties[TRANSACTION_PROPERTY])
             return cls(str(query), str(run), int(epoch), partition, attempt)
@@ -50,12 +50,12 @@ class HalfMark:
 
 
 def check_group(ledger_id: str, options: SinkOptions) -> str:
-    """The producer group of a ledger's half messages, as brokers know it."""
+    """Return the producer group of a ledger's half messages, as brokers know it."""
     return with_namespace(options.namespace, f"rocket-sink-{ledger_id}")
 
 
 def half_properties(ctx: RunContext, group: str) -> str:
-    """The wire text of the properties that make a task attempt's messages half ones.
+    """Return the wire text of the properties that make a task attempt's messages half ones.
 
     Raises:
         ConfigurationError: the query's name is too long for a property.

@@ -20,7 +20,7 @@ _frozen_pid = 0
 
 
 def freeze_once() -> None:
-    """At the end of the process's first task; nothing anywhere else than in PySpark's workers."""
+    """Freeze the heap at the end of the process's first task, only in PySpark's workers."""
     global _frozen_pid
     pid = os.getpid()
     if _frozen_pid == pid or not _is_worker():

@@ -2301,8 +2301,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "bodies-reach-the-terminal",
         "rocket_sink/commands/common/output.py",
-        '    """A line on standard output."""\n    click.echo(clean(text))\n',
-        '    """A line on standard output."""\n    click.echo(text)\n',
+        '    """Print a line on standard output."""\n    click.echo(clean(text))\n',
+        '    """Print a line on standard output."""\n    click.echo(text)\n',
         ("tests/commands/test_hostile_text.py::test_tail",),
         "`tail` shows a message whose body rewrites the user's screen",
     ),

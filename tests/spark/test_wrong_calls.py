@@ -89,9 +89,9 @@ def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(
     with pytest.raises(StreamingQueryException, match="is inside"):
         run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
     assert len(cluster.messages("flights")) == before
-    seen: list[int] = []
-    run(rows.writeStream.foreachBatch(lambda df, epoch: seen.append(epoch)), tmp_path / "others")
-    assert seen == [0]
+    epochs: list[int] = []
+    run(rows.writeStream.foreachBatch(lambda df, epoch: epochs.append(epoch)), tmp_path / "others")
+    assert epochs == [0]
 
 
 def test_a_foreign_foreach_query_runs_beside_a_sink(

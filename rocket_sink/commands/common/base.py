@@ -140,7 +140,7 @@ _LONGEST: Final = 600
 
 
 def one_line(error: BaseException) -> str:
-    """The error without stack traces; at most 600 characters.
+    """Return the error without stack traces, cut to 600 characters.
 
     The text of a Spark exception has Python and Java traces: its innermost rocket-sink error is
     used, else its first line.

@@ -62,7 +62,7 @@ span_options: Final = together(
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
-    """The ledger without Spark; None when any of the flags is set, or DuckDB cannot read it.
+    """Open the ledger without Spark; None if any of the flags is set, or DuckDB cannot read it.
 
     Notes the number of epochs that are not folded.
     """

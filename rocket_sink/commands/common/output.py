@@ -45,7 +45,7 @@ def escape_what_streams_lack() -> None:
 
 
 def stdout_console() -> Console:
-    """For results; without a terminal as wide as $COLUMNS, else wide."""
+    """Return the console for results; without a terminal it is as wide as $COLUMNS, or wide."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
@@ -53,14 +53,14 @@ def stdout_console() -> Console:
 
 
 def stderr_console() -> Console:
-    """For progress and notes."""
+    """Return the console for progress and notes."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def line(text: str) -> None:
-    """A line on standard output."""
+    """Print a line on standard output."""
     click.echo(clean(text))
 
 
@@ -288,7 +288,7 @@ class Bar:
             note(f"{self.label}: {self._done:,} in {seconds:.1f} s")
 
     def advance_to(self, done: int, remark: str = "") -> None:
-        """`done` of `total` are finished; `remark` is shown beside the bar."""
+        """Show that `done` of `total` are finished, with `remark` beside the bar."""
         self._done = done
         if self._rich is not None:
             self._rich.update(self._task, completed=done, remark=clean(remark))
@@ -299,7 +299,7 @@ class Bar:
             note(f"{self.label}: {done:,} of {self.total:,} {remark}".rstrip())
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self._rich is not None:
             self._rich.console.print(clean(text))
         else:

@@ -106,7 +106,7 @@ def _given(context: click.Context, source: str) -> dict[str, str]:
 
 
 def given_options(**more: Any) -> dict[str, Any]:
-    """{option name: value} of the running command; `more` are defaults."""
+    """Return {option name: value} of the running command; `more` are defaults."""
     context = click.get_current_context()
     values: dict[str, Any] = {find_option(name).name: value for name, value in more.items()}
     for source in ("file", "many", "flags"):
@@ -115,7 +115,7 @@ def given_options(**more: Any) -> dict[str, Any]:
 
 
 def resolved_options(**more: Any) -> SinkOptions:
-    """The running command's options, checked, with a name server.
+    """Return the running command's options, checked, with a name server.
 
     Raises:
         OptionError: an option is wrong, or no name server is given or found.
@@ -124,7 +124,7 @@ def resolved_options(**more: Any) -> SinkOptions:
 
 
 def checked_options(values: Mapping[str, Any]) -> SinkOptions:
-    """The options of a command that needs a name server.
+    """Return the options of a command that needs a name server.
 
     Raises:
         OptionError: an option is wrong, or no name server is among them.
@@ -169,7 +169,7 @@ def check_name_server(options: SinkOptions) -> None:
 
 
 def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, by default with the environment's or the local cluster's name server."""
+    """Return the values, by default with the environment's or the local cluster's name server."""
     if values.get("nameServer"):
         return dict(values)
     address = os.environ.get("NAMESRV_ADDR") or _local_name_server()
@@ -189,5 +189,5 @@ def _local_name_server() -> str | None:
 
 
 def absolute(path: str) -> str:
-    """A local path as absolute path, for Spark's processes; URIs are unchanged."""
+    """Return a local path as an absolute path, for Spark's processes; URIs are unchanged."""
     return path if "://" in path else str(Path(path).expanduser().absolute())

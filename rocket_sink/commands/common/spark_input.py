@@ -57,7 +57,7 @@ spark_options: Final = together(
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:
-    """{name: value} of texts that `name_values` has let through."""
+    """Return {name: value} of texts that `name_values` has let through."""
     split = (text.partition("=") for text in texts)
     return {name.strip(): value for name, _, value in split}
 
@@ -167,7 +167,7 @@ def _no_jvm_left() -> Iterator[_CtrlC]:
 
 
 def _handle_sigint(handler: Any) -> Any:
-    """The handler that was there; None: there is none of Python's, or this is no main thread."""
+    """Set SIGINT's handler; return the old one, None if not Python's, or not in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGINT, handler)

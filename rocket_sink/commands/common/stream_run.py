@@ -62,14 +62,14 @@ class RunView:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own, above the table."""
+        """Print a line above the table."""
         if self._live is not None:
             self._live.console.print(clean(text))
         else:
             note(text)
 
     def epoch(self, epoch: int, rows: int, took_s: float) -> None:
-        """A micro-batch ended."""
+        """Show the end of a micro-batch."""
         self._rows += rows
         self._epoch = f"epoch {epoch}: {counted(rows, 'row')} in {took_s:.1f} s"
         self._event(self._epoch)
@@ -82,7 +82,7 @@ class RunView:
             self._live.update(self.as_table(), refresh=True)
 
     def as_table(self) -> RenderableType:
-        """The whole picture."""
+        """Return the report as a table."""
         from rich.console import Group
         from rich.text import Text
 
@@ -142,7 +142,7 @@ class RunView:
         self._pending = pending
 
     def _event(self, text: str) -> None:
-        """A line where there is no table to show it."""
+        """Print an event as a line if there is no table to show it."""
         if self._live is None:
             note(text)
 
@@ -165,7 +165,7 @@ class Source:
     select: tuple[str, ...]
 
     def read(self, spark: SparkSession, *, streaming: bool) -> DataFrame:
-        """The DataFrame.
+        """Return the source's DataFrame.
 
         Raises:
             ConfigurationError: the Kafka package is missing.
@@ -216,7 +216,7 @@ class Report:
         return asdict(self)
 
     def as_text(self) -> str:
-        """A few lines for people."""
+        """Return the report as a few lines for people."""
         rate = f", {self.rows_read / self.seconds:,.1f} rows/s" if self.seconds else ""
         batches = f"{self.epochs:,} micro-batch{'' if self.epochs == 1 else 'es'}"
         lines = [f"{counted(self.rows_read, 'row')} in {batches}, {self.seconds:.1f} s{rate}"]
@@ -368,7 +368,7 @@ def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigure
 def stream_writer(
     spark: SparkSession, frame: DataFrame, sink_options: Mapping[str, Any], lane: str
 ) -> DataStreamWriter:
-    """The frame's writer for a lane; the caller adds checkpoint and trigger."""
+    """Return the frame's writer for a lane; the caller adds checkpoint and trigger."""
     from rocket_sink.spark.sink import RocketSink
 
     sink = RocketSink(**sink_options)

@@ -97,7 +97,7 @@ def demo(
 
 
 def _prepare(out: Path | None) -> Path:
-    """An empty folder; files of an earlier demo are removed, other files are refused."""
+    """Return an empty folder: remove files of an earlier demo, refuse any others."""
     if out is None:
         return Path(tempfile.mkdtemp(prefix="rocket-sink-demo-"))
     folder = out.expanduser().absolute()

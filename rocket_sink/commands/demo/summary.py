@@ -85,7 +85,7 @@ class Verifier:
         self._copies[row] += 1
 
     def verdict(self) -> Verdict:
-        """The result for all messages so far."""
+        """Return the result for all messages so far."""
         distinct = int(np.count_nonzero(self._copies))
         stored = int(self._copies.sum())
         keys = self._keys.values()

@@ -38,7 +38,7 @@ class SingleFrames(Protocol):
         """Bytes of all bodies."""
 
     def bytes_of(self, indices: npt.NDArray[np.int64]) -> int:
-        """Bytes of some bodies."""
+        """Return the bytes of the bodies with these indices."""
 
     def frames(
         self,
@@ -67,7 +67,7 @@ class FrameGroup(Protocol):
         """The messages, which must not change until the group is complete."""
 
     def leave(self, first: int, last: int) -> SendRequest:
-        """The messages `first` to `last` (exclusive) as a request of its own: a single one, or a
+        """Return the messages `first` to `last` (exclusive) as a request: a single one, or a
         group; called at most once for each message."""
 
 
@@ -317,7 +317,7 @@ class SendAttempt:
         self.history: AttemptHistory | None = None
 
     def next_attempt(self, now_s: float, *, counts: bool) -> SendAttempt:
-        """The request's next one."""
+        """Return the request's next attempt."""
         self.done = True
         later = type(self)(
             self.ends, self.request, self.body, self.body_bytes, self.ordering, now_s,
@@ -345,7 +345,7 @@ class SendAttempt:
             broker.in_flight -= self.requests
 
     def known_history(self) -> AttemptHistory:
-        """The history; made on the first call."""
+        """Return the history; the first call makes it."""
         if self.history is None:
             self.history = AttemptHistory()
         return self.history
@@ -362,7 +362,7 @@ class SendAttempt:
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:
-    """The body as buffers whose `len` is their size in bytes, and their total size."""
+    """Return the body as buffers whose `len` is their size in bytes, and their total size."""
     if type(body) is bytes:
         return (body,), len(body)
     parts = body if isinstance(body, (list, tuple)) else (body,)

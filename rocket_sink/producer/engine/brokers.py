@@ -359,7 +359,7 @@ class Brokers:
     def update_suspicion(
         self, connections: Iterable[tuple[str, float | None, float]], now_s: float
     ) -> None:
-        """Set suspicion.
+        """Decide anew which brokers are suspect and which are silent.
 
         Args:
             connections: the broker of each, when its oldest unanswered request was written (None:

@@ -88,7 +88,7 @@ class SendEngine:
         on_request: Callable[[Channel, Frame], bool] | None = None,
         rpc_hooks: RpcHooks | None = None,
     ) -> None:
-        """Raises OptionError; connects to no server yet."""
+        """Make the engine; raises OptionError. It connects to no server yet."""
         rng = rng or Random()
         self.options = options
         self.clock = clock
@@ -256,7 +256,7 @@ class SendEngine:
         return self._rates is not None
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
-        """The topic's writable queues; asks the name servers when the route is not cached.
+        """Return the topic's writable queues; ask the name servers if the route is not cached.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -304,7 +304,7 @@ class SendEngine:
         return None
 
     def reread_credentials(self, signed_s: float) -> bool:
-        """True when there are others than those of that time."""
+        """Read the credentials again; return whether they differ from those of `signed_s`."""
         return self._headers.reread(signed_s, self.clock())
 
     def isolations(self) -> list[Isolation]:
@@ -350,14 +350,14 @@ class SendEngine:
         self._shared.close()
 
     def abandon(self) -> None:
-        """In a forked child: close the parent's connections without sending anything."""
+        """Close the parent's connections in a forked child, without sending anything."""
         self._closing = True
         self.client.abandon()
 
     # --- driving -----------------------------------------------------------------------------
 
     def prepare(self, timeout_s: float) -> float:
-        """Before the wait (under the caller's lock): write; how long the wait may be."""
+        """Write before a wait, under the caller's lock; return how long the wait may be."""
         wait_s = self.client.prepare(timeout_s)
         if self._ends:
             return 0.0
@@ -366,7 +366,7 @@ class SendEngine:
         return wait_s if self._rates is None else self._rates.wait_s(wait_s, self.clock())
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
-        """After the wait (under the caller's lock): read, and do what is due."""
+        """Read after a wait, under the caller's lock, and do what is due."""
         self.client.process(ready)
         now_s = self.clock()
         self._settle(now_s)
@@ -619,5 +619,5 @@ class SendEngine:
 
 
 def _room_for(attempt: SendAttempt) -> int:
-    """How many of its requests may go to its busy broker now; 0: it waits."""
+    """Return how many of the attempt's requests its busy broker has room for; 0: it waits."""
     return attempt.target.broker.room_for(attempt.requests) if attempt.target is not None else 0

@@ -198,7 +198,7 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 
 
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """The class of the request's attempts, its body as buffers, and their bytes."""
+    """Return the class of the request's attempts, its body as buffers, and their bytes."""
     if request.group is None:
         return SendAttempt, *buffers_of(request.body)
     return GroupAttempt, (), request.group.messages.body_bytes

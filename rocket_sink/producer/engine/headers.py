@@ -64,7 +64,7 @@ class HeaderTemplates:
         return template
 
     def sign(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
-        """The fields that sign any other request; none without credentials."""
+        """Return the fields that sign any other request; none without credentials."""
         return self.signer(ext, body) if self.signer is not None else {}
 
     def hide(self, remark: str) -> str:
@@ -105,7 +105,7 @@ class HeaderTemplates:
 
 
 def credentials_of(options: SinkOptions) -> Credentials | None:
-    """The options' credentials, resolved now; None when there are none.
+    """Resolve the options' credentials now; return None if there are none.
 
     Raises:
         OptionError: a variable or file is missing, or empty.

@@ -116,7 +116,7 @@ class Heartbeats:
                 yield names[channel.address], sent_s, channel.heard_s
 
     def _probe_silent(self, now_s: float) -> None:
-        """A heartbeat on each connection with an old unanswered request and no other sign of life.
+        """Send a heartbeat on connections with an old unanswered request and no other sign of life.
 
         Its answer distinguishes a broker that holds a request (it waits for its slave) from a
         frozen one: `Connection.open_request`, `Broker.silent`. One at a time; it
@@ -141,7 +141,7 @@ class Heartbeats:
         )
 
     def _send_heartbeat(self, address: str, now_s: float) -> None:
-        """A heartbeat on each connection, at once and every 30 s: it makes the group known."""
+        """Send a heartbeat at once and every 30 s: it makes the group known to the broker."""
         channel = self._client.peek(address)
         if channel is None and self.stays_connected:
             with contextlib.suppress(ConnectError):

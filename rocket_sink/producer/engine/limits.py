@@ -45,7 +45,7 @@ class RequestLimits:
         )
 
     def timeout_of(self, request: SendRequest) -> float:
-        """The request's time in all."""
+        """Return the total time that the request may take."""
         if request.timeout_s is not None:
             return request.timeout_s
         return self.order_wait_s if request.ordered else self.timeout_s
@@ -63,7 +63,7 @@ class Window:
         self.bytes = 0
 
     def has_room(self, size: int, others: int = 0) -> bool:
-        """A request larger than the whole window passes when it is alone.
+        """Return whether a request fits. One larger than the whole window fits if it is alone.
 
         Args:
             others: requests that come before it.
@@ -75,7 +75,7 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """A quarter of it is free: time to wake who waits for a place, once for many."""
+        """Whether a quarter is free: then threads that wait for a place are woken, many at once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
@@ -128,14 +128,14 @@ class RateLimiter:
         return wait_s <= 0
 
     def spend(self, messages: int, size: int, now_s: float) -> None:
-        """It passes."""
+        """Book a request that passes."""
         if self._messages is not None:
             self._messages.spend(messages, now_s)
         if self._bytes is not None:
             self._bytes.spend(size, now_s)
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
-        """How long the engine may sleep without making a waiting request late."""
+        """Return how long the engine may sleep without making a waiting request late."""
         left_s = self.due_s - now_s
         return min(longest_s, left_s) if left_s > 0 else longest_s
 
@@ -145,7 +145,7 @@ def _bucket(limit: int, options: SinkOptions, now_s: float) -> TokenBucket | Non
 
 
 def by_the_second(options: SinkOptions) -> SinkOptions:
-    """Batch requests that hold no more than a task may send in a second."""
+    """Return options whose batches hold no more than a task may send in a second."""
     if not is_limited(options):
         return options
     changes = {}
@@ -159,5 +159,5 @@ def by_the_second(options: SinkOptions) -> SinkOptions:
 
 
 def is_limited(options: SinkOptions) -> bool:
-    """A limit per second is set."""
+    """Return whether a limit per second is set."""
     return bool(options.max_messages_per_second or options.max_bytes_per_second)

@@ -45,7 +45,7 @@ class MappedTable:
         self._items: dict[int, tuple[str, bytes]] = {}
 
     def get(self, key: str) -> bytes | None:
-        """The value last put, or None."""
+        """Return the value last put, or None."""
         wanted = key.encode()
         for slot in self._chain(wanted):
             entry = self._read(slot)
@@ -93,7 +93,7 @@ class MappedTable:
         return ((start + step) % self._count for step in range(self._count))
 
     def _place(self, key: bytes) -> int | None:
-        """The key's slot, else the first on its way that is free, broken or without a value.
+        """Return the key's slot, else the first in its chain that is free, broken or empty.
 
         The latter lead on to later keys, as a broken one may: only a slot never used ends the way.
         """
@@ -109,7 +109,7 @@ class MappedTable:
         return free
 
     def _read(self, slot: int) -> tuple[bytes, bytes] | None:
-        """(key, value); an empty key for a slot never used; None for a broken one."""
+        """Return (key, value); an empty key for a slot never used; None for a broken one."""
         start = self._offset + slot * self._slot_bytes
         for _ in range(_READS):
             crc, _sequence, key_length, _unused, length = _SLOT.unpack_from(self._file.data, start)
@@ -196,7 +196,7 @@ class MappedFile:
         self._thread_lock.release()
 
     def close(self) -> None:
-        """For one user; the last one's unmaps it."""
+        """Close the file for one user; the last user's call unmaps it."""
         with self._guard:
             self.users -= 1
             if self.users > 0:
@@ -207,7 +207,7 @@ class MappedFile:
         os.close(self._number)
 
     def is_at(self, path: Path) -> bool:
-        """The path still names this file; folders of executors come and go."""
+        """Return whether the path still names this file; executors' folders come and go."""
         try:
             status = path.lstat()
         except OSError:

@@ -119,7 +119,7 @@ class ResponseHandler:
     def answered(
         self, attempt: SendAttempt, frame: Frame, sent_s: float | None, now_s: float
     ) -> Completion | NextStep:
-        """The broker answered."""
+        """Handle the broker's answer."""
         rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
         assert broker is not None
         if attempt.hooked is not None:
@@ -188,7 +188,7 @@ class ResponseHandler:
     def part_ended(
         self, attempt: GroupAttempt, now_s: float, sent_s: float | None = None
     ) -> Completion:
-        """The completion of the messages that were answered since the last one of their group."""
+        """Complete the messages of a group that were answered since its last completion."""
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
@@ -249,7 +249,7 @@ class ResponseHandler:
     def verified(
         self, attempt: SendAttempt, result: CheckResult, now_s: float
     ) -> Completion | NextStep:
-        """The broker was asked whether it stored an attempt without an answer."""
+        """Handle the broker's word on whether it stored an attempt without an answer."""
         message, error = result.found, result.error
         if message is not None:
             code = int(ResponseCode.SUCCESS)
@@ -410,7 +410,7 @@ class ResponseHandler:
         return completion
 
     def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
-        """The request's end without an acknowledgement of its last attempt.
+        """Return the end of a request whose last attempt was not acknowledged.
 
         An earlier attempt that was stored, if less durably than asked for, is its result. An
         earlier attempt whose outcome is unknown makes the whole unknown, with that one's error.
@@ -495,7 +495,7 @@ def _note_wait(
 
 
 def _result_of(attempt: SendAttempt, answer: SendAnswer, rtt_s: float) -> SendResult:
-    """The broker's answer as the caller's result."""
+    """Return the broker's answer as the caller's result."""
     request, history, target = attempt.request, attempt.history, attempt.target
     assert target is not None
     queue = target.queue

@@ -209,7 +209,7 @@ class Routes:
         self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
 
     def get(self, topic: str, now_s: float) -> TopicPublishInfo | None:
-        """The route as known; a look-up is begun when there is none, or an old one."""
+        """Return the known route; start a look-up if there is none, or if it is old."""
         state = self._topics.get(topic)
         if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
             return state.info
@@ -260,12 +260,12 @@ class Routes:
         return state.error if state is not None else None
 
     def fetching(self, topic: str) -> bool:
-        """A look-up is under way, or will be when it may."""
+        """Return whether a look-up is under way, or waits until it may start."""
         state = self._topics.get(topic)
         return state is not None and (state.fetching or state.wanted)
 
     def next_look_up_s(self, topic: str, now_s: float) -> float | None:
-        """In how many seconds the topic is asked for; 0: it is just now; None: no need is known."""
+        """Return the seconds to the topic's next look-up; 0 while one runs; None if none is due."""
         state = self._topics.get(topic)
         if state is None or not (state.fetching or state.wanted):
             return None
@@ -287,7 +287,7 @@ class Routes:
             raise error.copy()
 
     def addresses(self) -> dict[str, str]:
-        """Masters of all known routes, by broker name; the newest route that has it counts.
+        """Return the masters of all known routes by broker name; a broker's newest route counts.
 
         The same dictionary until a route may be another one: it is asked for in every tick.
         """
@@ -329,7 +329,7 @@ class Routes:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
 
     def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
-        """The name servers cannot tell: stay with the route, or begin with another worker's."""
+        """Keep the route if the name servers cannot tell, or start with another worker's."""
         if state.info is None:
             self._from_shared(topic, state, now_s, of_any_age=True)
         if state.info is not None:
@@ -396,7 +396,7 @@ class Routes:
             self._ask_brokers(topic, state, now_s)
 
     def _ask_template(self, topic: str, state: _Topic, now_s: float) -> bool:
-        """Ask for the template route; False: there is no template for this topic."""
+        """Ask for the template route; return False if this topic has no template."""
         if not self._template or topic == self._template:
             return False
         self._ask(topic, state, requests.get_route(self._template), self._by_template, now_s)
@@ -436,7 +436,7 @@ class Routes:
         self._take(topic, state, info, now_s)
 
     def _ask_brokers(self, topic: str, state: _Topic, now_s: float) -> None:
-        """The topic is unknown: ask for the brokers that have registered, and go by that."""
+        """Ask for the brokers that have registered, because the topic is unknown."""
         frame = requests.get_broker_cluster_info()
         self._ask(topic, state, frame, self._by_brokers, now_s)
 
@@ -472,7 +472,7 @@ class Routes:
 
 
 def vip_route(route: TopicRoute) -> TopicRoute:
-    """The route by the brokers' second ports, two below the first (MixAll.brokerVIPChannel)."""
+    """Return the route with the brokers' second ports, two lower (MixAll.brokerVIPChannel)."""
     brokers = tuple(
         replace(broker, addresses={n: _vip_address(a) for n, a in broker.addresses.items()})
         for broker in route.brokers

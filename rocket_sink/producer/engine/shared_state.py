@@ -54,7 +54,7 @@ class SharedBrokerState:
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
-        """The store of this executor for these name servers; in-process if it must be."""
+        """Return this executor's store for these name servers; in-process if it must be."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
@@ -63,7 +63,7 @@ class SharedBrokerState:
 
     @classmethod
     def in_process(cls) -> SharedBrokerState:
-        """A store of this process alone."""
+        """Return a store of this process alone."""
         return cls(None)
 
     def get(self, name: str) -> FaultItem | None:
@@ -99,7 +99,7 @@ class SharedBrokerState:
         return [item for item in fault_items if item is not None]
 
     def route(self, topic: str) -> tuple[bytes, float] | None:
-        """The topic's route body and the monotonic time (s) at which it was fetched."""
+        """Return the topic's route body and the monotonic time (s) at which it was fetched."""
         if self._file is None:
             return self._memory_routes.get(topic)
         value = self._routes.get(topic)
@@ -130,7 +130,7 @@ def _item(name: str, value: bytes) -> FaultItem | None:
 
 
 def local_directory() -> Path:
-    """The executor's own directory, or one of this user's for this parent process.
+    """Return the executor's own directory, or one of this user's for this parent process.
 
     Raises:
         OSError: it cannot be made, or is another user's.

@@ -76,7 +76,7 @@ _LONGEST_WAIT_S: Final = 0.5
 
 
 def topics_of(topic: str, *, timed: bool) -> tuple[str, ...]:
-    """The topics under which a message may be indexed."""
+    """Return the topics under which a message may be indexed."""
     return (topic, *_HIDDEN) if timed else (topic,)
 
 
@@ -201,7 +201,7 @@ class StoredChecks:
         self._end_unanswered(now_s)
 
     def abandon(self, now_s: float) -> None:
-        """The engine stops: what is not known now stays unknown."""
+        """End all checks when the engine stops: open outcomes stay unknown."""
         for check in list(self.open):
             self._end(check, CheckResult(check.error, decided=False), now_s)
 

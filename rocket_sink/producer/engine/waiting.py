@@ -40,13 +40,13 @@ class OrderedQueues:
         return len(line) == 1
 
     def replace(self, old: SendAttempt, new: SendAttempt) -> None:
-        """The next attempt keeps its predecessor's place."""
+        """Give the next attempt its predecessor's place."""
         if old.turn is not None:
             line = self._queues[old.turn]
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """The request has ended; returns the one whose turn it is now, if its was the first."""
+        """Remove an ended request; return the one whose turn it is now, if it was the first."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
         first = line[0] is attempt
@@ -101,7 +101,7 @@ class WaitingRequests:
             heapq.heappush(self._delayed, (due_s, next(self._sequence), attempt))
 
     def leave(self, attempt: SendAttempt, now_s: float) -> None:
-        """The request has ended: the next one of its ordered queue is due."""
+        """Remove an ended request: the next one of its ordered queue is due."""
         following = self.ordered.leave(attempt)
         if following is not None and following in self._behind:
             del self._behind[following]
@@ -127,7 +127,7 @@ class WaitingRequests:
         return due
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
-        """How long a wait for the peers may be."""
+        """Return how long a wait for the peers may be."""
         until_s = self._delayed[0][0] if self._delayed else float("inf")
         if self.size > len(self._delayed):
             until_s = min(until_s, max(self._next_look_s, now_s + _LOOK_S))

@@ -41,7 +41,7 @@ def bodies(cluster: FakeCluster, topic: str) -> list[bytes]:
 
 def batches(cluster: FakeCluster) -> int:
     code = RequestCode.SEND_BATCH_MESSAGE
-    return sum(one.code == code for broker in cluster.brokers for one in broker.requests)
+    return sum(frame.code == code for broker in cluster.brokers for frame in broker.requests)
 
 
 @pytest.mark.parametrize("blank", [(), "\t"])
@@ -183,9 +183,10 @@ def test_a_broker_that_may_not_tell_gets_the_batch_and_one_warning(
         for _ in range(6):
             producer.send_batch([Message("orders", b"x")] * 2)
     assert len(cluster.messages("orders")) == 12
-    told = [one.getMessage() for one in caplog.records if "cleanup.policy" in one.getMessage()]
-    assert len(told) == (1 if warns else 0)
-    assert not warns or "right Get" in told[0]
+    texts = [record.getMessage() for record in caplog.records]
+    warnings = [text for text in texts if "cleanup.policy" in text]
+    assert len(warnings) == (1 if warns else 0)
+    assert not warns or "right Get" in warnings[0]
 
 
 def test_a_question_has_its_own_time_and_costs_neither_an_attempt_nor_an_isolation(
