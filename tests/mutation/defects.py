@@ -1076,6 +1076,14 @@ LEDGER: tuple[Defect, ...] = (
         "a query of two days has 40,000 files, and no report ends",
     ),
     Defect(
+        "merged-files-are-never-deleted",
+        "rocket_sink/ledger/upkeep/growth.py",
+        "    if table.vacuum(dry_run=True):",
+        "    if table.version() % 200 == 0:",
+        ("tests/ledger/upkeep/test_growth.py::test_files_and_log_stay_few",),
+        "a checkpoint forgets files that no vacuum has deleted, and the disk fills with them",
+    ),
+    Defect(
         "merges-are-repeated",
         "rocket_sink/ledger/upkeep/growth.py",
         "next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)\n",

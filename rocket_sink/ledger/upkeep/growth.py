@@ -34,7 +34,6 @@ _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits from one checkpoint to the next: every reader reads those after it."""
 _ACTIONS_PER_COMMIT: Final = 50
 """A checkpoint of so many times more actions than commits follow it is not written again yet."""
-_VACUUM_COMMITS: Final = 200
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
 """Bytes; the tiers end here, and at `_FAN` times the tier before: the largest at 16 MiB."""
@@ -57,7 +56,7 @@ def keep_small(append: Append) -> None:
         table = open_table(place)
         if table is not None:
             merge(place, table)
-            _sum_up(place, table)
+            _sum_up(place)
     except Exception as error:
         _LOG.warning("the ledger %s is not kept small now: %s", place.uri, error)
 
@@ -96,8 +95,8 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
             )
 
 
-def _sum_up(place: LedgerPath, table: DeltaTable) -> None:
-    """Write a checkpoint when one is due, after a vacuum now and then.
+def _sum_up(place: LedgerPath) -> None:
+    """Write a checkpoint when one is due, after a vacuum.
 
     A checkpoint leaves out files that were removed for longer than the retention, and a vacuum
     only knows files that the log names: so the vacuum comes first.
@@ -108,9 +107,10 @@ def _sum_up(place: LedgerPath, table: DeltaTable) -> None:
     last = int(note.get("version", 0))
     fewest, most = _CHECKPOINT_COMMITS
     due = min(max(fewest, int(note.get("size", 0)) // _ACTIONS_PER_COMMIT), most)
-    if table.version() + 1 - last < due:
+    table = open_table(place)  # the object of a commit does not know what the commit removed
+    if table is None or table.version() + 1 - last < due:
         return
-    if table.version() // _VACUUM_COMMITS != last // _VACUUM_COMMITS:
+    if table.vacuum(dry_run=True):  # two commits, which are spared where nothing is to be deleted
         table.vacuum(dry_run=False)
     table.update_incremental()
     if place.is_local:

@@ -52,6 +52,7 @@ def test_files_and_log_stay_few(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     assert pinned == len(growth.template)
     assert len(DeltaTable(folder).file_uris()) < 40
+    assert len(list(folder.glob("kind=*/*"))) < 120
     assert len(list((folder / "_delta_log").glob("*.json"))) < EPOCHS
     assert by_delta_rs(folder) == dict.fromkeys(range(2 * EPOCHS + 1), TASKS)
     quick = open_quick(folder)
