@@ -18,7 +18,12 @@ import click
 
 from rocket_sink import __version__
 from rocket_sink.commands.common.base import Command, LazyGroup, debug_wanted, usage_line
-from rocket_sink.commands.common.output import escape_what_streams_lack, note, note_lines
+from rocket_sink.commands.common.output import (
+    escape_what_streams_lack,
+    ignore_odd_sizes,
+    note,
+    note_lines,
+)
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.text import clean_trace
 
@@ -76,6 +81,7 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
     """Run a command line of the command `name`; return the exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     escape_what_streams_lack()
+    ignore_odd_sizes()
     try:
         answer = command.main(args=argv, prog_name=name, standalone_mode=False)
         sys.stdout.flush()

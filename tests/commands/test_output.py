@@ -12,6 +12,7 @@ from types import MappingProxyType
 import pytest
 
 import rocket_sink
+from rocket_sink.cli import main
 from rocket_sink.commands.common import output
 from rocket_sink.commands.common.output import Bar, Steps, cell, print_json, step, table
 from rocket_sink.commands.common.output import show as show_tables
@@ -159,3 +160,29 @@ def test_tables_break_no_word_that_fits_a_line(
     shown = [word for line in lines for word in line.split()]
     assert words <= set(shown)
     assert shown.count("broker-of-the-night") == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (".venv/bin/rocket-sink", ".venv/bin/rocket-sink"),
+        ("/opt/my venv/bin/rocket-sink", "'/opt/my venv/bin/rocket-sink'"),
+        ("/on/path/rocket-sink", "rocket-sink"),
+        ("/usr/lib/python3/site-packages/pytest/__main__.py", "rocket-sink"),
+    ],
+)
+def test_commands_to_type_next_are_called_as_this_one(
+    typed: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [typed, "demo"])
+    monkeypatch.setattr("shutil.which", lambda name: f"/on/path/{name}")
+    assert output.program() == shown
+
+
+def test_a_width_that_is_no_number_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "\N{SUPERSCRIPT TWO}")
+    assert main(["options"]) == 0
+    out, err = capsys.readouterr()
+    assert "nameServer" in out and err == ""

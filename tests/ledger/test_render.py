@@ -88,4 +88,19 @@ def test_json_and_notebooks():
     plain = json.loads(json.dumps(FULL.as_dict()))
     assert plain["epochs"][0]["at"] == "2024-05-06T07:08:09.250000+00:00"
     assert plain["scope"]["since"] == NOW.isoformat()
-    assert FULL._repr_html_().startswith("<!DOCTYPE html>")
+    shown_html = FULL._repr_html_()
+    assert "<pre" not in shown_html and shown_html.count("<table>") == 6
+    for part in ("4,444", "&lt;b&gt;nor html&lt;/b&gt;", "superseded", "problem"):
+        assert part in shown_html, part
+
+
+def test_at_80_columns_tables_stay_tables():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(FULL)
+    lines = console.file.getvalue().splitlines()
+    assert any(line.split()[:3] == ["rows", "in", "1,234"] for line in lines)
+    heads = [line for line in lines if line.strip().startswith(("broker ", "query ", "error "))]
+    assert [line.split()[:2] for line in heads] == [
+        ["broker", "attempts"], ["error", "brokers"], ["query", "epoch"],
+    ]  # fmt: skip
+    assert "--html FILE" in lines[-1] and max(map(len, lines)) <= 80

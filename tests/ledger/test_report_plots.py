@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,14 @@ def test_figures_need_a_report_with_charts(tmp_path: Path) -> None:
     assert quick is not None
     with pytest.raises(ConfigurationError, match="charts=True"):
         figures(quick.query, quick.path, Scope()).plot_rows()
+
+
+def test_a_notebook_draws_figures_without_a_network(tmp_path: Path) -> None:
+    quick = open_quick(night(tmp_path / "ledger"))
+    assert quick is not None
+    report = figures(quick.query, quick.path, Scope(), series=True)
+    for chart in (report.plot_rows(), report.plot_heat().properties(height=200)):
+        forms = chart._repr_mimebundle_()
+        frame = html.unescape(forms["text/html"])
+        assert "Redistributions in binary form" in frame and len(frame) > 500_000
+        assert not re.search(r"<(script|link)[^>]*(src|href)=", frame)

@@ -2151,6 +2151,30 @@ SPARK: tuple[Defect, ...] = (
 
 COMMANDS: tuple[Defect, ...] = (
     Defect(
+        "odd-widths-reach-rich",
+        "rocket_sink/cli.py",
+        "    ignore_odd_sizes()\n",
+        "",
+        ("tests/commands/test_output.py::test_a_width_that_is_no_number_is_none",),
+        "a command ends with a traceback where COLUMNS is no number",
+    ),
+    Defect(
+        "notebooks-load-vega",
+        "rocket_sink/ledger/report/plots.py",
+        'return {**forms, "text/html": frame}',
+        "return bundle",
+        ("tests/ledger/test_report_plots.py::test_a_notebook_draws_figures_without_a_network",),
+        "figures are blank in a notebook without internet",
+    ),
+    Defect(
+        "tables-lose-nameless-columns",
+        "rocket_sink/ledger/report/tables.py",
+        "if narrow and self.wide else",
+        "if narrow else",
+        ("tests/ledger/test_render.py::test_at_80_columns_tables_stay_tables",),
+        "the accounts at 80 columns have no names",
+    ),
+    Defect(
         "replication-port-on-all-interfaces",
         "rocket_sink/cluster/layout.py",
         "        write_loopback_classes(jars, loopback)\n",

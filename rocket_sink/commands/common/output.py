@@ -13,6 +13,8 @@ import io
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 import textwrap
 import threading
@@ -42,6 +44,21 @@ def escape_what_streams_lack() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def ignore_odd_sizes() -> None:
+    """Forget a $COLUMNS or $LINES that is no number: rich takes `²` for one, and fails."""
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "0").isdecimal():
+            del os.environ[name]
+
+
+def program() -> str:
+    """Return how `rocket-sink` was called, for commands that a user shall type next."""
+    typed = Path(sys.argv[0])
+    if typed.name != "rocket-sink" or shutil.which(typed.name) == str(typed):
+        return "rocket-sink"
+    return shlex.quote(sys.argv[0])
 
 
 def stdout_console() -> Console:

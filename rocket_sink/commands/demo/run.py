@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.commands.common.base import one_line
-from rocket_sink.commands.common.output import Bar, Steps, note, note_lines, print_json, show
+from rocket_sink.commands.common.output import (
+    Bar,
+    Steps,
+    note,
+    note_lines,
+    print_json,
+    program,
+    show,
+)
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.commands.demo.flights import (
     FAULT_AT,
@@ -314,6 +322,6 @@ def _leave_running(settings: Settings) -> None:
     state = up(settings.cluster, settings.brokers)
     note_lines(
         f"name server {state.name_server}; look around with\n"
-        f"  rocket-sink tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
-        f"end it with\n  rocket-sink cluster down --home {shlex.quote(str(settings.cluster))}"
+        f"  {program()} tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
+        f"end it with\n  {program()} cluster down --home {shlex.quote(str(settings.cluster))}"
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow.parquet
 
-from rocket_sink.commands.common.output import table
+from rocket_sink.commands.common.output import program, table
 from rocket_sink.commands.demo.flights import Flights, Settings
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.report import Report
@@ -268,7 +268,7 @@ class DemoSummary:
         from rich.text import Text
 
         path = str(self.settings.ledger)
-        ledger = f"ledger: {path}\n  rocket-sink report --ledger {shlex.quote(path)}"
+        ledger = f"ledger: {path}\n  {program()} report --ledger {shlex.quote(path)}"
         if self.passed:
             return Text.assemble(
                 f"{ledger}\n", ("PASSED", "bold green"),

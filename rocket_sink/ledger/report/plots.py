@@ -1,13 +1,19 @@
 """The page's main charts as figures for notebooks, by altair: Vega-Lite's own library for Python,
 which Jupyter, VS Code and Databricks draw, and whose charts save as PNG, SVG and HTML.
+
+A notebook that cannot draw Vega-Lite by itself gets a frame that has Vega in it, so that nothing is
+loaded from a network.
 """
 
 from __future__ import annotations
 
+import functools
+import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.report.page import chart_library
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import ErrorFigures
 
@@ -30,7 +36,7 @@ def latency_heat(series: Series) -> altair.LayerChart:
     was isolated."""
     alt = _altair()
     heat = (
-        alt.Chart(_data(series, "heat", end=True))
+        _chart()(_data(series, "heat", end=True))
         .mark_rect()
         .encode(
             x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
@@ -39,11 +45,12 @@ def latency_heat(series: Series) -> altair.LayerChart:
         )
     )  # fmt: skip
     isolated = (
-        alt.Chart(_data(series, "isolations"))
+        _chart()(_data(series, "isolations"))
         .mark_rule(color="#c62828", strokeWidth=3)
         .encode(x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"])
     )
-    chart: altair.LayerChart = alt.layer(heat, isolated).properties(width=_WIDTH)
+    layers = _offline(alt.LayerChart)(layer=[heat, isolated])
+    chart: altair.LayerChart = layers.properties(width=_WIDTH)
     return chart
 
 
@@ -56,7 +63,7 @@ def latency_by_broker(series: Series) -> altair.Chart:
     for row in rows:
         row["p999"] = row.pop("p99.9")
     chart: altair.Chart = (
-        alt.Chart(alt.Data(values=rows))
+        _chart()(alt.Data(values=rows))
         .transform_fold(shares, as_=["share", "ms"])
         .mark_point(filled=True, size=60)
         .encode(
@@ -75,7 +82,7 @@ def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
     alt = _altair()
     rows = [{"error": row.error_code, "attempts": row.attempts} for row in errors]
     chart: altair.Chart = (
-        alt.Chart(alt.Data(values=rows))
+        _chart()(alt.Data(values=rows))
         .mark_bar()
         .encode(
             x=alt.X("attempts:Q", title="failed attempts"),
@@ -92,7 +99,7 @@ _WIDTH: Final = 640
 def _over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
     alt = _altair()
     chart: altair.Chart = (
-        alt.Chart(_data(series, name, end=True))
+        _chart()(_data(series, name, end=True))
         .mark_bar()
         .encode(
             x=alt.X("at:T", title=None), x2="end:T",
@@ -104,6 +111,32 @@ def _over_time(series: Series, name: str, amount: str, colour: str, title: str) 
     return chart
 
 
+def _offline(kind: type[Any]) -> type[Any]:
+    """Return the class of charts with a form for notebooks that needs no network."""
+
+    class Offline(kind):  # type: ignore[misc]
+        def _repr_mimebundle_(self, *arguments: Any, **more: Any) -> Any:
+            bundle = super()._repr_mimebundle_(*arguments, **more)
+            forms = bundle[0] if isinstance(bundle, tuple) else bundle
+            library = chart_library()
+            if forms is None or not library:
+                return bundle
+            # altair's own page would make Vega's bundle anew, which takes seconds a chart.
+            specification = self.to_json(indent=None).replace("<", "\\u003c")
+            page = (
+                f'<div id="chart"></div><script>{library}\n</script>'
+                f'<script>vegaEmbed("#chart", {specification}, {{actions: false}})</script>'
+            )
+            frame = (
+                '<iframe sandbox="allow-scripts" style="width:100%;height:420px;border:0" '
+                f'srcdoc="{html.escape(page)}"></iframe>'
+            )
+            return {**forms, "text/html": frame}
+
+    Offline.__name__ = Offline.__qualname__ = kind.__name__
+    return Offline
+
+
 def _altair() -> Any:
     try:
         import altair
@@ -112,6 +145,11 @@ def _altair() -> Any:
             "figures need altair: pip install altair, or the extra `report`"
         ) from error
     return altair
+
+
+@functools.cache
+def _chart() -> type[Any]:
+    return _offline(_altair().Chart)
 
 
 def _data(series: Series, name: str, *, end: bool = False) -> Any:

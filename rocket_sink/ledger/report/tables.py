@@ -6,10 +6,10 @@ The verdict stands before all figures.
 from __future__ import annotations
 
 import datetime as dt
-import io
+import html
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.report import plots
@@ -33,12 +33,12 @@ from rocket_sink.ledger.report.values import (
 from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.values import Tuning
-from rocket_sink.tables import table
-from rocket_sink.text import counted
+from rocket_sink.tables import html_grid, table
+from rocket_sink.text import clean, counted
 
 if TYPE_CHECKING:
     import altair
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
 @dataclass(frozen=True)
@@ -128,39 +128,82 @@ class Report:
             )
         return self.series
 
-    def __rich__(self) -> RenderableType:
-        return render_report(self)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield render_report(self, narrow=options.max_width < _WIDE)
 
     def _repr_html_(self) -> str:
-        from rich.console import Console
+        findings = "".join(
+            f"<li><b>{finding.level}</b>: {html.escape(clean(str(finding)))}</li>"
+            for finding in self.verdict
+        )
+        tables = "".join(
+            html_grid(each.title, each.columns, each.rows)
+            if each.rows
+            else f"<p>{html.escape(each.empty)}</p>"
+            for each in _tables(self)
+        )
+        return f"<div><ul>{findings}</ul>{tables}<p>ledger {html.escape(self.ledger)}</p></div>"
 
-        console = Console(record=True, width=_HTML_WIDTH, file=io.StringIO(), force_jupyter=False)
-        console.print(render_report(self))
-        return console.export_html(inline_styles=True)
 
-
-_HTML_WIDTH: Final = 150
+_WIDE: Final = 110
+"""Columns of a console from which on tables have all of their columns."""
 _EXAMPLE_SHOWN: Final = 160
 """Room for the reasons that a broker gives behind a long first sentence."""
 
 
-def render_report(report: Report) -> RenderableType:
-    """Return the tables; a table without rows becomes a line that says so."""
-    from rich.console import Group
-    from rich.text import Text
+class _Table(NamedTuple):
+    """A table of the report; `empty` stands in its place if it has no rows.
 
-    findings = report.verdict
-    return Group(
-        _verdict(findings),
-        Text(""),
+    `wide` names the columns that a narrow console leaves out.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    empty: str = ""
+    wide: str = ""
+
+    def shown(self, *, narrow: bool) -> RenderableType:
+        from rich.text import Text
+
+        if not self.rows:
+            return Text(self.empty, style="dim")
+        left_out = self.wide.split(", ") if narrow and self.wide else ()
+        kept = [n for n, name in enumerate(self.columns) if name not in left_out]
+        rows = [[row[n] for n in kept] for row in self.rows]
+        return table(self.title, [self.columns[n] for n in kept], rows)
+
+
+def _tables(report: Report) -> list[_Table]:
+    return [
         _accounts(report),
-        _more_findings(findings),
         _brokers_table(report.brokers),
         _isolations_table(report.isolations, report.isolation_count),
         _dead_letters_table(report.dead_letters),
         _errors_table(report.errors),
         _epochs_table(report.epochs, report.totals.epochs),
-        Text(f"ledger {report.ledger}", style="dim"),
+    ]
+
+
+def render_report(report: Report, *, narrow: bool = False) -> RenderableType:
+    """Return the tables; a table without rows becomes a line that says so.
+
+    Args:
+        narrow: leave out columns, so that the tables fit 80 columns.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    findings = report.verdict
+    accounts, *tables = (each.shown(narrow=narrow) for each in _tables(report))
+    more = "; --html FILE writes a page with all columns" if narrow else ""
+    return Group(
+        _verdict(findings),
+        Text(""),
+        accounts,
+        _more_findings(findings),
+        *tables,
+        Text(f"ledger {report.ledger}{more}", style="dim"),
     )
 
 
@@ -192,7 +235,7 @@ def _more_findings(findings: Sequence[Finding]) -> RenderableType:
     )
 
 
-def _accounts(report: Report) -> RenderableType:
+def _accounts(report: Report) -> _Table:
     totals = report.totals
     resolved = sum(d.resolved for d in report.dead_letters)
     settled = f"; {counted(resolved, 'letter', 'is', 'are')} resolved" if resolved else ""
@@ -210,10 +253,10 @@ def _accounts(report: Report) -> RenderableType:
         "superseded_rows": f"stored by {attempts}",
     }
     rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
-    return table("Accounts", ("", "rows", "note"), rows)
+    return _Table("Accounts", ("", "rows", "note"), rows)
 
 
-def _brokers_table(brokers: Sequence[BrokerFigures]) -> RenderableType:
+def _brokers_table(brokers: Sequence[BrokerFigures]) -> _Table:
     names = (
         "broker", "attempts", "stored", "MB", "retries", "degraded", "not acked", "p50 ms",
         "p95 ms", "p99 ms", "max ms", "p99 wait ms", "last (UTC)",
@@ -227,10 +270,11 @@ def _brokers_table(brokers: Sequence[BrokerFigures]) -> RenderableType:
         for b in brokers
     ]  # fmt: skip
     title = "Latency per broker (last byte to answer)"
-    return _shown(title, names, rows, empty=f"{title}: nothing.")
+    wide = "MB, degraded, p95 ms, p99 wait ms, last (UTC)"
+    return _Table(title, names, rows, f"{title}: nothing.", wide)
 
 
-def _isolations_table(events: Sequence[IsolationFigures], total: int) -> RenderableType:
+def _isolations_table(events: Sequence[IsolationFigures], total: int) -> _Table:
     rows = [
         (_time(e.start), e.broker, e.topic or "", e.cause, e.latency_ms, e.length_ms / 1000,
          {True: "yes", False: "no", None: ""}[e.reachable])
@@ -238,30 +282,30 @@ def _isolations_table(events: Sequence[IsolationFigures], total: int) -> Rendera
     ]  # fmt: skip
     title = f"Isolations ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
     names = ("from (UTC)", "broker", "topic", "cause", "latency ms", "length s", "reachable")
-    return _shown(title, names, rows, empty="No broker was isolated.")
+    return _Table(title, names, rows, "No broker was isolated.", "topic, latency ms")
 
 
-def _dead_letters_table(letters: Sequence[DeadLetterFigures]) -> RenderableType:
+def _dead_letters_table(letters: Sequence[DeadLetterFigures]) -> _Table:
     rows = [
         (d.reason, d.error_code, d.letters, d.pending, d.resolved,
          "" if d.oldest is None else _time(d.oldest), _short(d.example))
         for d in letters
     ]  # fmt: skip
     names = ("reason", "error", "letters", "pending", "resolved", "oldest (UTC)", "example")
-    return _shown("Dead letters", names, rows, empty="No dead letters.")
+    return _Table("Dead letters", names, rows, "No dead letters.", "oldest (UTC), example")
 
 
-def _errors_table(errors: Sequence[ErrorFigures]) -> RenderableType:
+def _errors_table(errors: Sequence[ErrorFigures]) -> _Table:
     rows = [
         (e.error_code, "" if e.response_code is None else str(e.response_code), e.brokers,
          e.attempts, e.messages, _time(e.last_at), _short(e.example))
         for e in errors
     ]  # fmt: skip
     names = ("error", "code", "brokers", "attempts", "messages", "last (UTC)", "example")
-    return _shown("Failed attempts", names, rows, empty="No attempt failed.")
+    return _Table("Failed attempts", names, rows, "No attempt failed.", "code, example")
 
 
-def _epochs_table(epochs: Sequence[EpochFigures], total: int) -> RenderableType:
+def _epochs_table(epochs: Sequence[EpochFigures], total: int) -> _Table:
     names = (
         "query", "epoch", "at (UTC)", "rows in", "acked", "degraded", "dead", "unknown",
         "filtered", "superseded", "adds up", "confirmed",
@@ -272,15 +316,8 @@ def _epochs_table(epochs: Sequence[EpochFigures], total: int) -> RenderableType:
         for e in epochs
     ]  # fmt: skip
     title = f"Epochs ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
-    return _shown(title, names, rows, empty="No epochs.")
-
-
-def _shown(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], empty: str
-) -> RenderableType:
-    from rich.text import Text
-
-    return table(title, names, rows) if rows else Text(empty, style="dim")
+    wide = "degraded, filtered, superseded, confirmed"
+    return _Table(title, names, rows, "No epochs.", wide)
 
 
 def _time(at: dt.datetime) -> str:
