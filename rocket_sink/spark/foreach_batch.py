@@ -166,7 +166,7 @@ class BatchWriter:
             results = self._results(
                 df, "foreach_batch", epoch, query, run, group, append, again=again, token=token
             )
-            _save(results, append)
+            _append(results, append)
             if transactions is not None:
                 transactions.end(query, epoch)
             if has_budget(self._options):
@@ -198,7 +198,7 @@ class BatchWriter:
                 results = self._results(
                     df, "batch", 0, query, run, group, append, again=again, token=token
                 )
-                _save(results, append)
+                _append(results, append)
             except BaseException:
                 self._withdraw(session, place, query)
                 if not self._options.app_id:
@@ -360,7 +360,7 @@ _writing = ForkLock()
 """A function may write in several threads."""
 
 
-def _save(results: DataFrame, append: Append) -> None:
+def _append(results: DataFrame, append: Append) -> None:
     """Run the one action: the tasks send, and the driver commits."""
     append.save(results)
     keep_small(append)
