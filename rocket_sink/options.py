@@ -128,6 +128,7 @@ class SinkOptions:
 
     columns: tuple[tuple[str, str], ...] = option("columns", Kind.COLUMNS, (), _K, "row contract columns taken from others, as in 'body=payload, keys=order_id'")
     body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
+    json_nulls: str = option("jsonNulls", Kind.CHOICE, "drop", _K, "bodyFormat=json: fields that are null in a row. drop: left out, as Spark's to_json does by default; keep: written as null", choices=("drop", "keep"))
     strict_columns: bool = option("strictColumns", Kind.BOOLEAN, False, _K, "refuse columns that the row contract does not know")
     order_by: str = option("orderBy", Kind.TEXT, "", _K, "column that sorts a key's rows inside a task")
     gather_rows: int = option("gatherRows", Kind.INTEGER, 8000, _K, "foreach: rows gathered into one Arrow batch; fewer where their bodies reach 16 MiB", low=1, high=1_000_000)

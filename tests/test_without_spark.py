@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
 from importlib.metadata import requires
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -78,6 +81,37 @@ def test_an_installation_leaves_the_spark_of_a_platform_alone() -> None:
     core = {requirement.name for requirement in wanted if requirement.marker is None}
     assert "pyarrow" in core
     assert not core & {"pyspark", "pyspark-client", "py4j", "delta-spark", "pandas"}
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("pyspark", "4.0.0"), ("pyspark", "4.2.1"), ("pyspark", "4.3.0"), ("pyspark-client", "4.2.0")],
+)
+def test_pip_would_change_no_package_of_a_platform(
+    tmp_path: Path, package: str, version: str
+) -> None:
+    """Pip has no index here: whatever it wanted to change, it could not, and would fail."""
+    core = [text for text in requires("rocket-sink") or () if "extra ==" not in text]
+    name = package.replace("-", "_")
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    (tmp_path / f"{name}-{version}.dist-info").mkdir()
+    (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
+    wheel = tmp_path / "rocket_sink-9-py3-none-any.whl"
+    with ZipFile(wheel, "w") as file:
+        required = "".join(f"Requires-Dist: {text}\n" for text in core)
+        text = f"Metadata-Version: 2.1\nName: rocket-sink\nVersion: 9\n{required}"
+        file.writestr("rocket_sink-9.dist-info/METADATA", text)
+        file.writestr("rocket_sink-9.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr("rocket_sink-9.dist-info/RECORD", "")
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet", "--report",
+         "-", str(wheel)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    installed = [item["metadata"]["name"] for item in json.loads(result.stdout)["install"]]
+    assert installed == ["rocket-sink"]
 
 
 SPARK_NAMES = ("RocketSink", "build_session", "register")

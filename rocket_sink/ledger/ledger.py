@@ -20,8 +20,10 @@ from rocket_sink.ledger.table import (
     check_table,
     ensure_table,
     first_line,
+    has_delta,
     is_table,
     missing,
+    no_delta,
     open_for_commits,
     read_table,
     table_version,
@@ -308,6 +310,8 @@ class Ledger:
             ) from error
 
     def _delta(self, spark: SparkSession) -> DeltaTable:
+        if not has_delta(spark):
+            raise LedgerError(no_delta(self._place), path=self.uri)
         from delta.tables import DeltaTable
 
         if not is_table(spark, self._place):

@@ -26,7 +26,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,9 +132,17 @@ def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
-    """True when a Delta table is there, of whatever schema."""
+    """True when a Delta table is there, of whatever schema.
+
+    Raises:
+        LedgerError: only Spark's Delta can tell, and the session has none.
+    """
     if open_direct(spark, place) is not None:
         return True
+    if not has_delta(spark) and is_classic(spark):
+        if place.is_local or _may_commit(spark, place):
+            return False
+        raise LedgerError(no_delta(place), path=place.uri)
     with reading(place):
         return bool(_delta_table().isDeltaTable(spark, place.uri))
 
@@ -189,13 +197,38 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
     """
     check_table(spark, place)
     table = open_direct(spark, place)
+    if table is not None:
+        files = [name for names in data_files(place, table).values() for name in names]
+        if not has_delta(spark):
+            return _read_files(spark, place, files)
     with reading(place):
         rows = spark.read.format("delta").load(place.uri)
         if table is None:
             check_named(place.uri, map(partial(_below, place.uri), rows.inputFiles()))
-    if table is not None:
-        data_files(place, table)
     return rows
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Return whether the session has Delta's extension, and so its jars."""
+    return "DeltaSparkSessionExtension" in str(spark.conf.get("spark.sql.extensions", ""))
+
+
+def no_delta(place: LedgerPath) -> str:
+    """Return what to do where only Spark's Delta will do."""
+    return (
+        f"the ledger {place.uri} needs Spark's Delta, which this session does not have: add the "
+        "package io.delta:delta-spark and Delta's settings (spark.sql.extensions, "
+        "spark.sql.catalog.spark_catalog); rocket_sink.build_session does"
+    )
+
+
+def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) -> DataFrame:
+    """Read the files that the newest version names, without Delta's jars."""
+    if not files:
+        return spark.createDataFrame([], _spark_schema())
+    reader = spark.read.schema(_spark_schema()).option("basePath", place.uri)
+    rows = reader.parquet(*(f"{place.uri}/{file}" for file in files))
+    return rows.select(*(column.name for column in COLUMNS))
 
 
 def _below(uri: str, file: str) -> tuple[str, str]:

@@ -32,6 +32,20 @@ def logger(name: str) -> logging.Logger:
     return module_logger
 
 
+def tell(module_logger: logging.Logger, text: str, *args: object) -> None:
+    """Log at INFO; where the program has set up no logging, print it as Python prints warnings."""
+    is_set_up = module_logger.hasHandlers() or module_logger.isEnabledFor(logging.INFO)
+    package = logging.getLogger(module_logger.name.partition(".")[0])
+    if is_set_up or package.level or module_logger.level or logging.lastResort is None:
+        module_logger.info(text, *args)
+        return
+    record = module_logger.makeRecord(
+        module_logger.name, logging.INFO, __file__, 0, text, args, None
+    )
+    if logging.root.manager.disable < logging.INFO and module_logger.filter(record):
+        logging.lastResort.emit(record)
+
+
 def flush() -> None:
     """Log the counts of suppressed records."""
     _GUARD.flush()

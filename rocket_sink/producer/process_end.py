@@ -40,6 +40,9 @@ def finish_at_end(sender: Sender) -> None:
     """Call `finish` when this process ends."""
     with _lock:
         _senders.add(sender)
+        # It runs before the end of what began earlier, as Spark's JVM.
+        atexit.unregister(finish_all)
+        atexit.register(finish_all)
         processes = sys.modules.get("multiprocessing.process")
         is_child = processes is not None and processes.parent_process() is not None
         if is_child and os.getpid() not in _registered:
@@ -60,6 +63,3 @@ def finish_all() -> None:
                 sender.finish()
             except Exception:
                 _LOG.exception("messages of %r were not sent before the process ended", sender)
-
-
-atexit.register(finish_all)

@@ -49,12 +49,14 @@ class ColumnPlan:
     """The frame's columns by contract column; made by `resolve_columns`.
 
     `sources` has pairs (contract column, name in the frame); `topic` is the option's, or "" with a
-    topic column; `json_columns` are those that `bodyFormat=json` packs.
+    topic column; `json_columns` are those that `bodyFormat=json` packs, and `keeps_nulls` says
+    whether fields that are null stay (`jsonNulls`).
     """
 
     sources: tuple[tuple[str, str], ...]
     topic: str = ""
     json_columns: tuple[str, ...] = ()
+    keeps_nulls: bool = False
 
     @property
     def needs_to_json(self) -> bool:
@@ -228,7 +230,8 @@ def resolve_columns(
     _check_combinations(sources, options, finder)
     if options.strict_columns and not json_columns:
         _check_strict(unknown)
-    return ColumnPlan(tuple(sources.items()), options.topic, json_columns)
+    keeps_nulls = options.json_nulls == "keep"
+    return ColumnPlan(tuple(sources.items()), options.topic, json_columns, keeps_nulls)
 
 
 class _Finder:

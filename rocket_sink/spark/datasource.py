@@ -267,8 +267,14 @@ class _Writer:
             )
         rows = sum(message.summary.rows_in for message in done)
         # Before any row is kept: Spark calls `abort` after an error, which keeps them.
-        check_budget(self._options, _sums([message.summary for message in done]), epoch)
+        sums = _sums([message.summary for message in done])
+        check_budget(self._options, sums, epoch)
         self._keep_handed(done)
+        if (sums["dead"] or sums["unknown"]) and (epoch is None or not self._folded):
+            from rocket_sink.spark.console import warn_of_losses
+
+            what = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
+            warn_of_losses(what, sums, self._options.ledger)
         if not self._options.ledger or not rows:
             return
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)

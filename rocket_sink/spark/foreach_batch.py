@@ -42,6 +42,7 @@ from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.spark.console import say_end, say_start, warn_of_losses
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
 from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.session_checks import (
@@ -143,7 +144,10 @@ class BatchWriter:
         session = df.sparkSession
         query, run = self._query_of(session)
         self._refuse(session)
+        if query not in self._started:
+            say_start(self._options, "foreachBatch", query)
         if not self._options.ledger:
+            self._started.add(query)
             results = self._results(df, "foreach_batch", epoch, query, run)
             check_budget(self._options, _counts(_accounts_of(results)), epoch)
             return
@@ -219,6 +223,9 @@ class BatchWriter:
             over = over_budget(self._options, counts)
         if over is not None:
             raise over
+        name = f"the write {query}"
+        warn_of_losses(name, counts, self._options.ledger)
+        say_end(name, counts, self._options.ledger)
         return WriteSummary.of(
             counts, query_id=query, ledger=self._options.ledger,
             duration_s=time.monotonic() - started_s,

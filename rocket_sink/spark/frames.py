@@ -12,7 +12,7 @@ from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.session_checks import case_sensitive, refuse_own_input
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _LOG: Final = log.logger(__name__)
 
@@ -59,11 +59,16 @@ def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
     """Return the frame with its `json_columns` packed into `body` by Spark's own to_json."""
     if not plan.needs_to_json:
         return frame
+    columns = [name for name in plan.needed if name != "body"]
+    return frame.select(json_body(plan), *(frame[quoted(name)] for name in columns))
+
+
+def json_body(plan: ColumnPlan) -> Column:
+    """The column `body` of a frame whose `json_columns` become it."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
-    packed = F.to_json(F.struct(*(frame[quoted(name)] for name in plan.json_columns)))
-    columns = [name for name in plan.needed if name != "body"]
-    return frame.select(packed.alias("body"), *(frame[quoted(name)] for name in columns))
+    fields = F.struct(*(F.col(quoted(name)) for name in plan.json_columns))
+    return F.to_json(fields, {"ignoreNullFields": str(not plan.keeps_nulls)}).alias("body")
 
 
 def quoted(name: str) -> str:

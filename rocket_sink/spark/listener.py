@@ -8,6 +8,7 @@ Python waits for the fold that is under way, for it would crash on a thread with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -26,11 +27,12 @@ from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool.files import has_files
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.table import first_line, is_table
+from rocket_sink.ledger.table import first_line, is_table, read_table
 from rocket_sink.ledger.upkeep.expire import Retention, expire_daily
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
+from rocket_sink.spark.console import Accounts, say_start
 from rocket_sink.spark.session_checks import refuse_query
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
 _COUNT_S: Final = 30.0
 """Shortest time between two counts of a ledger's rows: each is a query of the table."""
+_LAST_S: Final = 5.0
+"""Longest wait for Spark to tell of a query that has ended, when the driver ends."""
 _END_S: Final = 60.0
 """Longest wait for a fold when the driver ends."""
 _UNCOUNTED: Final = 10_000
@@ -102,18 +106,31 @@ class FoldThread:
         self._is_confirming = False
         self._running: set[str] = set()
         """Runs that Spark has told of, and not yet of their end."""
+        self._queries: dict[str, str] = {}
+        """{run: query} of those whose end was not said on the console yet."""
+        self._accounts: dict[LedgerPath, Accounts] = {}
         self._thread: threading.Thread | None = None
+        self._ended: set[str] = set()
         self._is_finished = False
         self.of_pid = os.getpid()
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Fold nothing more; wait for the fold that is under way."""
+        """Fold nothing more but what a query that has just ended wrote; say how it ended."""
+        is_alive = True
+        try:
+            self.await_ended(_LAST_S)
+        except Exception:
+            is_alive = False  # the session was stopped before
         with self._wake:
+            self._urgent &= is_alive
             self._is_finished = True
             self._wake.notify_all()
         if self._thread is not None:
             self._thread.join(_END_S)
+        for place in list(self._accounts) if self._queries else ():
+            self._read_accounts(place)
+        self._say_ends(set(self._queries))
 
     def add(
         self, place: LedgerPath, interval_s: float, app_id: str = "",
@@ -134,10 +151,16 @@ class FoldThread:
         with self._wake:
             return frozenset(place.uri for place in self._intervals)
 
-    def started(self, run_id: str) -> None:
+    def started(self, run_id: str, query_id: str = "") -> None:
         """Note the begin of a query; Spark tells of it before its `start()` returns."""
         with self._wake:
             self._running.add(run_id)
+            self._queries[run_id] = query_id
+            places = [p for p in self._intervals if p not in self._accounts and not p.problem]
+        # Now, because the first commit of a foreachBatch query comes before its first event.
+        for place in places:
+            with contextlib.suppress(LedgerError, OSError):  # the first fold says so
+                self._accounts[place] = Accounts(place)
 
     def progressed(self, progress: Any) -> None:
         """Note that a query finished an epoch."""
@@ -148,6 +171,7 @@ class FoldThread:
         """Note the end of a query: its last rows should not wait."""
         with self._wake:
             self._running.discard(run_id or "")
+            self._ended.add(run_id or "")
         self._notify([], urgent=True)
 
     def await_ended(self, wait_s: float) -> None:
@@ -184,25 +208,46 @@ class FoldThread:
                 while not (self._events or self._urgent or self._is_finished):
                     self._wake.wait()
                 urgent, self._urgent = self._urgent, False
+                ended_runs, self._ended = self._ended, set()
                 places = dict(self._intervals)
             for place, interval_s in places.items():
                 # Before each fold: a fold of all ledgers takes longer than a sync waits.
                 self._confirm_new()
                 now = time.monotonic()
-                if self._is_finished:
+                if self._is_finished and not urgent:
                     continue
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
                     is_folded = self._fold(place)
                     now = folded[place] = time.monotonic()
+                    self._read_accounts(place)
                     if is_folded:
                         self._warn_of_successors(place)
+                        self._confirm_new()
                         self._expire(place)
+                        self._confirm_new()
                     is_due = urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S
                     if is_folded and is_due and not self._is_finished:
                         self._count(place)
                         counted[place] = time.monotonic()
+            self._say_ends(ended_runs)
             if self._is_finished:
                 return
+
+    def _read_accounts(self, place: LedgerPath) -> None:
+        try:
+            if place in self._accounts:
+                self._accounts[place].read(self._queries)
+        except Exception as error:
+            _LOG.info("the ledger %s cannot be followed now: %s", place.uri, first_line(error))
+
+    def _say_ends(self, runs: set[str]) -> None:
+        """Say on the console what became of the rows of these runs, which have ended."""
+        runs &= set(self._queries)
+        for accounts in list(self._accounts.values()) if runs else ():
+            for run in runs:
+                accounts.say_end(run, self._queries[run])
+        for run in runs:
+            del self._queries[run]
 
     def _fold(self, place: LedgerPath) -> bool:
         """Whether all that was finished is in the table."""
@@ -364,7 +409,7 @@ class FoldThread:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         queries, _, numbers = zip(*epochs, strict=True)
-        rows = self._session.read.format("delta").load(place.uri)
+        rows = read_table(self._session, place)
         tasks = rows.where((rows.kind == EPOCH) & rows.complete)
         matches = tasks.where(tasks.query_id.isin(*set(queries)))
         matches = matches.where(matches.epoch.between(min(numbers), max(numbers)))
@@ -377,8 +422,10 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
 
     class FoldListener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
-            folder.started(str(event.runId))
-            refuse_query(session, str(event.id), folder.ledgers)
+            folder.started(str(event.runId), str(event.id))
+            options = refuse_query(session, str(event.id), folder.ledgers)
+            if options is not None:
+                say_start(options, "foreach", str(event.id))
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             folder.progressed(event.progress)

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import (
+    ColumnError,
     ConfigurationError,
     DeliveryError,
     LedgerError,
@@ -34,6 +37,7 @@ from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledg
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import is_limited
+from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.task.totals import exceeds
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 FORMAT: Final = "rocketmq"
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ASK_AGAIN_S: Final = 60.0
 CONTINUOUS: Final = (
     "trigger(continuous=...) does not work with rocket-sink, since Spark hands no rows to Python "
@@ -142,9 +147,9 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
         )
 
 
-def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
-    """Let a query of the sink fail before its first epoch if it would lose rows, or read its own
-    files.
+def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> SinkOptions | None:
+    """Let a query of the sink fail before its first epoch if it would lose rows, read its own
+    files, or if its columns do not fit. Return the options of a foreach query that may run.
 
     Under a continuous trigger Spark never calls `write` of a Python data source, and foreach in
     Python ends in a thread that Spark does not watch. Both commit epochs whose rows nobody has
@@ -156,61 +161,85 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
     running = session._jsparkSession.streams().get(query_id)
     query = running.streamingQuery() if running is not None else None
     if query is None:
-        return
+        return None
     sink = query.sink()
     kind = sink.getClass().getSimpleName()
-    pickled = _pickled_sink(sink.writer()) if kind == "ForeachWriterTable" else None
-    is_foreach = pickled is not None
+    foreach = _foreach_sink(sink.writer()) if kind == "ForeachWriterTable" else None
     is_source = kind == "PythonTable" and sink.name() == FORMAT
-    if not (is_foreach or is_source or kind == "ForeachBatchSink"):
-        return
+    if not (foreach or is_source or kind == "ForeachBatchSink"):
+        return None
     _refuse_objects(session)
-    # The function of foreach names the query's own ledger; others of the session are not its.
-    files = [
-        ("ledger", ledger)
-        for ledger in ledgers
-        if pickled is None or _pickled("/".join(("", *_parts(ledger)[1:]))) in pickled
-    ]
+    # A sink of foreach has its own ledger; others of the session are not this query's.
+    own = [foreach.options.ledger] if foreach is not None else ledgers
+    files = [("ledger", ledger) for ledger in ledgers if ledger in own]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))
-    reason = _own_input(query.analyzedPlan(), files)
+    plan = query.analyzedPlan()
+    reason = _own_input(plan, files)
+    if foreach is not None and foreach.plan is None:
+        reason = reason or _wrong_columns(plan, foreach.options)
     if query.getClass().getSimpleName() == "ContinuousExecution":
         reason = CONTINUOUS
     if not reason:
-        return
+        return foreach.options if foreach is not None else None
     if kind == "ForeachBatchSink":
         # Spark does not show the function, which may be another's: `write_batch` raises.
         refused_queries[query_id] = reason
-        return
+        return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
     # `stop` would end the query as if it had succeeded. Cancelled jobs let it fail.
     jobs = session.sparkContext._jsc.sc()
     jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
+    return None
 
 
 refused_queries: Final[dict[str, str]] = {}
 """{query id: why it must not send} of foreachBatch queries."""
 
 
-def _pickled_sink(writer: Any) -> str | None:
-    """Return the pickled function of a foreach query, as `_pickled`; None: it is no `RocketSink`.
+class ForeachSink(NamedTuple):
+    """A sink that was pickled for `foreach`; `plan` if it has seen the frame."""
 
-    Empty where this Spark does not show it.
-    """
-    if writer.getClass().getSimpleName() != "PythonForeachWriter":
+    options: SinkOptions
+    plan: ColumnPlan | None
+
+
+_foreach_sinks: Final[dict[str, ForeachSink]] = {}
+
+
+def note_sink(options: SinkOptions, plan: ColumnPlan | None) -> str:
+    """Return a mark for the pickled sink, by which the driver knows it in a query's function."""
+    mark = uuid.uuid4().hex
+    _foreach_sinks[mark] = ForeachSink(options, plan)
+    return mark
+
+
+def _foreach_sink(writer: Any) -> ForeachSink | None:
+    """Return the sink to which a foreach query hands its rows; None if it is another function."""
+    if not _foreach_sinks or writer.getClass().getSimpleName() != "PythonForeachWriter":
         return None
     try:
         fields = {f.getType().getSimpleName(): f for f in writer.getClass().getDeclaredFields()}
         fields["PythonFunction"].setAccessible(True)
-        function = str(fields["PythonFunction"].get(writer).command().mkString(","))
+        numbers = fields["PythonFunction"].get(writer).command().mkString(",")
     except Exception:
-        # Better a foreign query ended than rows lost in silence.
-        return ""
-    return function if _pickled("rocket_sink.spark.sink") in function else None
+        # A Spark that has it elsewhere: better a foreign query ended than rows lost in silence.
+        return next(iter(_foreach_sinks.values()))
+    marks = (mark for mark in _foreach_sinks if ",".join(map(str, mark.encode())) in numbers)
+    return next((_foreach_sinks[mark] for mark in marks), None)
 
 
-def _pickled(text: str) -> str:
-    """Return how a pickle's bytes hold a text, with commas between them."""
-    return ",".join(str((byte + 128) % 256 - 128) for byte in text.encode())
+def _wrong_columns(plan: Any, options: SinkOptions) -> str:
+    """Return why the columns of a query do not fit the row contract; empty if they do.
+
+    Tasks of a foreach query see values only, and cannot tell a time without a zone.
+    """
+    from pyspark.sql.types import StructType
+
+    try:
+        resolve_columns(StructType.fromJson(json.loads(plan.schema().json())), options)
+    except ColumnError as error:
+        return error.text
+    return ""
 
 
 def _refuse_objects(session: Any) -> None:
@@ -293,13 +322,25 @@ def _input_folders(plan: Any) -> list[str]:
 
 
 def warn_of_settings(session: Any) -> None:
-    """Warn once of a package that will not reach the workers, and of workers that Spark kills."""
+    """Warn once of a package that will not reach the workers, of workers that Spark kills, and of
+    batches without a limit."""
     _check_files(setting(session, "spark.submit.pyFiles"))
     for prefix in ("spark.python.worker", "spark.sql.execution.pyspark.udf"):
         seconds = setting(session, f"{prefix}.idleTimeoutSeconds")
         kills = setting(session, f"{prefix}.killOnIdleTimeout").lower() == "true"
         if kills and seconds not in ("", "0"):
             _warn_of_kills(prefix, seconds)
+    rows = setting(session, _BATCH_ROWS)
+    if rows.startswith("-") or rows == "0":
+        _warn_of_batches(rows)
+
+
+@functools.cache
+def _warn_of_batches(rows: str) -> None:
+    _LOG.warning(
+        "%s=%s makes one Arrow batch of a whole partition, which must fit into the memory of the "
+        "worker. Set it to 10000, as by default", _BATCH_ROWS, rows,
+    )  # fmt: skip
 
 
 @functools.cache

@@ -36,6 +36,7 @@ from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.session_checks import (
     check_rights,
     check_session,
+    note_sink,
     refuse_budget,
     spool_token,
     with_task_rate,
@@ -178,6 +179,7 @@ class RocketSink:
         return {
             "options": with_task_rate(options), "plan": self._plan, "token": token,
             "handed": self._handed or rows_by_accumulator(options),
+            "mark": note_sink(self._options, self._plan),
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError, Outcome
+from rocket_sink.ledger import ledger as ledger_module
+from rocket_sink.ledger import table
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
@@ -100,6 +102,30 @@ def test_all_values_come_back_through_delta(spark, ledger):
     assert comparable(stored) == comparable(wanted)
     numbers = sorted(number for number in stored["sequence"].to_pylist() if number is not None)
     assert len(set(numbers)) == len(numbers) == wanted.num_rows / 2, "those that we append"
+
+
+def test_a_session_without_delta_reads_the_same_rows(spark, tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "a b" / "ledger")
+    with monkeypatch.context() as without:
+        without.setattr(table, "has_delta", lambda spark: False)
+        without.setattr(ledger_module, "has_delta", lambda spark: False)
+        with pytest.raises(LedgerError, match="needs Spark's Delta"):
+            Ledger("oss://bucket/ledger").create(spark)
+        ledger.create(spark)
+        assert ledger.rows(spark).count() == 0
+        with pytest.raises(LedgerError, match="needs Spark's Delta"):
+            ledger.vacuum(spark)
+    first, second = context(epoch=1), context(epoch=2, task_attempt_id=12)
+    ledger.append(spark, accounts(first, acked=5, dead=2), confirmed(first, 7))
+    ledger.append(spark, accounts(second, acked=3))
+    ledger.optimize(spark)
+    by_delta = ledger.rows(spark).orderBy("epoch", "rows_in").toArrow()
+    monkeypatch.setattr(table, "has_delta", lambda spark: False)
+    monkeypatch.setattr(table, "reading", None)  # around each read by Spark's Delta
+    rows = ledger.rows(spark)
+    assert rows.count() == 3
+    assert rows.orderBy("epoch", "rows_in").toArrow().equals(by_delta)
+    assert [epoch.acked for epoch in ledger.epochs(spark).orderBy("epoch").collect()] == [5, 3]
 
 
 def test_the_table_is_plain_delta_with_comments(spark, ledger):

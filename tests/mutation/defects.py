@@ -820,7 +820,7 @@ PRODUCER = (
     Defect(
         "scripts-end-unsent",
         "rocket_sink/producer/process_end.py",
-        "atexit.register(finish_all)\n",
+        "        atexit.register(finish_all)\n",
         "",
         (
             "tests/producer/test_process_end.py::test_all_that_was_taken_is_sent[last line]",
@@ -1720,10 +1720,42 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "foreign-queries-are-ended",
         "rocket_sink/spark/session_checks.py",
-        '    return function if _pickled("rocket_sink.spark.sink") in function else None\n',
-        "    return function\n",
+        "    return next((_foreach_sinks[mark] for mark in marks), None)\n",
+        "    return next(iter(_foreach_sinks.values()))\n",
         ("tests/spark/test_wrong_calls.py::test_a_foreign_foreach_query_runs_beside_a_sink",),
         "a query that has nothing to do with RocketMQ is ended where a sink is in the session",
+    ),
+    Defect(
+        "times-without-a-zone-in-foreach",
+        "rocket_sink/spark/session_checks.py",
+        "        reason = reason or _wrong_columns(plan, foreach.options)\n",
+        "        pass\n",
+        ("tests/spark/test_wrong_calls.py::test_a_bare_foreach_is_judged_by_its_schema",),
+        "foreach shifts times by the zone of the worker, where the other lanes refuse them",
+    ),
+    Defect(
+        "losses-without-a-word",
+        "rocket_sink/spark/console.py",
+        "            if run in runs:\n",
+        "            if run not in runs:\n",
+        ("tests/spark/test_console.py::test_a_query_says_its_start_its_losses_and_its_end",),
+        "a script that loses rows to dead letters prints not one line that says so",
+    ),
+    Defect(
+        "nulls-are-dropped-although-kept",
+        "rocket_sink/spark/frames.py",
+        'F.to_json(fields, {"ignoreNullFields": str(not plan.keeps_nulls)})',
+        "F.to_json(fields)",
+        ("tests/rows/test_contract.py::test_spark_packs_the_columns_as_json",),
+        "consumers miss the fields that they were promised with jsonNulls=keep",
+    ),
+    Defect(
+        "ledgers-need-deltas-jars",
+        "rocket_sink/ledger/table.py",
+        "        if not has_delta(spark):\n            return _read_files(spark, place, files)\n",
+        "",
+        ("tests/ledger/test_ledger.py::test_a_session_without_delta_reads_the_same_rows",),
+        "a plain session, or a Spark for which there is no Delta yet, cannot read a ledger",
     ),
     Defect(
         "frozen-broker-asked-each-epoch",
@@ -1762,8 +1794,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "continuous-trigger-runs",
         "rocket_sink/spark/listener.py",
-        "            refuse_query(session, str(event.id), folder.ledgers)\n",
-        "",
+        "            options = refuse_query(session, str(event.id), folder.ledgers)\n",
+        "            options = None\n",
         (
             "tests/spark/test_listener.py::test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
         ),
@@ -1788,8 +1820,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "bare-foreach-reads-its-ledger",
         "rocket_sink/spark/session_checks.py",
-        "in pickled\n    ]\n",
-        'in ""\n    ]\n',
+        "    own = [foreach.options.ledger] if foreach is not None else ledgers\n",
+        "    own = [] if foreach is not None else ledgers\n",
         ("tests/spark/test_listener.py::test_a_ledger_or_checkpoint_inside_the_input_is_refused",),
         "a query with foreach(sink) sends the files of its own ledger",
     ),

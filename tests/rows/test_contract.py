@@ -353,3 +353,6 @@ def test_spark_packs_the_columns_as_json(spark: Any) -> None:
     made_rows = normalise(batch, resolved)
     assert made_rows.body.to_pylist() == [b'{"tail":"N1","odd.name":5}']
     assert made_rows.keys.to_pylist() == ["N1"]
+    options = SinkOptions.parse(topic="t", bodyFormat="json", jsonNulls="keep")
+    (kept,) = pack_json(frame, resolve_columns(frame.schema, options)).select("body").collect()
+    assert kept.body == '{"tail":"N1","odd.name":5,"nothing":null}'

@@ -131,6 +131,19 @@ def test_a_session_that_kills_waiting_workers_is_warned_of_once(
         assert "spark.python.worker.killOnIdleTimeout=false" in caplog.text
 
 
+def test_a_session_without_a_limit_for_batches_is_warned_of_once(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    session_checks._warn_of_batches.cache_clear()
+    settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "-1"}
+    context = SimpleNamespace(getConf=lambda: settings)
+    session = SimpleNamespace(_jsparkSession=object(), sparkContext=context, conf={})
+    for _ in range(2):
+        session_checks.warn_of_settings(session)
+    (record,) = caplog.records
+    assert "maxRecordsPerBatch=-1" in record.getMessage()
+
+
 def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread() -> None:
     code = (
         "import sys, threading, rocket_sink; rocket_sink.Message, rocket_sink.SinkOptions;"

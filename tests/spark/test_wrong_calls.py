@@ -94,11 +94,36 @@ def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(
     assert epochs == [0]
 
 
+@pytest.mark.parametrize(
+    ("select", "refused"),
+    [
+        ("body, cast(now() AS timestamp_ntz) AS event_time", "time without a zone is ambiguous"),
+        ("body, 'k' AS shard_key", "did you mean 'sharding_key'"),
+    ],
+)
+def test_a_bare_foreach_is_judged_by_its_schema(
+    cluster: FakeCluster, rows: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    select: str, refused: str,
+) -> None:  # fmt: skip
+    """Tasks see values only: a time without a zone was taken in the worker's zone."""
+    before = len(cluster.messages("flights"))
+    frame = rows.selectExpr(*select.split(", "))
+    for writer in (
+        frame.writeStream.foreach(sink_of(cluster)),
+        frame.writeStream.foreachBatch(sink_of(cluster).write_batch),
+    ):
+        with pytest.raises(StreamingQueryException) as caught:
+            run(writer, tmp_path / f"checkpoint-{id(writer)}")
+        assert refused in str(caught.value) + caplog.text
+        caplog.clear()
+    assert len(cluster.messages("flights")) == before
+
+
 def test_a_foreign_foreach_query_runs_beside_a_sink(
-    spark: Any, cluster: FakeCluster, tmp_path: Path
+    spark: Any, cluster: FakeCluster, rows: Any, tmp_path: Path
 ) -> None:
     """Under a continuous trigger as well, where a sink's query is ended."""
-    sink_of(cluster)
+    rows.writeStream.foreach(sink_of(cluster))
     rate = spark.readStream.format("rate").load()
     writer = rate.writeStream.foreach(print).option("checkpointLocation", str(tmp_path / "c"))
     query = writer.trigger(continuous="100 milliseconds").start()

@@ -101,9 +101,13 @@ def _log_filters(*, wanted: bool) -> None:
     """Silence PySpark's loggers of failed queries unless they are wanted.
 
     They write the whole plan and Java's trace to standard error, whatever the root logger does; the
-    error says the same in a line.
+    error says the same in a line. Commands show by themselves what the console says of a query.
     """
     from pyspark.logger import PySparkLogger
+
+    from rocket_sink.spark import console
+
+    console.LOG.disabled = True
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = not wanted

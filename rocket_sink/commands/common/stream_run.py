@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import shlex
 import signal
 import sys
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rocket_sink.commands.common.base import one_line
 from rocket_sink.commands.common.output import note, stderr_console, table
@@ -271,7 +272,8 @@ def run_stream(
     if figures is not None:
         figures.run_id = report.run_id
     with _stop_signals() as stop, RunView(figures) as view:
-        watcher = _Watcher(query, report, view)
+        _let_jvm_go_on(spark, stop)
+        watcher = _Watcher(spark, query, report, view)
         watcher.until(stop)
         if stop.is_set():
             view.say("stopping after the current micro-batch")
@@ -406,7 +408,10 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
 class _Watcher:
     """Adds each finished micro-batch to the report, once."""
 
-    def __init__(self, query: StreamingQuery, report: Report, view: RunView) -> None:
+    def __init__(
+        self, spark: SparkSession, query: StreamingQuery, report: Report, view: RunView
+    ) -> None:
+        self._spark = spark
         self._query = query
         self._report = report
         self._view = view
@@ -432,6 +437,8 @@ class _Watcher:
             and time.monotonic() < deadline_s
         ):
             time.sleep(_STOP_POLL_S)
+        # Spark logs the tasks that it interrupts as errors. An error of the query is in its report.
+        self._spark.sparkContext.setLogLevel("OFF")
         self._query.stop()
         self.look()
 
@@ -451,6 +458,33 @@ class _Watcher:
     def _newest(self) -> int:
         progress = self._query.lastProgress
         return int(progress["batchId"]) if progress else -1
+
+
+def _let_jvm_go_on(spark: SparkSession, stop: threading.Event) -> None:
+    """Under spark-submit let the JVM, which is this process's parent, pass signals on to `stop`.
+
+    It would end its session in the midst of a micro-batch: a terminal sends Ctrl-C to both, and
+    SIGTERM goes to the JVM alone. It ends after this process does.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return
+    jvm: Any = spark.sparkContext._jvm
+    signals = jvm.sun.misc
+    for name in ("INT", "TERM"):
+        signals.Signal.handle(signals.Signal(name), _SetsEvent(stop))
+
+
+class _SetsEvent:
+    """Java's `SignalHandler`."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+
+    def handle(self, _: Any) -> None:
+        self._event.set()
+
+    class Java:
+        implements: ClassVar[list[str]] = ["sun.misc.SignalHandler"]
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from rocket_sink.ledger.path import failing, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.ledger.table import first_line
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.frames import plan_of, quoted
+from rocket_sink.spark.frames import json_body, plan_of, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -178,12 +178,12 @@ class Table:
         from pyspark.sql import functions as F  # noqa: N812
 
         self._check_types(spark, ledger)
-        sources = dict(plan_of(self.frame, self.options).sources)
+        plan = plan_of(self.frame, self.options)
         # Before the columns are narrowed; equal rows pass it alike, so that ids do not change.
         numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
-        columns = self._columns(sources)
-        if self.options.body_format == "json":
-            columns["body"] = F.to_json(F.struct(*self._packed()))
+        columns = self._columns(dict(plan.sources))
+        if plan.needs_to_json:
+            columns["body"] = json_body(plan)
         order = [columns.get("order_by"), columns.get("event_time"), F.col("_row")]
         place = F.struct(*(column for column in order if column is not None))
         kept = [name for name in SENT_COLUMNS if name in columns]
@@ -298,11 +298,6 @@ class Table:
             columns["topic"] = F.lit(self.options.topic)
         columns["message_id"] = F.coalesce(columns["message_id"], F.upper(F.md5("letter_id")))
         return columns
-
-    def _packed(self) -> list[Column]:
-        from pyspark.sql import functions as F  # noqa: N812
-
-        return [F.col(quoted(n)) for n in plan_of(self.frame, self.options).json_columns]
 
 
 _BEYOND_THE_ROW: Final = re.compile(

@@ -1,0 +1,101 @@
+"""Lines for a user's console about queries and writes, all by `logging`.
+
+A line at the start of a query and one with the accounts at its end (INFO, shown where a program has
+set up no logging), and a warning when rows were given up. The accounts are those of the ledger: the
+rows that came into its table since, so they count a task again that ran again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from rocket_sink.ledger.append.follower import LedgerFollower
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.schema import EPOCH
+from rocket_sink.ledger.spool.files import waiting_epochs
+from rocket_sink.ledger.views import OUTCOMES
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+from rocket_sink.text import clean, counted
+
+LOG: Final = log.logger(__name__)
+_COUNTS: Final = ("rows_in", *OUTCOMES)
+_COLUMNS: Final = ("query_id", "run_id", "epoch", "complete", "first_error", *_COUNTS)
+_WORDS: Final = {
+    "acked": "acknowledged", "degraded": "less durable", "unknown": "of unknown outcome",
+    "filtered": "filtered",
+}  # fmt: skip
+
+
+def say_start(options: SinkOptions, lane: str, query: str) -> None:
+    """Say where the rows of a query go."""
+    log.tell(
+        LOG, "the query %s sends to %s by %s, delivery %s, ledger %s", query,
+        f"the topic {options.topic}" if options.topic else "the topics of its rows", lane,
+        options.delivery, options.ledger or "none",
+    )  # fmt: skip
+
+
+def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -> None:
+    """Say what became of the rows of a query or write that ended."""
+    shown = [f"{counted(counts['rows_in'], 'row')} in"]
+    shown += [f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]]
+    shown += [counted(counts["dead"], "dead letter")] if counts["dead"] else []
+    log.tell(LOG, "%s ended: %s%s; ledger %s", what, ", ".join(shown), more, ledger or "none")
+
+
+def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
+    """Warn if rows were not delivered."""
+    if lost := counts["dead"] + counts["unknown"]:
+        LOG.warning(
+            "%s of %s were not delivered: %s, %d of unknown outcome%s. See: rocket-sink ledger "
+            "show dead-letters --ledger %s",
+            f"{lost:,} of {counted(counts['rows_in'], 'row')}", what,
+            counted(counts["dead"], "dead letter"), counts["unknown"],
+            f", the first for: {error}" if (error := counts["first_error"]) else "",
+            shlex.quote(clean(ledger)),
+        )  # fmt: skip
+
+
+class Accounts:
+    """Sums of the rows that came into a ledger's table since this was made, by run of a query."""
+
+    def __init__(self, place: LedgerPath) -> None:
+        self._place = place
+        self._sums: dict[str, Counter[str]] = {}
+        self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
+
+    def read(self, runs: Mapping[str, str]) -> None:
+        """Take in the new rows of these runs ({run: query}); warn of rows that were not delivered.
+
+        Raises:
+            OSError, ValueError: as `LedgerFollower.new_rows`.
+        """
+        epochs: dict[tuple[str, int], Counter[str]] = {}
+        errors: dict[tuple[str, int], str] = {}
+        for _, rows in self._follower.new_rows():
+            for row in rows.filter(pc.field("complete")).to_pylist():
+                run, key = row["run_id"], (row["run_id"], row["epoch"])
+                counts = {name: row[name] or 0 for name in _COUNTS}
+                for sums in (
+                    self._sums.setdefault(run, Counter()),
+                    epochs.setdefault(key, Counter()),
+                ):
+                    sums.update(counts)
+                errors[key] = errors.get(key) or row["first_error"] or ""
+        for (run, epoch), sums in epochs.items():
+            if run in runs:
+                facts = {**sums, "first_error": errors[run, epoch]}
+                warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
+
+    def say_end(self, run: str, query: str) -> None:
+        """Say what became of the rows of a run that ended; nothing if the ledger has none."""
+        if (counts := self._sums.pop(run, None)) is not None:
+            spools = [s for s in self._place.spools if waiting_epochs(s, s.filesystem())]
+            more = "; the last epochs wait for `rocket-sink ledger fold`" if spools else ""
+            say_end(f"the query {query}", counts, self._place.uri, more)

@@ -1,0 +1,101 @@
+"""A program prints what becomes of its queries and writes, by logging."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.spark.datasource import register
+from rocket_sink.spark.sink import RocketSink
+from rocket_sink.testing import FakeCluster
+from tests.spark.test_listener import wait_for
+
+DEADLINE_S = 120.0
+CONSOLE = "rocket_sink.spark.console"
+SCRIPT = """\
+import logging, sys
+from rocket_sink.net import log
+exec(sys.argv[1])
+log.tell(log.logger("rocket_sink.x"), "%s ended", "it")
+logging.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "printed"),
+    [
+        ("", "it ended\n"),
+        ("logging.basicConfig(level='INFO', format='%(levelname)s %(message)s')",
+         "INFO it ended\n"),
+        ("logging.basicConfig()", ""),
+        ("logging.getLogger('rocket_sink').setLevel('WARNING')", ""),
+        ("logging.disable('INFO')", ""),
+    ],
+)  # fmt: skip
+def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, setting], capture_output=True, text=True, check=True
+    )
+    assert (result.stdout, result.stderr) == ("", printed)
+
+
+def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == CONSOLE]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("lane", ["foreach", "foreachBatch", "datasource"])
+def test_a_query_says_its_start_its_losses_and_its_end(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, lane: str
+) -> None:
+    caplog.set_level("INFO", CONSOLE)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
+    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+    ledger = Ledger(tmp_path / "ledger")
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        options = {
+            "nameServer": cluster.name_server, "topic": "flights", "ledger": ledger.path,
+        }  # fmt: skip
+        if lane == "datasource":
+            register(spark, ledger=ledger.path)
+            writer = rows.writeStream.format("rocketmq").options(**options)
+        elif lane == "foreach":
+            writer = rows.writeStream.foreach(RocketSink(**options))
+        else:
+            writer = rows.writeStream.foreachBatch(RocketSink(**options).write_batch)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(DEADLINE_S)
+        wait_for(lambda: any(" ended: " in text for text in texts(caplog)))
+    start = f"the query {query.id} sends to the topic flights by {lane}, delivery at_least_once"
+    lines = texts(caplog)
+    assert lane == "datasource" or lines.pop(0).startswith(start)
+    assert lines[0].startswith(f"1 of 3 rows of epoch 0 of the query {query.id} were not delivered")
+    assert "INVALID_BODY" in lines[0] or "body" in lines[0]
+    assert "rocket-sink ledger show dead-letters" in lines[0]
+    end = f"the query {query.id} ended: 3 rows in, 2 acknowledged, 1 dead letter; ledger "
+    assert lines[1:] == [end + ledger.uri]
+
+
+@pytest.mark.spark
+def test_a_write_says_its_losses_and_its_end(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", CONSOLE)
+    frame = spark.createDataFrame([("one",), (None,)], "body STRING")
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
+        )
+        sink.write(frame)
+    warning, end = texts(caplog)
+    assert warning.startswith("1 of 2 rows of the write ")
+    assert " ended: 2 rows in, 1 acknowledged, 1 dead letter;" in end
