@@ -220,7 +220,7 @@ class FoldThread:
                     is_folded = self._fold(place)
                     now = folded[place] = time.monotonic()
                     self._read_accounts(place)
-                    if is_folded:
+                    if is_folded and not self._is_finished:
                         self._warn_of_successors(place)
                         self._confirm_new()
                         self._expire(place)
@@ -328,6 +328,8 @@ class FoldThread:
         from rocket_sink.ledger.sql import Scope, Scoped
 
         for query_id in sorted(self._new.pop(place, ())):
+            # Each look takes a while, and a sync waits for ends of queries some seconds only.
+            self._confirm_new()
             try:
                 query = reader_of(self._session, place)
                 for successor in successors(Scoped(query, Scope(query_id))) if query else ():
