@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from rocket_sink.errors import MessageError, OptionError
 from rocket_sink.forks import lazy
-from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic, with_namespace
+from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic, host_and_port, with_namespace
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
-from rocket_sink.text import host_and_port, nearest
+from rocket_sink.text import nearest
 
 _C, _M, _S, _R, _D, _L, _K = (
     "connection", "message", "sending", "routing", "delivery", "ledger", "spark",

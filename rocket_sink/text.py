@@ -111,16 +111,6 @@ def storable(
     return encoded[: max_bytes - len(_CUT_MARK)].decode(errors="ignore") + _CUT_MARK
 
 
-def host_and_port(address: str) -> tuple[str, int] | None:
-    """The parts of `host:port` or `[v6]:port`; None if the text is neither."""
-    host, _, port = address.strip().rpartition(":")
-    # `isdigit` takes some texts that `int` does not.
-    is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not host or not is_number or not 0 < int(port) < 65_536 or re.search(r"[\s,/]", host):
-        return None
-    return host.strip("[]"), int(port)
-
-
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that a mistyped `name` stands for; None when none is close.
 

@@ -22,10 +22,10 @@ from rocket_sink.errors import (
     TlsRefusedError,
     UnknownHostError,
 )
+from rocket_sink.message_rules import host_and_port
 from rocket_sink.net import tls
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import TlsStream
-from rocket_sink.text import host_and_port
 
 READ_BYTES: Final = 65_536
 GATHER_BUFFERS: Final = 1000

@@ -30,11 +30,12 @@ from rocket_sink.errors import (
     SendError,
     TlsRefusedError,
 )
+from rocket_sink.message_rules import host_and_port
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
-from rocket_sink.text import clean, host_and_port
+from rocket_sink.text import clean
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
