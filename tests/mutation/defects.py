@@ -2135,9 +2135,9 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "folds-keep-ends-waiting",
         "rocket_sink/spark/listener.py",
-        "                self._confirm_new()\n",
+        "                self._confirm_new()\n                now = time.monotonic()\n",
         "                if place == min(places, key=str):\n"
-        "                    self._confirm_new()\n",
+        "                    self._confirm_new()\n                now = time.monotonic()\n",
         ("tests/spark/test_listener.py::test_an_epoch_is_noted_between_the_folds_of_two_ledgers",),
         "a sync after a query, in a session with many ledgers, does not know its last epoch done",
     ),
