@@ -1,4 +1,4 @@
-"""Streams that keep state before the sink: joins, watermarks, duplicates, states of one's own."""
+"""Streams that keep state before the sink: joins and duplicates, with watermarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.spark.sink import RocketSink
@@ -48,9 +47,9 @@ class World:
         frame = reader.option("maxFilesPerTrigger", "1").json(str(folder))
         return frame.withWatermark("at", "1 minute")
 
-    def send(self, frame: Any, *, mode: str = "append") -> list[str]:
+    def send(self, frame: Any) -> list[str]:
         """Send by foreach, and return the bodies; the accounts have to agree with them."""
-        writer = self.sink.stream(frame).outputMode(mode).trigger(availableNow=True)
+        writer = self.sink.stream(frame).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self._folder / "checkpoint")).start()
         assert query.awaitTermination(DEADLINE_S)
         bodies = [message.body.decode() for message in self._cluster.messages(self._topic)]
@@ -66,7 +65,7 @@ def world(spark: Any, cluster: FakeCluster, tmp_path: Path) -> World:
     return World(spark, cluster, tmp_path)
 
 
-EARLY, LATE = "2024-01-01T00:00:00Z", "2024-01-01T01:00:00Z"
+EARLY = "2024-01-01T00:00:00Z"
 
 
 def test_duplicates_that_spark_drops_are_not_sent(world: World) -> None:
@@ -74,50 +73,7 @@ def test_duplicates_that_spark_drops_are_not_sent(world: World) -> None:
     assert world.send(frame.dropDuplicates(["id", "at"]).selectExpr("id AS body")) == ["a", "b"]
 
 
-def test_windows_are_sent_when_the_watermark_passes_and_late_rows_are_not(world: World) -> None:
-    frame = world.stream("in", [("a", EARLY), ("b", EARLY)], [("c", LATE)], [("late", EARLY)])
-    counts = frame.groupBy("at").count()
-    assert world.send(counts.selectExpr("concat(at, ' ', count) AS body")) == [
-        "2023-12-31 19:00:00 2"
-    ]
-
-
 def test_a_join_of_streams_is_sent(world: World) -> None:
     departures = world.stream("departures", [("a", EARLY), ("b", EARLY)])
     arrivals = world.stream("arrivals", [("a", EARLY)]).withColumnRenamed("at", "landed")
     assert world.send(departures.join(arrivals, "id").selectExpr("id AS body")) == ["a"]
-
-
-class CountRows(StatefulProcessor):
-    """Counts the rows of a key."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._count = handle.getValueState("count", "n INT")
-
-    def handleInputRows(self, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
-        import pandas
-
-        previous = self._count.get() if self._count.exists() else (0,)
-        total = previous[0] + sum(len(frame) for frame in rows)
-        self._count.update((total,))
-        yield pandas.DataFrame({"body": [f"{key[0]} {total}"]})
-
-    def close(self) -> None:
-        pass
-
-
-def test_what_a_state_of_ones_own_gives_out_is_sent(spark: Any, world: World) -> None:
-    pytest.importorskip("google.protobuf")
-    provider = "spark.sql.streaming.stateStore.providerClass"
-    spark.conf.set(
-        provider,
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    )
-    try:
-        frame = world.stream("in", [("a", EARLY), ("a", EARLY)], [("a", EARLY)])
-        counted = frame.groupBy("id").transformWithStateInPandas(
-            CountRows(), outputStructType="body STRING", outputMode="update", timeMode="none"
-        )
-        assert world.send(counted, mode="update") == ["a 2", "a 3"]
-    finally:
-        spark.conf.unset(provider)
