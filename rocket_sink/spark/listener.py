@@ -328,6 +328,8 @@ class FoldThread:
         from rocket_sink.ledger.sql import Scope, Scoped
 
         for query_id in sorted(self._new.pop(place, ())):
+            if self._is_finished:
+                return
             # Each look takes a while, and a sync waits for ends of queries some seconds only.
             self._confirm_new()
             try:
@@ -340,7 +342,9 @@ class FoldThread:
                         query_id, successor.topic, successor.earlier,
                     )  # fmt: skip
             except Exception as error:
-                _LOG.warning("cannot look for %s in %s: %s", query_id, place.uri, first_line(error))
+                if not self._is_finished:
+                    text = "cannot look for %s in %s: %s"
+                    _LOG.warning(text, query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
         """Return the name under which the query's tasks write here; None if they do not (yet)."""
