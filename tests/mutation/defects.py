@@ -583,6 +583,14 @@ PRODUCER = (
         "dlq list says 0 dead letters of a topic that may not be read",
     ),
     Defect(
+        "brokers-without-the-topic-are-never-asked",
+        "rocket_sink/producer/admin/stored_messages.py",
+        "            engine.routes.get(engine.options.create_topic_key, now_s)\n",
+        "",
+        ("tests/spark/test_effectively_once.py::test_crash_upon_crash",),
+        "a replay waits for a broker that no message has reached, and no restart helps",
+    ),
+    Defect(
         "look-ups-without-the-right",
         "rocket_sink/producer/admin/stored_messages.py",
         "        if isinstance(error, PermissionDeniedError):\n",
