@@ -129,8 +129,10 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     last_ms = notes.read(_NOTE)
     if last_ms is not None and now_ms - int(last_ms) < _DAY_MS:
         return
+    if open_for_commits(spark, place) is None:
+        return  # Spark's Delta commits, or the ledger was deleted: a note would make its folder
     notes.write(_NOTE, now_ms)
-    if last_ms is not None and open_for_commits(spark, place) is not None:
+    if last_ms is not None:
         expired = expire_ledger(spark, place, retention)
         if expired.files:
             _LOG.info("of the ledger %s expired: %s", place.uri, expired)
