@@ -54,8 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Leave the long tests out of whole runs: those that name neither files nor a `-k`."""
     option = config.option
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS and not option.keyword
-    # Workers get the controller's options.
-    if is_whole and not option.long and not hasattr(config, "workerinput"):
+    # Workers of xdist parse the same arguments anew.
+    if is_whole and not option.long:
         asked = f"({option.markexpr}) and " if option.markexpr else ""
         option.markexpr = f"{asked}(not long or slow)"
 
