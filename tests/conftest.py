@@ -25,7 +25,7 @@ from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, kept_logs, rest, two_brokers, wake
 from tests.jvms import SMALL_PLANS, fetch_packages, quick_brokers, submit_args
-from tests.short import WITH_JAVA, is_long
+from tests.short import is_long
 
 # The cores of a build machine are shared, so no example has a time limit.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,8 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is long; in the short form (`--dist loadgroup`) one worker has Spark and a cluster,
-    beside one that has all files without."""
+    """Mark what is long."""
     java = any(item.get_closest_marker(name) for name in _NEEDS)
     nodeid = (
         item.path.relative_to(Path(__file__).parents[1]).as_posix()
@@ -71,8 +70,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     )
     if is_long(nodeid, java=java):
         item.add_marker(pytest.mark.long)
-    with_java = item.path.relative_to(Path(__file__).parent).as_posix() in WITH_JAVA
-    item.add_marker(pytest.mark.xdist_group("java" if with_java else str(item.path)))
 
 
 LONGEST = (
