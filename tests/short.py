@@ -27,7 +27,6 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
     "integration/test_once_faults.py": ("test_a_killed_broker_doubles_nothing",),
     "integration/test_accounts.py": ("test_an_epoch_of_foreach_is_confirmed_with_sparks_rows",),
     "integration/test_replays.py": ("test_a_batch_write_that_died_is_asked_for_by_its_app_id",),
-    "integration/test_reader_dlq.py": ("test_spark_reads_what_is_stored",),
     "integration/test_commands.py": ("test_send_routes_tail_check",),
     "integration/test_found_by_spark.py": ("test_data_frames_streams_and_sql",),
     "crash/test_crash.py": (

@@ -281,7 +281,7 @@ def test_spark_says_the_same(spark, ledger):
         assert [epochs[row["query_id"]][name] for name in names] == [row[name] for name in names]
     letters = ledger.dead_letters(spark).select("query_id", "body").collect()
     expected = rows_by_duckdb(ledger, "pending_letters", "true")
-    assert len(letters) > 5
+    assert len(letters) > 1
     assert sorted((row["query_id"], bytes(row["body"])) for row in letters) == sorted(
         (row["query_id"], row["body"]) for row in expected
     )
