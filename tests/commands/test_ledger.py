@@ -14,7 +14,7 @@ from rocket_sink import cli
 from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
-from rocket_sink.ledger.records import resolution_rows
+from rocket_sink.ledger.records import in_order, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.testing import FakeCluster
@@ -44,7 +44,8 @@ def path(tmp_path: Path) -> str:
         resolution_rows(parked, context(query_id="by hand")),
     ]  # fmt: skip
     folder = tmp_path / "ledger"
-    write_deltalake(folder, pa.Table.from_batches(rows, LEDGER_SCHEMA), partition_by=["kind"])
+    table = pa.Table.from_batches(in_order(rows, 1), LEDGER_SCHEMA)
+    write_deltalake(folder, table, partition_by=["kind"])
     # delta-rs drops table properties that it does not know, so the test adds them to the log.
     log = folder / "_delta_log" / f"{0:020}.json"
     actions = [json.loads(line) for line in log.read_text().splitlines()]
