@@ -587,7 +587,7 @@ PRODUCER = (
         "rocket_sink/producer/admin/stored_messages.py",
         "            engine.routes.get(engine.options.create_topic_key, now_s)\n",
         "",
-        ("tests/spark/test_effectively_once.py::test_crash_upon_crash",),
+        ("tests/producer/admin/test_stored_messages.py::test_a_broker_without_the_topic_is_asked",),
         "a replay waits for a broker that no message has reached, and no restart helps",
     ),
     Defect(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import DeliveryError
+from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
-from rocket_sink.testing import Answer, CloseConnection, Drop
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request
 
@@ -91,3 +93,18 @@ def test_what_is_on_its_way_gets_time_to_arrive(cluster, make_engine):
         any(r.code == RequestCode.QUERY_MESSAGE for r in broker.requests)
         for broker in cluster.brokers
     )
+
+
+def test_a_broker_without_the_topic_is_asked() -> None:
+    """A topic that the first send made is on one broker; an earlier attempt may have tried both."""
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", brokers=["broker-a"])
+        options = SinkOptions.parse(nameServer=cluster.name_server, storedCheckTimeout=5000)
+        engine = SendEngine(options)
+        try:
+            stored = StoredMessages(engine, since_ms=0, brokers={"orders": ["broker-b"]})
+            stored.settle("orders")
+            assert stored.find("orders", ["NONE"], timed=False) == set()
+        finally:
+            engine.close()
+        assert any(request.code for request in cluster.brokers[1].requests)
