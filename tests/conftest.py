@@ -63,12 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what is long."""
     java = any(item.get_closest_marker(name) for name in _NEEDS)
-    nodeid = (
-        item.path.relative_to(Path(__file__).parents[1]).as_posix()
-        + "::"
-        + (item.nodeid.partition("::")[2])
-    )
-    if is_long(nodeid, java=java):
+    if is_long(item.nodeid, java=java):
         item.add_marker(pytest.mark.long)
 
 
