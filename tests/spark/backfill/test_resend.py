@@ -40,7 +40,8 @@ TOPIC = "t"
 CTX = RunContext("q", "r", 0, 0, lane="backfill")
 TYPES = {
     "body": pa.binary(), "keys": pa.list_(pa.string()),
-    "properties": pa.map_(pa.string(), pa.string()), "delay_level": pa.int32(), "priority": pa.int32(),
+    "properties": pa.map_(pa.string(), pa.string()), "delay_level": pa.int32(),
+    "priority": pa.int32(),
     "delay_ms": pa.int64(), "delivery_timestamp": pa.int64(), "queue_id": pa.int32(),
     "flag": pa.int32(), "wait_store": pa.bool_(), "open": pa.bool_(), "was_stored": pa.bool_(),
     "event_time": pa.timestamp("us", tz="UTC"),
