@@ -101,26 +101,6 @@ signal.signal(signal.SIGINT, interrupted)
 until = time.monotonic() + 120
 others = range(1 if way == "sync" else 4)
 threads = [threading.Thread(target=other, args=(n,), daemon=True) for n in others]
-def interrupt():
-    rng = random.Random(7)
-    while counts["main"] + counts["other"] < count and time.monotonic() < until:
-        time.sleep(rng.random() * 0.001)
-        signal.raise_signal(signal.SIGINT)
-        if way == "threads":
-            victim = rng.choice(victims)
-            frame = sys._current_frames().get(victim.ident)
-            if frame is not None and is_ours(frame):
-                counts["other"] += 1
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(victim.ident), ctypes.py_object(rng.choice((Stop, Failure)))
-                )
-    over.set()
-
-
-signal.signal(signal.SIGINT, interrupted)
-until = time.monotonic() + 120
-others = range(1 if way == "sync" else 4)
-threads = [threading.Thread(target=other, args=(n,), daemon=True) for n in others]
 victims = threads[:2]
 for thread in threads:
     thread.start()

@@ -100,16 +100,21 @@ def test_a_busy_brokers_places_are_given_out_in_order() -> None:
     assert waiting.size == 0
 
 
-def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
-    """An attempt that may go to any of the equal brokers waits for all of them."""
-    brokers = brokers_of_one_engine()
-    info = TopicPublishInfo.of(
+def route_of_three() -> TopicPublishInfo:
+    """Return a route with a queue at each of the brokers a, b and c."""
+    return TopicPublishInfo.of(
         "orders",
         TopicRoute(
             tuple(QueueData(name, 1, 1) for name in "abc"),
             tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
         ),
     )
+
+
+def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
+    """An attempt that may go to any of the equal brokers waits for all of them."""
+    brokers = brokers_of_one_engine()
+    info = route_of_three()
     brokers.isolate("c", 1.0, 0.0, "CODE_1", reachable=True)
     for name in "ab":
         broker = brokers.of(name)
@@ -137,13 +142,7 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
 def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over() -> None:
     """The attempts would go to any broker but an unreachable one."""
     brokers = brokers_of_one_engine()
-    info = TopicPublishInfo.of(
-        "orders",
-        TopicRoute(
-            tuple(QueueData(name, 1, 1) for name in "abc"),
-            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
-        ),
-    )
+    info = route_of_three()
     brokers.isolate("b", 1.0, 0.0, "CODE_1", reachable=True)
     brokers.isolate("c", 1.0, 0.0, "CODE_1", reachable=False)
     for name in "ab":
