@@ -32,7 +32,7 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True)
 class Erased:
-    """What an erasure has done.
+    """The result of an erasure.
 
     Attributes:
         letters: dead letters whose contents are gone.
@@ -66,15 +66,15 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
                 path=place.uri,
             )
         files = [file for file in stored_files(place, table) if file.kind == DEAD_LETTER]
-        touched = [file for file in files if _count(place, file, wanted)]
-        letters = sum(_count(place, file, wanted) for file in touched)
+        counts = {file: _count(_letter_ids(place, file), wanted) for file in files}
+        touched = [file for file, count in counts.items() if count]
 
         def change(batch: pa.RecordBatch) -> pa.RecordBatch:
             return _without_contents(batch, wanted, reason)
 
         if not touched or rewrite(place, table, [[file] for file in touched], change):
             deleted, loose = _delete_old(place)
-            return Erased(letters, 0, deleted, loose)
+            return Erased(sum(counts.values()), 0, deleted, loose)
     raise LedgerError(
         f"other processes rewrite the ledger {place.uri} all the time: nothing was erased; try "
         "again",
@@ -82,11 +82,16 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
     )
 
 
-def _count(place: LedgerPath, file: StoredFile, letters: Any) -> int:
+def _letter_ids(place: LedgerPath, file: StoredFile) -> pa.ChunkedArray:
+    batches = read_file(place, file, ["letter_id"])
+    return pa.chunked_array([batch["letter_id"] for batch in batches], pa.string())
+
+
+def _count(letter_ids: pa.ChunkedArray, letters: Any) -> int:
+    """Return how many of the ids are among the letters."""
     import pyarrow.compute as pc
 
-    batches = read_file(place, file, ["letter_id"])
-    return sum(pc.sum(pc.is_in(batch["letter_id"], letters)).as_py() or 0 for batch in batches)
+    return pc.sum(pc.is_in(letter_ids, letters)).as_py() or 0
 
 
 def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> pa.RecordBatch:
@@ -120,14 +125,14 @@ def _delete_old(place: LedgerPath) -> tuple[int, int]:
     for info in filesystem.get_file_info(selector):
         if not info.is_file or info.path in named:
             continue
-        old = StoredFile(f"kind={DEAD_LETTER}/{info.base_name}", DEAD_LETTER, 0, 0, None, None)
+        old = StoredFile(f"kind={DEAD_LETTER}/{info.base_name}", DEAD_LETTER, 0, 0, None)
         try:
-            is_old = _count(place, old, erased["letter_id"]) > 0
-            loose += _count(place, old, known["letter_id"]) == 0
+            letter_ids = _letter_ids(place, old)
         except (OSError, pa.ArrowException):  # a file that is being written, or was cut
             loose += 1
             continue
-        if is_old:
+        loose += _count(letter_ids, known["letter_id"]) == 0
+        if _count(letter_ids, erased["letter_id"]):
             with contextlib.suppress(FileNotFoundError):
                 filesystem.delete_file(info.path)
             deleted += 1

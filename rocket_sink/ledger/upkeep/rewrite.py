@@ -44,7 +44,7 @@ class StoredFile:
 
     Attributes:
         path: below the table's folder.
-        oldest, newest: the bounds of `at`; None if the file has no such statistics.
+        oldest: the lower bound of `at`; None if the file has no such statistics.
     """
 
     path: str
@@ -52,7 +52,6 @@ class StoredFile:
     size: int
     rows: int
     oldest: dt.datetime | None
-    newest: dt.datetime | None
 
 
 def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
@@ -66,7 +65,7 @@ def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
     return [
         StoredFile(
             row["path"], row["partition.kind"], row["size_bytes"], row["num_records"] or 0,
-            row.get("min.at"), row.get("max.at"),
+            row.get("min.at"),
         )
         for row in actions
     ]  # fmt: skip
