@@ -1,1 +1,1 @@
-"""What keeps a ledger small for years: merging, retention and erasure."""
+"""Merging, retention and erasure: they keep a ledger small for years."""

@@ -76,7 +76,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Expired:
-    """What an expiry has done, or would do.
+    """The result of an expiry, or of a trial.
 
     Attributes:
         rows: rows that went, by kind.
@@ -194,7 +194,7 @@ def expire(
 
 
 class _Rule:
-    """Which rows go: those older than their kind's limit that nothing asks for."""
+    """The choice of rows that go: older than their kind's limit, and asked for by nothing."""
 
     def __init__(self, query: Query, before_us: Mapping[str, int]) -> None:
         self._before_us = before_us

@@ -16,7 +16,7 @@ from typing import Final
 from rocket_sink.errors import LedgerError
 
 _WITHOUT: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK})
-"""What systems say of a link that the file system does not know."""
+"""Errors of a file system that has no hard links."""
 
 
 def check_links(folder: str) -> None:
