@@ -75,5 +75,7 @@ class lazy(Generic[T]):  # noqa: N801 (a decorator)
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
-        value = instance.__dict__[self._name] = self._make(instance)
+        value = self._make(instance)
+        # Not by `__dict__`: in Python 3.11, two threads that make it at once can end the process.
+        object.__setattr__(instance, self._name, value)
         return value

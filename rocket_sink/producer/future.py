@@ -4,6 +4,10 @@ The standard class makes a condition of a dozen objects, which costs more than t
 sends end before a thread waits for them. So the condition is made on its first use. One atomic
 `dict.setdefault` decides whether that was before the end, and the standard code runs, or after it,
 and no thread has to be woken.
+
+That dict is one of our own. Python 3.10 and 3.11 make the `__dict__` of an instance on its first
+use, and a garbage collection in the middle can let another thread make it, too: the process ends
+with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -39,19 +43,27 @@ class SendFuture(Future[SendResult]):
         self, hooks: Hooks, context: SendContext | None, callback: Callback | None
     ) -> None:
         self._hooks, self._context, self._callback = hooks, context, callback
+        self._once: dict[str, Any] = {}
+
+    # What `Future.__init__` makes, each on its first use.
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
-        """Used by all standard methods that read or wait for the state."""
-        own = self.__dict__
-        own.setdefault("_waiters", [])
-        own.setdefault("_done_callbacks", [])
-        gate = own.get("_gate") or own.setdefault("_gate", Condition())
+        """The lock of all standard methods that read or wait for the state."""
+        gate = self._once.get("gate") or self._once.setdefault("gate", Condition())
         if gate is not _ENDED:
             return gate  # type: ignore[no-any-return]
         # The thread that completed it may not have set the state yet.
         self._state = _FINISHED
-        return own.setdefault("_late_gate", Condition())  # type: ignore[no-any-return]
+        return self._once.setdefault("late_gate", Condition())  # type: ignore[no-any-return]
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        return self._once.setdefault("waiters", [])  # type: ignore[no-any-return]
+
+    @property
+    def _done_callbacks(self) -> list[Any]:
+        return self._once.setdefault("done_callbacks", [])  # type: ignore[no-any-return]
 
     def cancel(self) -> bool:
         """False: a sent message cannot be revoked."""
@@ -96,14 +108,14 @@ class SendFuture(Future[SendResult]):
 
     def set_result(self, result: SendResult) -> None:
         self._result = result
-        if self.__dict__.setdefault("_gate", _ENDED) is _ENDED:
+        if self._once.setdefault("gate", _ENDED) is _ENDED:
             self._state = _FINISHED
         else:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         self._exception = exception
-        if self.__dict__.setdefault("_gate", _ENDED) is _ENDED:
+        if self._once.setdefault("gate", _ENDED) is _ENDED:
             self._state = _FINISHED
         else:
             super().set_exception(exception)

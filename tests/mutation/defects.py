@@ -2496,6 +2496,16 @@ GROUPS: tuple[Defect, ...] = (
         "each synchronous send leaves a cycle that only the garbage collector frees",
     ),
     Defect(
+        "two-threads-make-a-dict",
+        "rocket_sink/producer/future.py",
+        "        self._once: dict[str, Any] = {}\n",
+        "    _once = property(lambda self: self.__dict__)\n",
+        (
+            "tests/producer/test_future.py::test_another_thread_in_the_midst_of_a_collection_does_not_end_the_process",
+        ),
+        "on Python 3.11, a producer that sends beside other threads ends its process by SIGSEGV",
+    ),
+    Defect(
         "group-gone-in-part",
         "rocket_sink/net/channel.py",
         "lost.written or (lost.grouped and owner is begun_owner) or self._is_writing\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
@@ -152,3 +153,40 @@ def test_concurrent_access_gets_the_result_once(way: str) -> None:
     assert len(results) == ROUNDS
     if way != "result":
         assert set(results) == set(futures)
+
+
+ASKED_IN_A_COLLECTION = """
+import gc
+from rocket_sink.producer.future import SendFuture
+
+asked = []
+def ask(phase, info):
+    # A finalizer that waits for a lock lets another thread run here.
+    if phase == "start" and asked:
+        future = asked.pop()
+        assert future._condition and not future._waiters
+
+gc.callbacks.append(ask)
+kept = []
+for _ in range(100):
+    kept.append([{"a": 1} for _ in range(200)])  # Python keeps some dicts to use again
+    future = SendFuture(None, None, None)
+    asked.append(future)
+    gc.set_threshold(1)
+    future.set_result("a result")
+    gc.set_threshold(0)
+    asked.clear()
+    assert future.done() and future.result(0) == "a result"
+    del future
+gc.collect()
+print("whole")
+"""
+
+
+def test_another_thread_in_the_midst_of_a_collection_does_not_end_the_process() -> None:
+    """Python 3.11 ended with SIGSEGV where two threads made a future's `__dict__` at once."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", ASKED_IN_A_COLLECTION],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
