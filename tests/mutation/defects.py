@@ -2496,6 +2496,14 @@ GROUPS: tuple[Defect, ...] = (
         "each synchronous send leaves a cycle that only the garbage collector frees",
     ),
     Defect(
+        "every-error-gives-time",
+        "rocket_sink/producer/engine/response_handler.py",
+        "        if verifies and attempt.counted <",
+        "        if attempt.request.verify_ids and attempt.counted <",
+        ("tests/spark/test_effectively_once.py::test_a_broker_that_stays_away_is_given_up",),
+        "effectively once: where a broker stays away, a task of strict order never ends",
+    ),
+    Defect(
         "two-threads-make-a-dict",
         "rocket_sink/producer/future.py",
         "        self._once: dict[str, Any] = {}\n",

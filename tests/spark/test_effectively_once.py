@@ -323,6 +323,20 @@ def test_a_task_that_outlived_its_driver_sends_nothing_more(
     world.check()
 
 
+@pytest.mark.timeout(60)
+def test_a_broker_that_stays_away_is_given_up(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Attempts that wait for a broker use up time, although they use up no attempts."""
+    cluster.create_topic("t")
+    world = World(cluster, tmp_path / "ledger", "strict")
+    world.run(CTX)
+    away = cluster.brokers[1]
+    away.kill()
+    away.is_master = False
+    limits = {"sendMsgTimeout": 300, "orderWaitMs": 300, "pollNameServerInterval": 10}
+    summary = world.run(dataclasses.replace(CTX, epoch=4), **limits)
+    assert 0 < summary.acked < ROWS and summary.dead and summary.accounted == ROWS
+
+
 def test_own_message_ids_know_no_partition(cluster: FakeCluster, tmp_path: Path) -> None:
     world = World(cluster, tmp_path)
     table = rows_of(ROWS).append_column("message_id", pa.array([f"id{i}" for i in range(ROWS)]))

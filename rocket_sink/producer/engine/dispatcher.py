@@ -148,7 +148,8 @@ class Dispatcher:
             if info.index_of(queue) is None:
                 if queue.broker_name not in info.masters:
                     raise NoRouteError(
-                        f"broker {queue.broker_name} is not in the route of the topic now",
+                        f"broker {queue.broker_name} is not in the route of the topic now: start "
+                        "it, or create the topic there (its first send made it at one broker only)",
                         topic=request.topic,
                     )
                 raise InvalidQueueError(

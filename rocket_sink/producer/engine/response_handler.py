@@ -220,9 +220,10 @@ class ResponseHandler:
             attempt.broker.busy(attempt.handed_s, now_s)
         attempt.release()
         history, limits = attempt.known_history(), self._limits
-        verify_ids = attempt.request.verify_ids
-        if verify_ids and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The long wait for a sure answer must not use up the time of the next attempt.
+        verifies = error.outcome is Outcome.UNKNOWN and bool(attempt.request.verify_ids)
+        if verifies and attempt.counted < (attempt.request.attempts or limits.max_attempts):
+            # The long wait for a sure answer must not use up the time of the next attempt. An
+            # error without a wait gives no time: such errors may use up no attempts either.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
@@ -230,7 +231,6 @@ class ResponseHandler:
         # A busy broker's isolation says enough: a silent one would be no better place.
         avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
         history.last_broker = attempt.home if avoids else None
-        verifies = error.outcome is Outcome.UNKNOWN and bool(verify_ids)
         verifies = verifies and in_flight and not self.stopping
         if error.outcome is Outcome.UNKNOWN and not verifies and history.unknown is None:
             history.unknown = error
