@@ -148,18 +148,24 @@ def quick_brokers(*more: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Make the archives that are missing."""
+    """Make the archives that are missing; one that cannot be made does not hold up the other."""
+    failed = False
     for kind, make in ((BROKER, _make_of_broker), (SPARK, _make_of_spark)):
         path = archive(kind)
         with only_one(path.with_suffix(".lock"), print), tempfile.TemporaryDirectory() as folder:
             archive_made = Path(folder, "made.jsa")
             if not path.exists():
-                make(archive_made)
+                try:
+                    make(archive_made)
+                except (OSError, subprocess.SubprocessError) as error:
+                    print(f"{path.name} cannot be made: {error}")
+                    failed = True
             if archive_made.exists():
                 # A JVM may look for the archive meanwhile, so a complete file appears at once.
                 shutil.copyfile(archive_made, path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
                 _remove_old(path)
+    raise SystemExit(failed)
 
 
 def _remove_old(path: Path) -> None:
@@ -184,7 +190,7 @@ def _make_of_broker(made: Path) -> None:
         with Producer(**cluster.client_options()) as producer:
             producer.send(Message("some", b"body"))
         pid = str(cluster.brokers[0].pid)
-        subprocess.run([jcmd, pid, "VM.cds", "dynamic_dump", made], check=True, capture_output=True)
+        subprocess.run([jcmd, pid, "VM.cds", "dynamic_dump", made], check=True)
 
 
 def _make_of_spark(made: Path) -> None:

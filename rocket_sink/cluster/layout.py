@@ -1,7 +1,6 @@
 """Starting a cluster: settings, files in the home folder, command lines, processes.
 
-The home folder has one folder per process (configuration, store, logs), `loopback/`, `tls/` and
-`ports.json`.
+The home folder has one folder per process (configuration, store, logs), `tls/` and `ports.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from rocket_sink.cluster import conf
 from rocket_sink.cluster.conf import LOOPBACK, Ports, choose_ports, load_ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress, resolve_jars
-from rocket_sink.cluster.loopback import write_loopback_classes
+from rocket_sink.cluster.loopback import write_loopback_jar
 from rocket_sink.cluster.node import Broker, NameServer, NodeSpec, PortTakenError
 from rocket_sink.cluster.probe import Probe
 from rocket_sink.cluster.tls import TestCertificates, make_certificates
@@ -91,9 +90,7 @@ class Runtime:
             certificates = make_certificates(home / "tls")
             settings = home / "tls" / "tls.properties"
             flags = certificates.jvm_flags(wanted.tls, settings, wanted.tls_client_auth)
-        # Copies of another version's classes must not stand before this one's jars.
-        loopback = home / f"loopback-{wanted.version}"
-        write_loopback_classes(jars, loopback)
+        loopback = write_loopback_jar(jars, home)
         class_path = os.pathsep.join(map(str, (loopback, *jars)))
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 

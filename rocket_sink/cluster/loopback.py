@@ -12,10 +12,12 @@ expressions have the same length in bytes, so nothing else in a class moves.
 
 from __future__ import annotations
 
+import io
 import re
 import struct
+import uuid
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from rocket_sink.cluster.conf import LOOPBACK
@@ -36,19 +38,35 @@ _NEW, _DUP, _INVOKE_SPECIAL, _INVOKE_STATIC, _LOAD_CONSTANT, _NOP = (
 )  # fmt: skip
 
 
-def write_loopback_classes(jars: Iterable[Path], folder: Path) -> None:
-    """Write the copies of all classes of `jars` that bind all interfaces into `folder`."""
-    for jar in jars:
-        if not _JARS.fullmatch(jar.name):
-            continue
-        with zipfile.ZipFile(jar) as archive:
-            for name in archive.namelist():
-                if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
-                    file = folder / name
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    # A process that runs may still read the file.
-                    if not file.is_file() or file.read_bytes() != copy:
-                        file.write_bytes(copy)
+def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
+    """Write a jar with copies of all classes of `jars` that bind all interfaces; return its path.
+
+    The jar lies beside the others, so that all clusters have one class path: a JVM takes an archive
+    of classes (CDS) of no other. In a cache that cannot be written, it lies in `home`.
+    """
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as copies:
+        for jar in jars:
+            if not _JARS.fullmatch(jar.name):
+                continue
+            with zipfile.ZipFile(jar) as archive:
+                for name in archive.namelist():
+                    if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
+                        # By default the time of writing is part of the bytes.
+                        copies.writestr(zipfile.ZipInfo(name), copy)
+    for folder in (jars[0].parent, home):
+        path = folder / "loopback.jar"
+        try:
+            # A JVM refuses an archive of classes whose jar has another time.
+            if not path.is_file() or path.read_bytes() != content.getvalue():
+                part = folder / f"loopback-{uuid.uuid4().hex}.part"
+                part.write_bytes(content.getvalue())
+                part.replace(path)
+            return path
+        except PermissionError:
+            if folder == home:
+                raise
+    raise AssertionError
 
 
 def on_loopback(data: bytes) -> bytes | None:

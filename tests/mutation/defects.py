@@ -2217,8 +2217,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "replication-port-on-all-interfaces",
         "rocket_sink/cluster/layout.py",
-        "        write_loopback_classes(jars, loopback)\n",
-        "",
+        "map(str, (loopback, *jars))",
+        "map(str, jars)",
         ("tests/cluster/test_cluster_live.py::test_no_process_listens_beyond_loopback",),
         "whoever reaches the machine reads all messages of a local cluster, without a password",
     ),
