@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.cluster import LocalCluster
+from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.wire.codes import SysFlag
 from tests.clusters import make_topic, repair
-from tests.java_client import GENERATIONS, JavaMessage, read_with_java
+from tests.java_client import FOLDER, GENERATIONS, JavaMessage, read_with_java, run_java
+from tests.producer.waiting import until
 from tests.task.one_task import run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 ROWS = 3000
+TYPE = "message.type"
 HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'
 
 
@@ -74,3 +79,77 @@ def test_java_reads_what_was_sent_in_groups(
             "even" if n % 2 == 0 else None,
             f"key-{n} {HOSTILE.split()[0]}",
         )
+
+
+@pytest.mark.skipif(DEFAULT_VERSION < "5.5", reason="brokers know lite topics since 5.5")
+def test_java_pops_the_highest_priority_first_and_finds_rows_in_their_lite_topics(
+    local_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    repair(local_cluster)
+    options = {"nameServer": local_cluster.name_server, "ledger": str(tmp_path)}
+    with Admin(nameServer=local_cluster.name_server, timeout_s=30.0) as admin:
+        for topic, kind in (("priorities", "PRIORITY"), ("sessions", "LITE")):
+            admin.create_topic(topic, queues=8, brokers=["broker-a"], attributes={TYPE: kind})
+            until(lambda name=topic: name in admin.topics(), 60)
+    count = 800
+    bodies, priorities = [b"%d" % n for n in range(count)], [n % 8 for n in range(count)]
+    columns = {"body": bodies, "priority": priorities}
+    total = run_task(SinkOptions.parse(options, topic="priorities"), CTX, columns)
+    assert (total.acked, total.dead) == (count, 0)
+    arguments = (local_cluster.name_server, "pop", "priorities", str(count))
+    popped = run_java(FOLDER / "ReadKinds.java", *arguments, version="5.5.0")
+    assert [int(priority) for _, priority, _ in popped] == sorted(priorities, reverse=True)
+    assert sorted(int(body) for _, _, body in popped) == list(range(count))
+
+    names = [f"session-{n % 50}" for n in range(200)]
+    sessions = SinkOptions.parse(options, topic="sessions", ordering="strict")
+    assert run_task(sessions, CTX, {"body": bodies[:200], "lite_topic": names}).acked == 200
+    queues: dict[str, list[int]] = {}
+    for message in read_with_java(local_cluster, "sessions", "5.5.0"):
+        queues.setdefault(message.properties["INNER_MULTI_DISPATCH"], []).append(
+            int(message.body or b"")
+        )
+    assert queues == {
+        f"%LMQ%$sessions$session-{n}": list(range(n, 200, 50)) for n in range(50)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "ordering"),
+    [("zlib", "4.9.7", "none"), ("zstd", "5.3.3", "strict"), ("lz4", "5.5.0", "best_effort")],
+)
+def test_java_reads_compressed_batches(
+    local_cluster: LocalCluster, tmp_path: Path, kind: str, version: str, ordering: str
+) -> None:
+    """A third of the bodies shrink, a third do not, a third are too short to try."""
+    repair(local_cluster)
+    topic = f"compressed-{kind}"
+    make_topic(local_cluster, topic)
+    noise = random.Random(1)
+    bodies = [
+        (b'{"n": %d, "text": "%s"}' % (n, b"abcdefgh" * 1000), noise.randbytes(8000), b"%d" % n)[
+            n % 3
+        ]
+        for n in range(600)
+    ]
+    options = SinkOptions.parse(
+        nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path),
+        compressBatches=True, compressType=kind, ordering=ordering,
+    )  # fmt: skip
+    keys = [f"key-{n % 7}" for n in range(600)]
+    columns = {"body": bodies, "keys": [str(n) for n in range(600)], "sharding_key": keys}
+    total = run_task(options, CTX, columns)
+    assert (total.acked, total.dead) == (600, 0) and total.requests < 600
+    rows = read_with_java(local_cluster, topic, version)
+    numbers = [int(row.keys or "") for row in rows]
+    assert sorted(numbers) == list(range(600))
+    assert all(row.has_body(bodies[n]) for row, n in zip(rows, numbers, strict=True))
+    # Readers of 5.x clear the flag COMPRESSED of a body that they have inflated, and keep the kind.
+    shrunk = {
+        n for row, n in zip(rows, numbers, strict=True) if row.sys_flag & SysFlag.COMPRESSION_MASK
+    }
+    assert shrunk == set(range(0, 600, 3))
+    if ordering != "none":
+        for first in range(7):
+            own = [n for n in numbers if n % 7 == first]
+            assert own == sorted(own)
