@@ -22,6 +22,7 @@ from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.columns.answers import AnswerShapes
 from rocket_sink.wire.columns.single_frames import fill_frames
 from rocket_sink.wire.connection import Connection, ConnectionState
 from rocket_sink.wire.frame import Frame, Serialize
@@ -214,7 +215,12 @@ class NetworkClient:
             channel = Channel(
                 address,
                 self._security,
-                Connection(serialize=self.serializer, sign=self._sign, hide=self._hide),
+                Connection(
+                    serialize=self.serializer,
+                    sign=self._sign,
+                    hide=self._hide,
+                    shapes=AnswerShapes(),
+                ),
                 self._serve,
                 now_s=now_s,
                 connect_deadline_s=now_s + self._connect_timeout_s,

@@ -24,15 +24,16 @@ from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.frame import (
     DEFAULT_LIMITS,
     NEED_DATA,
+    Answers,
     FrameReader,
     Limits,
     Serialize,
+    Shapes,
     encode_frame,
     encode_head,
     response_to,
 )
 from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
-from rocket_sink.wire.responses import PlainAnswers, SendAnswers
 
 
 class Answered(NamedTuple):
@@ -47,7 +48,7 @@ class AnsweredMany(NamedTuple):
     """Responses to requests of one group (`Connection.open_group`), all of success."""
 
     token: object
-    answers: SendAnswers | PlainAnswers
+    answers: Answers
     sent_s: float | None
 
 
@@ -191,6 +192,7 @@ class Connection:
         sign: when set, gives the header fields to add to each request of `send_request` and
             `send_oneway` (ACL); a head from a SendTemplate is signed by the template.
         hide: when set, takes out of a remark what must not be shown.
+        shapes: what the reader learns of the peer's answers.
     """
 
     def __init__(
@@ -201,8 +203,9 @@ class Connection:
         serialize: Serialize = "json",
         sign: Callable[[Mapping[str, str], Body | None], Mapping[str, str]] | None = None,
         hide: Callable[[str], str] | None = None,
+        shapes: Shapes | None = None,
     ) -> None:
-        self._reader = FrameReader(limits)
+        self._reader = FrameReader(limits, shapes)
         self._opaques = OpaqueIds(first_opaque)
         self._serialize: Serialize = serialize
         self._sign = sign
@@ -397,7 +400,7 @@ class Connection:
         pending.settled = not pending.count
         return Answered(pending.token, frame, pending.sent_s)
 
-    def _answered_many(self, answers: SendAnswers | PlainAnswers, events: list[Event]) -> None:
+    def _answered_many(self, answers: Answers, events: list[Event]) -> None:
         """Part them by the requests that they belong to."""
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]

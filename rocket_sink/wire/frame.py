@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final, Literal
-
-import numpy as np
+from typing import Any, Final, Literal, Protocol
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.headers import (
@@ -26,7 +24,6 @@ from rocket_sink.wire.headers import (
     encode_json_header,
     response_to,
 )
-from rocket_sink.wire.responses import AnswerShape, PlainAnswers, SendAnswers
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -39,7 +36,6 @@ __all__ = [
     "Serialize",
     "encode_frame",
     "encode_head",
-    "frame_head",
     "response_to",
 ]
 
@@ -47,12 +43,6 @@ _PREFIX: Final = struct.Struct(">II")
 _JSON: Final = 0
 _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
-_SHAPED_BYTES: Final = 1024
-"""Longer headers are mostly the ids of a batch's messages."""
-_AT_ONCE: Final = 16
-"""Fewer answers are read one by one for less."""
-_SHAPES: Final = 8
-"""Patterns that a stream may learn; headers that change more often are parsed in full."""
 
 
 class NeedData(enum.Enum):
@@ -62,18 +52,6 @@ class NeedData(enum.Enum):
 
 
 NEED_DATA: Final = NeedData.NEED_DATA
-
-
-def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json") -> bytes:
-    """The bytes of a frame before its body.
-
-    Raises:
-        LocalProtocolError: the frame is too long.
-    """
-    header_length = len(header)
-    check_lengths(header_length, body_length)
-    mark = header_length | (_ROCKETMQ << 24) if serialize == "rocketmq" else header_length
-    return _PREFIX.pack(4 + header_length + body_length, mark) + header
 
 
 def check_lengths(header_length: int, body_length: int) -> None:
@@ -99,13 +77,44 @@ def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json"
         header = encode_binary_header(frame)
     else:
         header = encode_json_header(frame)
-    return frame_head(header, body_length, serialize=serialize)
+    check_lengths(len(header), body_length)
+    mark = len(header) | (_ROCKETMQ << 24) if serialize == "rocketmq" else len(header)
+    return _PREFIX.pack(4 + len(header) + body_length, mark) + header
 
 
 def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
     """The whole frame, with a copy of its body."""
     body = frame.body if frame.body is not None else b""
     return encode_head(frame, len(memoryview(body)), serialize=serialize) + body
+
+
+class Answers(Protocol):
+    """Answers of success that were read at once."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def opaques(self) -> Any:
+        """Their opaque ids, an int64 array."""
+
+    def take(self, indices: Any) -> Answers:
+        """Return the answers that an index array or a slice selects."""
+
+    def frame(self, index: int) -> Frame:
+        """Return an answer as a frame."""
+
+
+class Shapes(Protocol):
+    """Headers that a reader knows before it parses them (`wire.columns.answers`)."""
+
+    def read(self, header: bytes) -> Frame | None:
+        """Return the frame without its body; None when the header has no known shape."""
+
+    def read_many(self, data: bytes | bytearray, at: int, size: int) -> Answers | None:
+        """Return the frames of `size` bytes from `at` on, if they are many and look alike."""
+
+    def learn(self, frame: Frame, header: bytes) -> None:
+        """Take a header that was parsed in full."""
 
 
 class FrameReader:
@@ -116,18 +125,14 @@ class FrameReader:
     (`limits.frame_bytes`) and the bytes of the last `receive_data`.
     """
 
-    __slots__ = (
-        "_at", "_data", "_error", "_limits", "_shapes", "_shapes_left", "_small",
-    )  # fmt: skip
+    __slots__ = ("_at", "_data", "_error", "_limits", "_shapes", "_small")
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, shapes: Shapes | None = None) -> None:
         self._limits = limits
         self._data: bytes | bytearray = b""
         self._at = 0
         self._error: RemoteProtocolError | None = None
-        self._shapes: list[AnswerShape] = []
-        """The latest shape of answers to sends, and that of plain answers."""
-        self._shapes_left = _SHAPES
+        self._shapes = shapes
         self._small = min(limits.frame_bytes, limits.header_bytes) - 8
         """A frame up to this length is within both limits."""
 
@@ -146,26 +151,21 @@ class FrameReader:
             self._data += data
         self._at = 0
 
-    def next_answers(self) -> SendAnswers | PlainAnswers | None:
+    def next_answers(self) -> Answers | None:
         """The next frames at once, where they are answers of success that look alike; else None.
 
         `next_frame` reads what this leaves.
         """
         data, at = self._data, self._at
-        if not self._shapes or len(data) - at < 8 or self._error is not None:
+        if self._shapes is None or len(data) - at < 8:
             return None
         length, header_bytes = _PREFIX.unpack_from(data, at)
-        size = 4 + length
-        count = (len(data) - at) // size
-        if count < _AT_ONCE or header_bytes + 4 != length:
+        if header_bytes + 4 != length:
             return None
-        frames = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
-        for shape in self._shapes:
-            answers = shape.read_many(frames, _PREFIX.size)
-            if answers is not None and len(answers) >= _AT_ONCE:
-                self._at += len(answers) * size
-                return answers
-        return None
+        answers = self._shapes.read_many(data, at, 4 + length)
+        if answers is not None:
+            self._at += len(answers) * (4 + length)
+        return answers
 
     def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
         """The next frame, or NEED_DATA.
@@ -198,24 +198,16 @@ class FrameReader:
 
     def _read(self, kind: int, header: bytes) -> Frame:
         if kind == _JSON:
-            for shape in self._shapes:
-                answer = shape.read(header)
-                if answer is not None:
-                    return answer
+            shapes = self._shapes
+            if shapes is not None and (answer := shapes.read(header)) is not None:
+                return answer
             frame = decode_json_header(header, self._limits)
-            if self._shapes_left and len(header) < _SHAPED_BYTES:
-                self._learn(frame, header)
+            if shapes is not None:
+                shapes.learn(frame, header)
             return frame
         if kind == _ROCKETMQ:
             return decode_binary_header(header, self._limits)
         raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
-
-    def _learn(self, frame: Frame, header: bytes) -> None:
-        shape = AnswerShape.of(frame, header)
-        if shape is not None:
-            others = [other for other in self._shapes if other.is_plain != shape.is_plain]
-            self._shapes = [*others, shape] if shape.is_plain else [shape, *others]
-            self._shapes_left -= 1
 
     def _check_lengths(self, length: int, header_length: int) -> None:
         limits = self._limits

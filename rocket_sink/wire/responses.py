@@ -3,22 +3,13 @@
 Each decoder takes the answer's frame and raises RemoteProtocolError for missing or malformed
 fields; only `decode_send_answer` raises InvalidAnswerError, because the message may be stored.
 Callers check the response code first: `SEND_STATUS` has the codes that mean stored.
-
-Send answers of one broker differ in few values: same fields, same order. So the first one gives a
-regular expression (`AnswerShape`), and the next ones cost one match. Headers that do not match are
-parsed in full; both ways give the same result (tested).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final, NamedTuple
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
 from rocket_sink.text import clean
@@ -29,7 +20,6 @@ from rocket_sink.wire.headers import (
     INT64_MAX,
     RESPONSE_FLAG,
     Frame,
-    language_name,
     load_json,
     parse_int32,
     parse_int64,
@@ -72,58 +62,6 @@ class SendAnswer(NamedTuple):
     region_id: str
     recall_handle: str | None
     trace_on: bool
-
-
-Int64s: TypeAlias = npt.NDArray[np.int64]
-
-
-class SendAnswers:
-    """n answers to single messages, all stored, as columns.
-
-    Attributes:
-        opaques, queue_ids, queue_offsets: int64.
-        texts: {header field: ASCII bytes, all of one length}; `msgId` is always there.
-    """
-
-    __slots__ = ("_answer", "_shared", "opaques", "queue_ids", "queue_offsets", "texts")
-
-    def __init__(
-        self,
-        answer: SendAnswer,
-        shared: SharedHeader,
-        opaques: Int64s,
-        queue_ids: Int64s,
-        queue_offsets: Int64s,
-        texts: Mapping[str, npt.NDArray[np.bytes_]],
-    ) -> None:
-        self._answer, self._shared = answer, shared
-        self.opaques = opaques
-        self.queue_ids = queue_ids
-        self.queue_offsets = queue_offsets
-        self.texts = texts
-
-    def __len__(self) -> int:
-        return len(self.opaques)
-
-    def take(self, indices: Any) -> SendAnswers:
-        """Return the answers that an index array or a mask selects."""
-        return SendAnswers(
-            self._answer, self._shared, self.opaques[indices], self.queue_ids[indices],
-            self.queue_offsets[indices],
-            {name: column[indices] for name, column in self.texts.items()},
-        )  # fmt: skip
-
-    def frame(self, index: int) -> SendAnswerFrame:
-        """Return an answer as `AnswerShape.read` does."""
-        texts: dict[str, Any] = {
-            _FIELD_OF[name]: column[index].decode() for name, column in self.texts.items()
-        }
-        answer = self._answer._replace(
-            queue_id=int(self.queue_ids[index]),
-            queue_offset=int(self.queue_offsets[index]),
-            **texts,
-        )
-        return SendAnswerFrame(int(self.opaques[index]), answer, self._shared)
 
 
 class SharedHeader(NamedTuple):
@@ -355,169 +293,3 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise RemoteProtocolError(f"{clean(what, 80)} is no text: {clean(repr(value), 40)}")
     return value
-
-
-_CHANGING: Final = {
-    "msgId": "([0-9A-Za-z]{1,64})",
-    "queueId": "(0|[1-9][0-9]{0,8})",
-    "queueOffset": "(0|[1-9][0-9]{0,17})",
-    "transactionId": r"([0-9A-Za-z_-]{0,256})",
-    "recallHandle": r"([0-9A-Za-z_=-]{1,512})",
-}
-"""Fields that differ between answers; all others must equal those of the first one."""
-_FIELD_OF: Final = {
-    "msgId": "offset_message_id",
-    "transactionId": "transaction_id",
-    "recallHandle": "recall_handle",
-}
-
-
-_ZERO: Final = ord("0")
-_NOT_IN_TEXT: Final = np.ones(256, np.bool_)
-"""Characters that the texts of `_CHANGING` never have."""
-_NOT_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_=-")] = False
-
-
-def _numbers(digits: npt.NDArray[np.uint8]) -> Int64s:
-    """Decimal digits, one number per row."""
-    weights = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
-    numbers: Int64s = (digits - np.uint8(_ZERO)).astype(np.int64) @ weights
-    return numbers
-
-
-def _texts(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
-    """ASCII texts, one per row."""
-    width = characters.shape[1]
-    if not width:
-        return np.zeros(len(characters), "S1")
-    return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
-
-
-Span: TypeAlias = "tuple[int, int]"
-
-
-def _alike(
-    frames: npt.NDArray[np.uint8], texts: Iterable[Span], numbers: Iterable[Span]
-) -> npt.NDArray[np.uint8]:
-    """The first frames, as many as equal the first one but for these texts and numbers."""
-    differs = frames != frames[0]
-    for start, end in texts:
-        differs[:, start:end] = _NOT_IN_TEXT.take(frames[:, start:end])
-    for start, end in numbers:
-        digits = frames[:, start:end]
-        differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
-        if end - start > 1:
-            differs[:, start] |= digits[:, 0] == _ZERO
-    # Row by row only when there is another one: that takes as long as all the rest.
-    return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
-
-
-class PlainAnswers:
-    """n answers of success without any field (END_TRANSACTION)."""
-
-    __slots__ = ("_frame", "opaques")
-
-    def __init__(self, frame: Frame, opaques: Int64s) -> None:
-        self._frame, self.opaques = frame, opaques
-
-    def __len__(self) -> int:
-        return len(self.opaques)
-
-    def take(self, indices: Any) -> PlainAnswers:
-        """Return the answers that an index array or a slice selects."""
-        return PlainAnswers(self._frame, self.opaques[indices])
-
-    def frame(self, index: int) -> Frame:
-        """Return an answer as a frame."""
-        return replace(self._frame, opaque=int(self.opaques[index]))
-
-
-class AnswerShape:
-    """The pattern of one peer's answers of success, made from the first one.
-
-    They answer sends, or (`is_plain`) have no field.
-    """
-
-    __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
-
-    def __init__(self, frame: Frame, answer: SendAnswer | None) -> None:
-        ext = frame.ext or {}
-        self._frame, self._answer = frame, answer
-        self._shared = SharedHeader(dict(ext), frame.version, frame.language)
-        changing = [name for name in ext if name in _CHANGING]
-        order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
-        self._texts = [name for name in _CHANGING if name in changing and name in _FIELD_OF]
-        pairs = ",".join(
-            f'"{re.escape(name)}":"{_CHANGING.get(name, re.escape(value))}"'
-            for name, value in ext.items()
-        )
-        fields = "" if frame.ext is None else f'"extFields":\\{{{pairs}\\}},'
-        pattern = (
-            f'\\{{"code":0,{fields}"flag":{RESPONSE_FLAG},'
-            f'"language":"{language_name(frame.language)}","opaque":(0|[1-9][0-9]{{0,8}}),'
-            f'"serializeTypeCurrentRPC":"JSON","version":{frame.version}\\}}'
-        )
-        compiled = re.compile(pattern.encode())
-        self._match, self._order = compiled.fullmatch, (*order, compiled.groups)
-
-    @property
-    def is_plain(self) -> bool:
-        return self._answer is None
-
-    @classmethod
-    def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """The shape of this header; None when it is no usual answer."""
-        if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
-            return None
-        try:
-            shape = cls(frame, decode_send_answer(frame) if frame.ext else None)
-        except InvalidAnswerError:
-            return None
-        return shape if shape.read(header) is not None else None
-
-    def read_many(
-        self, frames: npt.NDArray[np.uint8], header_at: int
-    ) -> SendAnswers | PlainAnswers | None:
-        """The first frames as columns, as many as have the shape of the first one.
-
-        Args:
-            frames: (n, bytes of a frame), one complete frame per row.
-            header_at: where their headers begin.
-
-        Returns:
-            None when the first one has another shape.
-        """
-        match = self._match(frames[0, header_at:].tobytes())
-        if match is None:
-            return None
-        spans = [match.span(group) for group in self._order]
-        spans = [(start + header_at, end + header_at) for start, end in spans]
-        if self._answer is None:
-            frames = _alike(frames, (), spans)
-            return PlainAnswers(self._frame, _numbers(frames[:, slice(*spans[0])]))
-        text_spans = dict(zip(self._texts, (spans[0], *spans[3:-1]), strict=True))
-        numbers = (*spans[1:3], spans[-1])
-        frames = _alike(frames, text_spans.values(), numbers)
-        queue_ids, queue_offsets, opaques = (_numbers(frames[:, s:e]) for s, e in numbers)
-        texts = {name: _texts(frames[:, s:e]) for name, (s, e) in text_spans.items()}
-        return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)
-
-    def read(self, header: bytes) -> Frame | None:
-        """The frame without its body; None when the header has another shape."""
-        match = self._match(header)
-        if match is None:
-            return None
-        if self._answer is None:
-            return replace(self._frame, opaque=int(match.group(1)))
-        offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
-        _, status, _, _, _, transaction_id, region, recall_handle, trace_on = self._answer
-        if more:
-            if transaction_id is not None:
-                transaction_id = more[0].decode()
-            if recall_handle is not None:
-                recall_handle = more[-1].decode()
-        answer = SendAnswer(
-            0, status, offset_id.decode(), int(queue_id), int(queue_offset),
-            transaction_id, region, recall_handle, trace_on,
-        )  # fmt: skip
-        return SendAnswerFrame(int(opaque), answer, self._shared)

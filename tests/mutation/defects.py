@@ -2531,7 +2531,7 @@ GROUPS: tuple[Defect, ...] = (
     ),
     Defect(
         "answers-unread",
-        "rocket_sink/wire/responses.py",
+        "rocket_sink/wire/columns/answers.py",
         "    differs = frames != frames[0]\n",
         "    differs = np.zeros_like(frames, np.bool_)\n",
         ("tests/wire/test_answer_shape.py",),

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
+from rocket_sink.wire.columns.answers import AnswerShape, AnswerShapes
 from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, FrameReader
 from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
-from rocket_sink.wire.responses import AnswerShape, SendAnswerFrame, decode_send_answer
+from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer
 
 HEX = st.text("0123456789ABCDEF", min_size=1, max_size=40)
 NUMBERS = st.one_of(st.integers(-3, 2**63 + 9).map(str), st.sampled_from(["", "007", "x", "٣"]))
@@ -39,7 +40,7 @@ def answers(draw: st.DrawFn, extras: dict[str, str] | None = None) -> Frame:
 
 
 def read_all(headers: list[bytes]) -> list[Frame]:
-    reader, frames = FrameReader(), []
+    reader, frames = FrameReader(shapes=AnswerShapes()), []
     for header in headers:
         reader.receive_data(struct.pack(">II", len(header) + 4, len(header)) + header)
         frame = reader.next_frame()
@@ -94,7 +95,7 @@ def stream_of(frames: list[Frame]) -> bytes:
 
 def read_at_once(stream: bytes) -> tuple[list[Frame], int]:
     """Return all frames, and the number of those that were read as columns."""
-    reader, frames, many = FrameReader(), [], 0
+    reader, frames, many = FrameReader(shapes=AnswerShapes()), [], 0
     reader.receive_data(stream)
     while True:
         answers = reader.next_answers()

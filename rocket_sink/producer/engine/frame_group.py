@@ -26,7 +26,8 @@ from rocket_sink.producer.engine.attempt import (
     StoredFrames,
     buffers_of,
 )
-from rocket_sink.wire.responses import PlainAnswers, SendAnswer, SendAnswers
+from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
+from rocket_sink.wire.responses import SendAnswer
 
 Texts: TypeAlias = npt.NDArray[np.bytes_]
 

@@ -50,13 +50,13 @@ from rocket_sink.routing.retry import (
     outcome_of_code,
 )
 from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.columns.answers import SendAnswers
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.responses import (
     DEFAULT_REGION,
     SEND_STATUS,
     SendAnswer,
     SendAnswerFrame,
-    SendAnswers,
     decode_send_answer,
 )
 
