@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.data_files import write_data_files
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Delay, FakeCluster
 
 from .values import context, sends
 
@@ -151,3 +153,37 @@ def test_a_ledger_that_was_deleted_between_epochs(spark: Any, tmp_path: Path) ->
         # A new start makes a new ledger.
         assert write(RocketSink(appId="nightly", **options), 1) == 20
     assert DeltaTable(ledger).metadata().partition_columns == ["kind"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("store", ["folders", "objects"])
+def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    """No commit stays that no reader could make a table of, and a new start makes a new ledger."""
+    monkeypatch.setattr(table_module, "open_table", lambda *_, **__: None)
+    ledger = tmp_path / "ledger"
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t")
+        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
+        frame = spark.range(0, 10, 1, 1).selectExpr("CAST(id AS STRING) AS body")
+        sink = RocketSink(appId="nightly", **options)
+        for epoch in range(2):
+            sink.write_batch(frame, epoch)
+
+        def delete() -> None:
+            while not cluster.messages("t")[20:]:
+                time.sleep(0.01)
+            shutil.rmtree(ledger)
+            if store == "objects":  # where no folder is needed for a file in it
+                (ledger / LOG_FOLDER).mkdir(parents=True)
+
+        # The answer comes when the ledger is gone.
+        cluster.brokers[0].on_send(Delay(3_000))
+        threading.Thread(target=delete, daemon=True).start()
+        with pytest.raises(LedgerError, match="was deleted while a query wrote to it; rows"):
+            sink.write_batch(frame, 2)
+        assert not list(ledger.glob(f"{LOG_FOLDER}/*"))
+        RocketSink(appId="nightly", **options).write_batch(frame, 2)
+    table = DeltaTable(ledger)
+    assert table.metadata().partition_columns == ["kind"] and table.version() > 0

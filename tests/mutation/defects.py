@@ -1969,6 +1969,16 @@ SPARK: tuple[Defect, ...] = (
         "two drivers overwrite each other's commits on a store that ignores If-None-Match",
     ),
     Defect(
+        "a-late-log-stays",
+        "rocket_sink/ledger/append/appender.py",
+        "            if name[:20].isdecimal():\n                files.delete_file(path.path)\n",
+        "            pass\n",
+        (
+            "tests/ledger/test_damaged_log.py::test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it[objects]",
+        ),
+        "a ledger that is deleted during an epoch on gs:// ends as a log that nobody can read",
+    ),
+    Defect(
         "a-denied-look-settles-who-commits",
         "rocket_sink/ledger/append/exclusive.py",
         "            if not _may_pass(spark, error):\n",

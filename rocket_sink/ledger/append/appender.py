@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import (
@@ -24,7 +25,7 @@ from rocket_sink.ledger.append.data_files import (
 )
 from rocket_sink.ledger.append.delta_rs import commit, last_version
 from rocket_sink.ledger.append.exclusive import warn_if_shared
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
@@ -128,12 +129,7 @@ def begin_append(
         return _ByDeltaRs(spark, place, app_id, version, token, table)
     if not is_table(spark, place):
         # Spark's Delta would make another one, which is not partitioned.
-        raise LedgerError(
-            f"the ledger {place.uri} was deleted while a query wrote to it; nothing is "
-            "sent or appended. Put the folder back from a backup, or start the query "
-            "again, which makes a new ledger",
-            path=place.uri,
-        )
+        raise _deleted(place, "nothing is sent or appended")
     if is_classic(spark):
         warn_if_shared(spark, place)
     return _BySpark(spark, place, app_id, version, token, table_version(spark, place))
@@ -196,7 +192,14 @@ class _BySpark(Append):
             writer = writer.option("txnVersion", str(self._version))
         if self._token:
             writer = writer.option("userMetadata", self._token)
-        writer.save(self.place.uri)
+        try:
+            writer.save(self.place.uri)
+        except Exception as error:
+            if _begins_late(self.place):
+                raise _deleted(self.place, _NOT_APPENDED) from error
+            raise
+        if _begins_late(self.place):
+            raise _deleted(self.place, _NOT_APPENDED)
 
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
@@ -220,6 +223,35 @@ class _BySpark(Append):
         return [row.asDict() for row in rows]
 
 
+def _begins_late(place: LedgerPath) -> bool:
+    """Return whether the log lacks its first commits, and remove what stands there without them.
+
+    Spark's Delta knows the table's version from before the deletion, and in a store without folders
+    it writes the next commit, of which no reader can make a table.
+    """
+    try:
+        files, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
+        paths = files.get_file_info(fs.FileSelector(log_folder, allow_not_found=True))
+        names = [path.base_name.lstrip(".") for path in paths]
+        if f"{0:020}.json" in names or any("checkpoint" in name for name in names):
+            return False
+        for path, name in zip(paths, names, strict=True):
+            if name[:20].isdecimal():
+                files.delete_file(path.path)
+    except (OSError, LedgerError):
+        return False
+    return True
+
+
+def _deleted(place: LedgerPath, done: str) -> LedgerError:
+    return LedgerError(
+        f"the ledger {place.uri} was deleted while a query wrote to it; {done}. Put the folder "
+        "back from a backup, or start the query again, which makes a new ledger",
+        path=place.uri,
+    )
+
+
+_NOT_APPENDED: Final = "rows of this append were sent or folded, and it has no record of them"
 _ALL_SENT: Final = (
     "All rows were sent, and the ledger has them: do not send them again. Only the counts of the "
     "tasks cannot be read. "
