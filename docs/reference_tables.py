@@ -49,6 +49,8 @@ MEANING: Final = {
     "wait_store": "wait for the broker's flush and replication",
     "message_id": "the client message id (`UNIQ_KEY`); made when absent",
     "event_time": "the property `__event_time_ms`",
+    "traceparent": "the user property of that name",
+    "tracestate": "the user property of that name",
     "order_by": "order of a key's rows inside a task",
 }
 """What each column of the row contract becomes."""

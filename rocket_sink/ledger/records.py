@@ -372,8 +372,8 @@ def _millis(values: Sequence[int]) -> pa.Array:
 
 _BATCH_BYTES: Final = 64 * 1024 * 1024
 """Bodies per record batch: well under the 2 GiB that a binary array can hold."""
-_IGNORED: Final = frozenset({"order_by"})
-"""Columns of the row contract that `ordinal` stands for."""
+_IGNORED: Final = frozenset({"order_by", "traceparent", "tracestate"})
+"""Columns of the row contract that `ordinal` and `properties` stand for."""
 _TEXTS: Final = ("first_error", "last_error")
 
 

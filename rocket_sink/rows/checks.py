@@ -60,6 +60,15 @@ _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
 _OTHERS_BYTES: Final = 400
 """Upper bound for names, separators, numbers and WAIT of a row's other properties."""
 
+TRACE_CONTEXT: Final = ("traceparent", "tracestate")
+"""Columns of the W3C's recommendation Trace Context, and the properties that they become."""
+_IDS: Final = "[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACEPARENT: Final = f"^(00-{_IDS}|(0[1-9a-f]|[1-9a-e][0-9a-f]|f[0-9a-e])-{_IDS}(-.*)?)$"
+_NO_ID: Final = "^..-(0{32}|.{32}-0{16})-"
+_VALUE: Final = "[ -+--<>-~]*[!-+--<>-~]"
+_MEMBER: Final = f"[ \\t]*([a-z0-9][a-z0-9_*/@-]*={_VALUE})?[ \\t]*"
+_TRACESTATE: Final = f"^{_MEMBER}(,{_MEMBER}){{0,31}}$"
+
 
 @dataclass(frozen=True, eq=False)
 class SuspectEntries:
@@ -97,24 +106,54 @@ def drop_illegal(batch: RowBatch) -> RowBatch:
         return batch
     suspects = suspect_entries(batch).entries
     names, values, offsets = entries_of(batch.properties)
+    row_of = np.repeat(np.arange(len(batch)), np.diff(offsets))
     entries = np.flatnonzero(suspects)
-    rows = np.searchsorted(offsets, entries, side="right") - 1
+    rows = row_of[entries]
     illegal = [
         entry
         for entry, row in zip(entries.tolist(), rows.tolist(), strict=True)
         if _is_illegal(text_at(names, entry) or "", text_at(values, entry) or "")
         or (text_at(names, entry) == EVENT_TIME_PROPERTY and batch.has_event_time(row))
     ]
-    if not illegal:
-        return batch
     keep = np.ones(len(names), np.bool_)
     keep[illegal] = False
+    for name, is_illegal in illegal_context(batch).items():
+        keep &= ~(_mask(pc.equal(names, pa.scalar(name, names.type))) & is_illegal[row_of])
+    if keep.all():
+        return batch
     ends = np.concatenate(([0], np.cumsum(keep)))[offsets]
     kept = pa.array(keep)
     properties = pa.MapArray.from_arrays(
         pa.array(ends, pa.int32()), names.filter(kept), values.filter(kept)
     )
-    return batch.with_(properties=properties)
+    return batch.with_(properties=properties, traceparent=None, tracestate=None)
+
+
+def illegal_context(batch: RowBatch) -> dict[str, Mask]:
+    """Return {column: rows whose value breaks the W3C's form}; a state needs a legal parent."""
+    masks = {}
+    has_parent = np.zeros(len(batch), np.bool_)
+    if (parent := batch.traceparent) is not None:
+        has_parent = _matches(parent, _TRACEPARENT) & ~_matches(parent, _NO_ID)
+        masks["traceparent"] = (lengths_of(parent) > 0) & ~has_parent
+    if (state := batch.tracestate) is not None:
+        masks["tracestate"] = (lengths_of(state) > 0) & ~(has_parent & _matches(state, _TRACESTATE))
+    return masks
+
+
+def _matches(text: pa.Array, pattern: str) -> Mask:
+    return _mask(pc.match_substring_regex(as_binary(text), pattern))
+
+
+def _check_context(batch: RowBatch, row: int) -> None:
+    for name, is_illegal in illegal_context(batch.slice(row, row + 1)).items():
+        if is_illegal[0]:
+            raise MessageError(
+                f"the column {name} has {text_at(getattr(batch, name), row)!r}, which is not of "
+                "the form of https://www.w3.org/TR/trace-context (a tracestate needs a "
+                "traceparent); set it to null, or option propertyPolicy=drop",
+                code="INVALID_PROPERTY",
+            )
 
 
 def _is_illegal(name: str, value: str) -> bool:
@@ -203,6 +242,7 @@ def validate(batch: RowBatch, options: SinkOptions) -> Checked:
         for row in np.flatnonzero(suspects | (too_large > 0)).tolist()
         if (error := _error_of(batch, row, options, int(too_large[row]))) is not None
     ]
+    batch = batch.with_(traceparent=None, tracestate=None)
     if not refused:
         return Checked(batch, everything, ())
     accepted = np.delete(everything, [item.row for item in refused])
@@ -233,6 +273,7 @@ def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
         yield _suspect_keys(batch.keys)
     if batch.properties is not None:
         yield suspect_entries(batch).rows
+    yield from illegal_context(batch).values()
     for text in (batch.sharding_key, batch.message_id):
         if text is not None:
             yield _suspect_texts(text)
@@ -305,8 +346,8 @@ def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
         values = ints_of(priority, 0)
         yield (values < 0) | (values > PRIORITY_MAX)
     if lite_topic is not None:
-        legal = pc.match_substring_regex(as_binary(lite_topic), f"^{LITE_TOPIC_PATTERN}$")
-        yield ~nulls_of(lite_topic) & ~_mask(legal) | with_separator(lite_topic)
+        legal = _matches(lite_topic, f"^{LITE_TOPIC_PATTERN}$")
+        yield ~nulls_of(lite_topic) & ~legal | with_separator(lite_topic)
     columns = (
         priority, lite_topic, batch.sharding_key, batch.delay_ms, batch.delivery_timestamp_ms,
         batch.queue_id,
@@ -349,6 +390,7 @@ def _error_of(
         if not isinstance(batch.topic, str) and not options.allow_system_topics:
             check_no_system_topic(topic)
         _check_body(batch, row, options)
+        _check_context(batch, row)
         if property_bytes:
             raise MessageError(
                 f"the properties take {property_bytes} bytes on the wire; the limit is "

@@ -18,6 +18,8 @@ flag                   whole number                                    flag
 wait_store             boolean                                         WAIT
 message_id             string                                          UNIQ_KEY
 event_time             timestamp                                       property __event_time_ms
+traceparent            string (the W3C's form)                         property traceparent
+tracestate             string (the W3C's form)                         property tracestate
 priority               whole number                                    _SYS_MSG_PRIORITY_
 lite_topic             string                                          the queue, and __LITE_TOPIC
 order_by               what can be sorted                              order inside a task
@@ -192,6 +194,8 @@ CONTRACT: Final = (
     ContractColumn("wait_store", ("boolean",)),
     ContractColumn("message_id", ("string",)),
     ContractColumn("event_time", ("timestamp",)),
+    ContractColumn("traceparent", ("string",)),
+    ContractColumn("tracestate", ("string",)),
     ContractColumn("priority", ("integer",)),
     ContractColumn("lite_topic", ("string",)),
     ContractColumn("order_by", ()),

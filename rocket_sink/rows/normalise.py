@@ -6,7 +6,7 @@ lists of any form. Text is never checked to be UTF-8 here, for Spark's strings n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from rocket_sink.errors import ColumnError
 from rocket_sink.message_rules import TAG_BLANKS
-from rocket_sink.rows.checks import empty, only_printable_ascii
+from rocket_sink.rows.checks import TRACE_CONTEXT, empty, only_printable_ascii
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.rows.row_batch import RowBatch
-from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, as_binary, nulls_of
+from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, as_binary, lengths_of, nulls_of
+from rocket_sink.wire.columns.properties import entries_of
 
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
 
@@ -37,6 +38,9 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
         for name, array in columns.items()
         if not _all_null(array) or name == _KEPT
     }
+    context = {name: fields[name] for name in TRACE_CONTEXT if fields.get(name) is not None}
+    if context:
+        fields["properties"] = _with_context(fields.get("properties"), context, len(body))
     return RowBatch(
         body=_body(body),
         topic=topic,
@@ -192,6 +196,29 @@ def _properties(array: pa.Array) -> pa.MapArray | None:
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
 
 
+def _with_context(
+    properties: pa.MapArray | None, context: Mapping[str, pa.Array], count: int
+) -> pa.MapArray | None:
+    """Return the map with the columns' values as properties; an empty value is no value."""
+    names, values, rows = [], [], []
+    if properties is not None:
+        own_names, own_values, offsets = entries_of(properties)
+        names, values = [own_names], [own_values]
+        rows = [np.repeat(np.arange(count), np.diff(offsets))]
+    for name, column in context.items():
+        rows.append(np.flatnonzero(lengths_of(column)))
+        names.append(pa.repeat(pa.scalar(name), len(rows[-1])))
+        values.append(column.take(pa.array(rows[-1])))
+    row_of = np.concatenate(rows)
+    if not len(row_of):
+        return None
+    order = pa.array(np.argsort(row_of, kind="stable"))
+    ends = np.cumsum(np.bincount(row_of, minlength=count))
+    entries = (pa.concat_arrays(part).take(order) for part in (names, values))
+    offsets, *parts = _last_wins(np.concatenate(([0], ends)), *entries)
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *parts)
+
+
 def _entry_text(array: pa.Array) -> pa.Array:
     """Names and values as strings; binary ones (Kafka headers) are looked at by the checks."""
     array = _text(array)
@@ -252,5 +279,7 @@ _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     "event_time": _millis,
     "priority": _integers,
     "lite_topic": _text,
+    "traceparent": _text,
+    "tracestate": _text,
     "order_by": _same,
 }

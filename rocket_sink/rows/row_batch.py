@@ -57,6 +57,9 @@ class RowBatch:
     event_time_ms: pa.Array | None = None
     priority: pa.Array | None = None
     lite_topic: pa.Array | None = None
+    traceparent: pa.Array | None = None
+    tracestate: pa.Array | None = None
+    """The two columns as they came, for the checks; `properties` has their values, too."""
     order_by: pa.Array | None = None
     """The column as the user sent it, of any type that Arrow can sort."""
 

@@ -34,7 +34,7 @@ from rocket_sink.task.totals import TaskSummary, WriteSummary
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PROPERTIES: Final = {"properties", "headers"}
+_PROPERTIES: Final = {"properties", "headers", "traceparent"}
 _LETTER_COLUMNS: Final = [column.name for column in COLUMNS if DEAD_LETTER in column.kinds]
 _LETTER_SCHEMA: Final = pa.schema([LEDGER_SCHEMA.field(name) for name in _LETTER_COLUMNS])
 

@@ -102,6 +102,7 @@ def flights(count: int, keys: int = 40) -> pa.Table:
                                    pa.map_(pa.string(), pa.string())),
             "event_time": pa.array([1_700_000_000_000_000 + i for i in range(count)],
                                    pa.timestamp("us", tz="UTC")),
+            "traceparent": [f"00-{i + 1:032x}-{i + 1:016x}-01" for i in range(count)],
             "ignored": list(range(count)),
         }
     )  # fmt: skip
@@ -117,6 +118,9 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None
         "KEYS": "m41", "TAGS": "UA", "__SHARDINGKEY": "N1", "n": "41",
     }  # fmt: skip
     assert sample.properties["__event_time_ms"] == "1700000000000"
+    assert {m.body: m.properties["traceparent"] for m in stored} == {
+        b"%06d" % i: f"00-{i + 1:032x}-{i + 1:016x}-01" for i in range(3000)
+    }
     per_key: dict[str, list[bytes]] = {}
     for message in stored:
         per_key.setdefault(message.properties["__SHARDINGKEY"], []).append(message.body)

@@ -1508,6 +1508,26 @@ ROWS: tuple[Defect, ...] = (
         "a row with a priority and a delay is stored without its priority",
     ),
     Defect(
+        "trace-columns-displace-properties",
+        "rocket_sink/rows/normalise.py",
+        "        names, values = [own_names], [own_values]\n",
+        "        names, values = [own_names[:0]], [own_values[:0]]\n",
+        (
+            "tests/task/test_table_producer.py::test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_letters",
+        ),
+        "a row with a trace context loses its own properties",
+    ),
+    Defect(
+        "zero-trace-ids-pass",
+        "rocket_sink/rows/checks.py",
+        " & ~_matches(parent, _NO_ID)\n",
+        "\n",
+        (
+            "tests/rows/test_checks.py::test_the_form_of_a_trace_context_is_that_of_opentelemetrys_reader",
+        ),
+        "a context that no reader takes is sent",
+    ),
+    Defect(
         "priorities-for-old-brokers",
         "rocket_sink/wire/properties.py",
         "    PRIORITY: V5_4_0,\n",

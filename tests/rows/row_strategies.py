@@ -53,6 +53,7 @@ BODIES = _rarely([None, b"", b"x" * 31], st.binary(min_size=1, max_size=30))
 TEXT_BODIES = _rarely([None, *ODD], st.sampled_from(GOOD))
 ENTRIES = st.lists(st.tuples(_mostly_good(), st.none() | _mostly_good()), max_size=4)
 NAMELESS = st.lists(st.tuples(st.none() | _mostly_good(), st.none() | _mostly_good()), max_size=4)
+PARENTS = [b"00-%032x-%016x-%02x" % (n, n, n) for n in (1, 2)]
 MILLIS = _rarely([-1, -5000], st.none() | st.integers(0, 4_000_000_000_000))
 
 
@@ -162,6 +163,14 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Maker]] = {
     "event_time": (MILLIS, _instants),
     "priority": (st.sampled_from([None, None, 0, 7, -1, 2**31 - 1, 2**31]), _integers),
     "lite_topic": (st.none() | st.sampled_from([b"s-1_X", b"x" * 64, b"x" * 65]) | TEXTS, _texts),
+    "traceparent": (
+        _rarely(["värde".encode(), b"00-1"], st.sampled_from([None, *PARENTS])),
+        _texts,
+    ),
+    "tracestate": (
+        _rarely(["värde".encode()], st.sampled_from([None, b"", b"a=1", b"b@c=2"])),
+        _texts,
+    ),
 }
 FORMS = ("plain", "large", "view", "dictionary")
 
@@ -208,6 +217,8 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
     keys = row.get("keys") or ([row["key"]] if row.get("key") is not None else [])
     pairs = row.get("properties") or row.get("headers") or []
     properties = {text_of(n) or "": text_of(v) or "" for n, v in pairs if v is not None}
+    context = {name: text_of(row.get(name)) for name in ("traceparent", "tracestate")}
+    properties |= {name: value for name, value in context.items() if value}
     if row.get("event_time") is not None:
         if EVENT_TIME in properties:
             # A row has one refusal code even if several apply: this one comes first.
@@ -244,10 +255,17 @@ def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
                 message.body.decode()
             except UnicodeDecodeError:
                 return "INVALID_TEXT"
+        if not has_legal_context(row):
+            return "INVALID_PROPERTY"
         properties_of(message, message_id=MADE_ID)
     except MessageError as error:
         return error.code
     return _queue_code(row, options)
+
+
+def has_legal_context(row: dict[str, Any]) -> bool:
+    parent, state = (row.get(name) or b"" for name in ("traceparent", "tracestate"))
+    return (not parent or parent in PARENTS) and (not state or (b"=" in state and parent != b""))
 
 
 def _queue_code(row: dict[str, Any], options: SinkOptions) -> str | None:

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rocket_sink.errors import MessageError, OptionError
 from rocket_sink.message_rules import (
@@ -27,7 +29,15 @@ from rocket_sink.wire.columns.encode import MessageColumns, encode_columns
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import properties_of
 from tests.decoding import encode_message
-from tests.rows.row_strategies import EVENT_TIME, MADE_ID, Frame, code_of, frames, message_of
+from tests.rows.row_strategies import (
+    EVENT_TIME,
+    MADE_ID,
+    Frame,
+    code_of,
+    frames,
+    has_legal_context,
+    message_of,
+)
 
 TOPIC = SinkOptions.parse(topic="t")
 THOROUGH = settings(max_examples=200)
@@ -113,7 +123,15 @@ def _without_illegal(row: dict[str, Any]) -> dict[str, Any]:
     pairs = row.get("properties") or row.get("headers") or []
     last = {name: value for name, value in pairs if value is not None}
     legal = [(n, v) for n, v in last.items() if n is not None and _is_legal(row, n, v)]
-    return {**row, "properties": legal, "headers": None}
+    context = {name: row.get(name) for name in ("traceparent", "tracestate")}
+    names = {name.encode() for name, value in context.items() if value}
+    if not has_legal_context({**context, "tracestate": None}):
+        context["traceparent"] = None
+    if not has_legal_context(context):
+        context["tracestate"] = None
+    gone = {name for name in names if not context[name.decode()]}
+    legal = [(n, v) for n, v in legal if n not in gone]
+    return {**row, "properties": legal, "headers": None, **context}
 
 
 def _is_legal(row: dict[str, Any], name: bytes, value: bytes) -> bool:
@@ -233,6 +251,35 @@ def test_a_row_with_an_event_time_may_not_bring_its_property_too(
     assert [item.code for item in checked.refused] == codes
     times = [checked.rows.message(i).properties[EVENT_TIME] for i in range(len(checked.rows))]
     assert times == ["5", "1"][len(codes) :]
+
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("parent", "state"),
+    [
+        (PARENT, None), (PARENT, "a=1"), (PARENT, "a=1,\t b@c= 2 ,,"), (PARENT, "a"),
+        (PARENT, "A=1"),
+        (PARENT, "a=1,"), (PARENT, "a=b=c"), (PARENT, ",".join(f"k{n}=1" for n in range(32))),
+        (PARENT, ",".join(f"k{n}=1" for n in range(33))), (PARENT.upper(), None),
+        (PARENT + "-x", None), ("01" + PARENT[2:] + "-x", None), ("ff" + PARENT[2:], None),
+        ("fe" + PARENT[2:], None), (PARENT[:-1], None),
+        (PARENT.replace("b7ad6b7169203331", "0" * 16), None),
+        ("00-" + "0" * 32 + PARENT[35:], None),
+    ],
+)  # fmt: skip
+def test_the_form_of_a_trace_context_is_that_of_opentelemetrys_reader(
+    parent: str, state: str | None
+) -> None:
+    columns = {"traceparent": parent} | ({"tracestate": state} if state else {})
+    context = trace.get_current_span(
+        TraceContextTextMapPropagator().extract(columns)
+    ).get_span_context()
+    members = [part for part in (state or "").split(",") if part.strip()]
+    legal = context.is_valid and len(context.trace_state) == len(members)
+    refused = check(one_row(body="x", **columns)).refused
+    assert [item.code for item in refused] == ["INVALID_PROPERTY"] * (not legal)
 
 
 def test_an_empty_batch_has_no_refusals() -> None:

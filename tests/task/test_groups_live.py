@@ -60,6 +60,7 @@ def test_java_reads_what_was_sent_in_groups(
             pa.map_(pa.string(), pa.string()),
         ),
         "flag": pa.array(range(ROWS), pa.int32()),
+        "traceparent": [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(ROWS)],
     }
     parsed = SinkOptions.parse(
         nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path)
@@ -75,6 +76,7 @@ def test_java_reads_what_was_sent_in_groups(
     for message in messages:
         n = int(message.properties[HOSTILE])
         assert message.has_body(bodies[n]) and message.properties["hostile"] == HOSTILE
+        assert message.properties["traceparent"] == columns["traceparent"][n]
         assert (message.tags, message.keys) == (
             "even" if n % 2 == 0 else None,
             f"key-{n} {HOSTILE.split()[0]}",

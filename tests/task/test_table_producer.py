@@ -209,3 +209,39 @@ def test_no_spark_is_needed(cluster: FakeCluster) -> None:
         "sys.exit(any(name.split('.')[0] in ('pyspark', 'py4j', 'delta') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_letters(
+    cluster: FakeCluster, make: Callable[..., TableProducer]
+) -> None:
+    """The columns of Spark's lanes: batched and single rows, with properties and without."""
+    parents = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(8)]
+    rows = pa.table(
+        {
+            "body": [b"%d" % n for n in range(8)],
+            "properties": pa.array(
+                [{"own": "1", "traceparent": "old"}, None] * 4, pa.map_(pa.string(), pa.string())
+            ),
+            "delay_level": pa.array([0, 0, 0, 0, 0, 0, 1, 1], pa.int32()),
+            "traceparent": [*parents[:4], "00-0-0-00", None, *parents[6:]],
+            "tracestate": ["a=1,b@c=2", None, "", *[None] * 5],
+        }
+    )
+    result = make().send(rows)
+    stored = {int(m.body): dict(m.properties) for m in cluster.messages("orders")}
+    assert {n: stored[n].get("traceparent") for n in stored} == {
+        **{n: parents[n] for n in (0, 1, 2, 3, 6, 7)}, 5: None,
+    }  # fmt: skip
+    assert {n: stored[n]["tracestate"] for n in stored if "tracestate" in stored[n]} == {
+        0: "a=1,b@c=2"
+    }
+    assert {n for n in stored if stored[n].get("own")} == {0, 2, 6}
+    (letter,) = result.dead_letters.to_pylist()
+    assert (letter["body"], letter["reason"], letter["last_error_code"]) == (
+        b"4", "data", "INVALID_PROPERTY",
+    )  # fmt: skip
+    assert dict(letter["properties"]) == {"own": "1", "traceparent": "00-0-0-00"}
+    assert "'00-0-0-00'" in letter["last_error"] and "trace-context" in letter["last_error"]
+    assert make(propertyPolicy="drop").send(rows).summary.acked == 8
+    (dropped,) = (dict(m.properties) for m in cluster.messages("orders")[8 - 1 :] if m.body == b"4")
+    assert dropped["own"] == "1" and "traceparent" not in dropped
