@@ -258,6 +258,28 @@ def _is_text_map(value: dict[Any, Any]) -> bool:
     )
 
 
+class FarTime(dt.datetime):
+    """A moment that is no `datetime` in the worker's zone, such as the begin of year 1 in New York.
+
+    The fields show the year 1; `timestamp` is right.
+    """
+
+    seconds: int
+
+    @classmethod
+    def of(cls, micros: int) -> FarTime:
+        """Return the moment that is so many microseconds after 1970."""
+        value = cls(1, 1, 1, microsecond=micros % 1_000_000)
+        value.seconds = micros // 1_000_000
+        return value
+
+    def replace(self, *_: Any, **__: Any) -> FarTime:
+        return self
+
+    def timestamp(self) -> float:
+        return self.seconds
+
+
 def _micros(value: dt.datetime | None) -> int | None:
     """Spark hands out times without a zone, in the worker's own (TimestampType.fromInternal)."""
     if value is None:
@@ -282,7 +304,11 @@ def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
     for number, value in enumerate(times):
         if value is None:
             continue
-        moment, written = _micros(value) or 0, calendar.timegm(value.timetuple())
+        moment = _micros(value) or 0
+        if isinstance(value, FarTime):
+            keys[number] = moment + _BELOW
+            continue
+        written = calendar.timegm(value.timetuple())
         seconds = moment // 1_000_000
         if (skipped := _local(seconds) - written) > 0:
             before, offset = seconds - skipped, _local(seconds) - seconds

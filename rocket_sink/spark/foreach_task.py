@@ -27,9 +27,11 @@ import os
 import pickle
 import threading
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql.types import TimestampType
 
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -38,7 +40,7 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
+from rocket_sink.rows.row_batcher import FarTime, RowBatcher, RowBuffer
 from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.session_checks import refuse_budget
 from rocket_sink.task.runner import TaskRunner
@@ -147,6 +149,14 @@ _ANSWERS_S: Final = 0.002
 """Seconds between two looks for answers while Spark is silent."""
 
 
+def _time_of(micros: int | None) -> datetime | None:
+    """Return a TIMESTAMP's value as Spark does, and a `FarTime` where Spark's worker would fail."""
+    try:
+        return TimestampType.fromInternal(TimestampType(), micros)  # type: ignore[arg-type]
+    except (OverflowError, ValueError):
+        return FarTime.of(micros or 0)
+
+
 class ForeachTask:
     """The writer that Spark calls by way of `RocketSink`."""
 
@@ -177,6 +187,8 @@ class ForeachTask:
         self._answers_s = math.inf
         """The time at which the thread must look for answers."""
         self._sleeps_until_s = math.inf
+        # Spark converts the rows of a task while it iterates, with the one instance of each type.
+        TimestampType().__dict__["fromInternal"] = _time_of
 
     def process(self, row: Any) -> None:
         """Take a row; raises as soon as the task cannot succeed any more."""
@@ -207,6 +219,7 @@ class ForeachTask:
         if self._ended:
             return
         self._refuse_child()
+        TimestampType().__dict__.pop("fromInternal", None)
         with self._lock:
             self._ended = True
             self._bell.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, OptionError
 from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
 from tests.ledger.views import view_rows
 
 from . import lanes
@@ -161,6 +163,25 @@ def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> Non
     (epoch,) = world.epochs()
     assert (epoch.rows_in, epoch.acked, epoch.dead, epoch.invalid) == (27, 17, 10, 10)
     assert epoch.adds_up
+
+
+@lanes_of("foreach")
+def test_moments_of_all_years_are_sent_as_they_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a worker west of UTC the begin of year 1 is no datetime; Spark itself takes more years."""
+    monkeypatch.setitem(world.spark.sparkContext.environment, "TZ", "America/New_York")
+    year_1 = calendar.timegm((1, 1, 1, 0, 0, 0)) * 1_000_000
+    year_10000 = (calendar.timegm((9999, 12, 31, 23, 59, 59)) + 1) * 1_000_000
+    moments = [year_1 + 1000, 1_700_000_000_000_000, year_10000 + 36 * 3_600_000_000]
+    table = flights(len(moments))
+    times = pa.array(moments, pa.timestamp("us", tz="UTC"))
+    place = table.column_names.index("event_time")
+    world.put(table.set_column(place, "event_time", times))
+    world.run(ordering="strict", orderBy="event_time")
+    sent = [message.properties[EVENT_TIME_PROPERTY] for message in world.stored()]
+    assert sorted(map(int, sent)) == [moment // 1000 for moment in moments]
+    assert world.letters() == {}
 
 
 # The two lanes bring accounts by the spool and by a commit.
