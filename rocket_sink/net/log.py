@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rocket_sink.text import clean, clean_trace
 
@@ -32,8 +33,12 @@ def logger(name: str) -> logging.Logger:
     return module_logger
 
 
-def tell(module_logger: logging.Logger, text: str, *args: object) -> None:
-    """Log at INFO; where the program has set up no logging, print it as Python prints warnings."""
+def tell(module_logger: logging.Logger, text: str, *args: object, html: str = "") -> None:
+    """Log at INFO; where the program has set up no logging, print it as Python prints warnings.
+
+    Args:
+        html: shown instead of the text in a notebook whose program has set up no logging.
+    """
     is_set_up = module_logger.hasHandlers() or module_logger.isEnabledFor(logging.INFO)
     package = logging.getLogger(module_logger.name.partition(".")[0])
     if is_set_up or package.level or module_logger.level or logging.lastResort is None:
@@ -42,7 +47,13 @@ def tell(module_logger: logging.Logger, text: str, *args: object) -> None:
     record = module_logger.makeRecord(
         module_logger.name, logging.INFO, __file__, 0, text, args, None
     )
-    if logging.root.manager.disable < logging.INFO and module_logger.filter(record):
+    if logging.root.manager.disable >= logging.INFO or not module_logger.filter(record):
+        return
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and html else None
+    if hasattr(shell, "kernel"):
+        ipython.display.display(ipython.display.HTML(html))
+    else:
         logging.lastResort.emit(record)
 
 

@@ -1,8 +1,9 @@
 """Lines for a user's console about queries and writes, all by `logging`.
 
 A line at the start of a query and one with the accounts at its end (INFO, shown where a program has
-set up no logging), and a warning when rows were given up. The accounts are those of the ledger: the
-rows that came into its table since, so they count a task again that ran again.
+set up no logging; in notebooks a table), and a warning when rows were given up. The accounts are
+those of the ledger: the rows that came into its table since, so they count a task again that ran
+again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rocket_sink.ledger.spool.files import waiting_epochs
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.tables import html_table
 from rocket_sink.text import clean, counted
 
 LOG: Final = log.logger(__name__)
@@ -46,7 +48,11 @@ def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -
     shown = [f"{counted(counts['rows_in'], 'row')} in"]
     shown += [f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]]
     shown += [counted(counts["dead"], "dead letter")] if counts["dead"] else []
-    log.tell(LOG, "%s ended: %s%s; ledger %s", what, ", ".join(shown), more, ledger or "none")
+    cells = [text.partition(" ")[::-2] for text in shown]
+    log.tell(
+        LOG, "%s ended: %s%s; ledger %s", what, ", ".join(shown), more, ledger or "none",
+        html=html_table(f"{what} ended{more}", [*cells, ("ledger", ledger or "none")]),
+    )  # fmt: skip
 
 
 def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:

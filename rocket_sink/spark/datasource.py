@@ -17,7 +17,7 @@ reads or the session's own process need is imported there.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -44,6 +44,8 @@ from rocket_sink.spark.session_checks import (
     FORMAT,
     check_budget,
     check_rights,
+    own_options,
+    read_options,
     refuse_speculation,
     speculates,
     task_slots,
@@ -67,8 +69,6 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
 """From Spark 4.1 on."""
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
-"""Options that Spark hands to every source, which are not ours to judge."""
 
 
 def register(spark: SparkSession, *, ledger: str = "") -> None:
@@ -130,7 +130,7 @@ class RocketMQDataSource(DataSource):
         from rocket_sink.spark.reader import check_schema, reader_of
 
         check_schema(schema)
-        return reader_of(_ours(self.options))
+        return reader_of(own_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         _refuse_overwrite(overwrite=overwrite)
@@ -157,19 +157,6 @@ class RocketMQDataSource(DataSource):
         return with_task_rate(without_files(options), slots=self.task_slots)
 
 
-def read_options(given: Mapping[str, str]) -> SinkOptions:
-    """Return our options among those that Spark passes.
-
-    Raises:
-        OptionError: an unknown or illegal one, or no name server.
-    """
-    options = SinkOptions.parse(_ours(given))
-    _ = options.name_servers
-    if options.ledger:
-        options = options.with_(ledger=resolve_path(options.ledger).uri)
-    return options
-
-
 def _begin_write(options: SinkOptions, run: str) -> str:
     """Return the query id of a batch write: its run's id, after the `appId` if there is one.
 
@@ -192,10 +179,6 @@ def _token(options: SinkOptions) -> LedgerToken | None:
     if not options.ledger or options.ledger_via == "spark":
         return None
     return ledger_token(resolve_path(options.ledger), spools=True)
-
-
-def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
 
 
 @dataclass

@@ -429,9 +429,9 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
     class FoldListener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
             folder.started(str(event.runId), str(event.id))
-            options = refuse_query(session, str(event.id), folder.ledgers)
-            if options is not None:
-                say_start(options, "foreach", str(event.id))
+            sink = refuse_query(session, str(event.id), folder.ledgers)
+            if sink is not None:
+                say_start(*sink, str(event.id))
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             folder.progressed(event.progress)

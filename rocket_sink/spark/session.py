@@ -12,13 +12,18 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.table import first_line
+from rocket_sink.net import log
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOG: Final = log.logger(__name__)
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
 """First Delta with jars for a Spark (Maven: `io.delta:delta-spark_4.x_2.13`)."""
 _OLDEST_INSTALLED: Final = (4, 2)
@@ -74,7 +79,10 @@ def build_session(
         builder = builder.master("local[*]")
     for name, value in {**DELTA_SETTINGS, **QUIET_SETTINGS, **dict(conf or {})}.items():
         builder = builder.config(name, value)
-    session = _with_delta(builder, packages).getOrCreate()
+    builder = _with_delta(builder, packages)
+    if _java_is_needed():
+        _add_jars(builder)
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
     return session
 
@@ -139,6 +147,46 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
         ) from error
     _check_pair(spark, importlib.metadata.version("delta-spark"))
     return configure_spark_with_delta_pip(builder, extra_packages=list(packages))
+
+
+def _add_jars(builder: SparkSession.Builder) -> None:
+    """Start Java and resolve the packages in it, of which spark-submit would print sixty lines.
+
+    Raises:
+        ConfigurationError: a package cannot be fetched.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkConf, SparkContext
+
+    packages = builder._options.pop("spark.jars.packages")
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(builder._options.items())))
+    jvm: Any = SparkContext._jvm
+    spark, option = jvm.org.apache.spark.util, jvm.scala.Option.apply
+    stream = jvm.java.io.PrintStream(jvm.java.io.ByteArrayOutputStream())
+    place = spark.DependencyUtils.getIvyProperties()
+    excluded = (place.packagesExclusions() or "").replace(",", " ").split()
+    options = option(place.repositories()), option(place.ivyRepoPath())
+    try:
+        if place.ivySettingsPath():
+            settings = spark.MavenUtils.loadIvySettings(place.ivySettingsPath(), *options, stream)
+        else:
+            settings = spark.MavenUtils.buildIvySettings(*options, True, stream)
+        jars = spark.MavenUtils.resolveMavenCoordinates(
+            packages, settings, option(None), True, jvm.PythonUtils.toSeq(excluded), False, stream,
+        ).mkString(",")  # fmt: skip
+    except Py4JJavaError as error:
+        raise ConfigurationError(
+            f"Spark cannot fetch {packages}: {first_line(error)}. Let this host reach Maven's "
+            "registry, or name another one by spark.jars.repositories"
+        ) from None
+    spark.DependencyUtils.addJarsToClassPath(
+        jars, jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    )
+    submitted = SparkConf().get("spark.jars", "")
+    builder.config("spark.jars", f"{submitted},{jars}" if submitted else jars)
+    first, *others = jars.split(",")
+    count = counted(1 + len(others), "jar")
+    log.tell(_LOG, "Spark takes %s with %s from %s", packages, count, Path(first).parent)
 
 
 def _check_pair(spark: str, delta: str) -> None:

@@ -147,9 +147,13 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
         )
 
 
-def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> SinkOptions | None:
+def refuse_query(
+    session: Any, query_id: str, ledgers: Iterable[str]
+) -> tuple[SinkOptions, str] | None:
     """Let a query of the sink fail before its first epoch if it would lose rows, read its own
-    files, or if its columns do not fit. Return the options of a foreach query that may run.
+    files, or if its columns do not fit.
+
+    Return the options and the lane of a query of foreach or `format("rocketmq")` that may run.
 
     Under a continuous trigger Spark never calls `write` of a Python data source, and foreach in
     Python ends in a thread that Spark does not watch. Both commit epochs whose rows nobody has
@@ -180,7 +184,10 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> SinkOpt
     if query.getClass().getSimpleName() == "ContinuousExecution":
         reason = CONTINUOUS
     if not reason:
-        return foreach.options if foreach is not None else None
+        if foreach is not None:
+            return foreach.options, "foreach"
+        options = _source_options(query) if is_source else None
+        return (options, "datasource") if options is not None else None
     if kind == "ForeachBatchSink":
         # Spark does not show the function, which may be another's: `write_batch` raises.
         refused_queries[query_id] = reason
@@ -190,6 +197,44 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> SinkOpt
     jobs = session.sparkContext._jsc.sc()
     jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
     return None
+
+
+def _source_options(query: Any) -> SinkOptions | None:
+    """Return the options of a query with `format("rocketmq")`; None where Spark hides them.
+
+    Illegal options are an error of the query itself.
+    """
+    try:
+        field = query.getClass().getDeclaredField("extraOptions")
+        field.setAccessible(True)
+        pairs, options = field.get(query).iterator(), {}
+        while pairs.hasNext():
+            pair = pairs.next()
+            options[pair._1()] = pair._2()
+        return read_options(options)
+    except Exception:
+        return None
+
+
+def read_options(given: Mapping[str, str]) -> SinkOptions:
+    """Return our options among those that Spark passes.
+
+    Raises:
+        OptionError: an unknown or illegal one, or no name server.
+    """
+    options = SinkOptions.parse(own_options(given))
+    _ = options.name_servers
+    if options.ledger:
+        options = options.with_(ledger=resolve_path(options.ledger).uri)
+    return options
+
+
+def own_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without those that Spark hands to every source."""
+    return {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 
 
 refused_queries: Final[dict[str, str]] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import threading
 import warnings
@@ -13,6 +15,7 @@ import pytest
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.storage import active_session
 from rocket_sink.spark import session
+from tests.jvms import submit_args
 
 
 @pytest.fixture
@@ -90,3 +93,30 @@ def test_a_thread_that_has_run_nothing_yet_knows_the_session(spark: Any) -> None
     thread.start()
     thread.join()
     assert sessions == [spark]
+
+
+@pytest.mark.spark
+def test_a_first_session_says_in_one_line_where_its_jars_are_from() -> None:
+    """Delta's classes are loaded, although spark-submit knows of no package."""
+    script = (
+        "from rocket_sink.spark.session import build_session as b; "
+        "s = b(master='local[1]'); s.sql('SELECT 1').collect(); "
+        "s.sparkContext._jvm.io.delta.tables.DeltaTable.isDeltaTable(s._jsparkSession, '/none'); "
+        "s.stop()"
+    )
+    environ = {name: value for name, value in os.environ.items() if "PYSPARK" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**environ, "PYSPARK_SUBMIT_ARGS": submit_args()},
+        capture_output=True, text=True, check=True, timeout=600,
+    )  # fmt: skip
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "io.delta" in line]
+    assert len(lines) == 1, done.stderr
+    assert re.fullmatch(r"Spark takes io\.delta:\S+ with \d+ jars from \S+", lines[0])
+
+
+@pytest.mark.spark
+def test_a_package_that_cannot_be_fetched_is_named(spark: Any) -> None:
+    """The JVM of the tests runs: only the packages are resolved again."""
+    builder = type(spark).builder.config("spark.jars.packages", "org.example.rocket-sink:none:1")
+    with pytest.raises(ConfigurationError, match=r"cannot fetch org\.example\.rocket-sink:none:1"):
+        session._add_jars(builder)
