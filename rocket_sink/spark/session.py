@@ -158,8 +158,9 @@ def _add_jars(builder: SparkSession.Builder) -> None:
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
 
-    packages = builder._options.pop("spark.jars.packages")
-    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(builder._options.items())))
+    settings = vars(builder)["_options"]
+    packages = settings.pop("spark.jars.packages")
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))
     jvm: Any = SparkContext._jvm
     spark, option = jvm.org.apache.spark.util, jvm.scala.Option.apply
     stream = jvm.java.io.PrintStream(jvm.java.io.ByteArrayOutputStream())
@@ -168,11 +169,11 @@ def _add_jars(builder: SparkSession.Builder) -> None:
     options = option(place.repositories()), option(place.ivyRepoPath())
     try:
         if place.ivySettingsPath():
-            settings = spark.MavenUtils.loadIvySettings(place.ivySettingsPath(), *options, stream)
+            ivy = spark.MavenUtils.loadIvySettings(place.ivySettingsPath(), *options, stream)
         else:
-            settings = spark.MavenUtils.buildIvySettings(*options, True, stream)
+            ivy = spark.MavenUtils.buildIvySettings(*options, True, stream)
         jars = spark.MavenUtils.resolveMavenCoordinates(
-            packages, settings, option(None), True, jvm.PythonUtils.toSeq(excluded), False, stream,
+            packages, ivy, option(None), True, jvm.PythonUtils.toSeq(excluded), False, stream,
         ).mkString(",")  # fmt: skip
     except Py4JJavaError as error:
         raise ConfigurationError(
