@@ -9,7 +9,10 @@ last fold at most (`foldIntervalMs`).
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
+import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +37,7 @@ from rocket_sink.ledger.schema import (
     RESOLUTION,
     SEND,
 )
-from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, percentile
+from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, middle_ms, percentile
 from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
@@ -57,6 +60,11 @@ _STORED: Final = (Outcome.ACKED.value, Outcome.ACKED_DEGRADED.value)
 _MOST_OFTEN_S: Final = 1.0
 """Readers of several metrics at once read the ledger once."""
 
+BOUNDS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf
+)  # fmt: skip
+"""The upper bounds of the buckets of `rocket_sink.send.duration.bucket`."""
+
 Waiting = Mapping[str, int]
 """{reason: pending dead letters}."""
 
@@ -77,6 +85,14 @@ class BrokerSums:
     isolated_until: dt.datetime | None = None
     cause: str = ""
     answers: Counter[int] = field(default_factory=Counter)
+    durations: Counter[float] = field(default_factory=Counter)
+    """{upper bound: answers since the beginning that are in no lower bucket of `BOUNDS_S`}."""
+
+    def add(self, answers: Counter[int]) -> None:
+        """Count answers, {class: weight}, in the histogram of durations."""
+        for class_, weight in answers.items():
+            at = bisect.bisect_left(BOUNDS_S, middle_ms(class_) / 1000)
+            self.durations[BOUNDS_S[at]] += weight
 
     def latency_ms(self, share: float) -> float | None:
         """Return the time from the last byte that this share of the newest answers did not pass."""
@@ -174,6 +190,7 @@ class LiveFigures:
                 before = sums.answers if name in self._answered else Counter[int]()
                 sums.answers = before + answers
                 self._answered.add(name)
+                sums.add(answers)
 
     def _add_isolation(self, broker: str, cause: str, until: dt.datetime) -> None:
         sums = self.brokers.setdefault(broker or _NO_BROKER, BrokerSums())
@@ -284,6 +301,13 @@ def _latency(found: LiveFigures) -> Values:
                 yield ms / 1000, {"broker": broker, "quantile": share}
 
 
+def _durations(found: LiveFigures) -> Values:
+    for broker, sums in list(found.brokers.items()):
+        counts = itertools.accumulate(sums.durations[bound] for bound in BOUNDS_S)
+        for bound, count in zip(BOUNDS_S, counts, strict=True):
+            yield count, {"broker": broker, "le": f"{bound:g}".replace("inf", "+Inf")}
+
+
 def _isolated(found: LiveFigures) -> Values:
     for broker, sums in list(found.brokers.items()):
         yield int(sums.is_isolated()), {"broker": broker}
@@ -315,9 +339,12 @@ METRICS: Final = (
            "Isolations that began, by broker and cause", _counted("isolations", "cause")),
     Metric("rocket_sink.broker.isolated", False, "", "1 while a broker is isolated, else 0",
            _isolated),
+    Metric("rocket_sink.send.duration.bucket", True, "",
+           "Answers that came within `le` seconds of their request's last byte, by broker: a "
+           "histogram, for histogram_quantile, that adds up over brokers and drivers", _durations),
     Metric("rocket_sink.send.latency", False, "s",
-           "Time from a request's last byte to its answer, of the newest answers, by broker and "
-           "quantile (0.5, 0.95, 0.99)", _latency),
+           "Deprecated, use rocket_sink.send.duration.bucket: time from a request's last byte to "
+           "its answer, of the newest answers, by broker and quantile (0.5, 0.95, 0.99)", _latency),
     Metric("rocket_sink.dead_letters.pending", False, "{message}",
            "Dead letters that wait for a backfill, by reason", _pending),
 )  # fmt: skip

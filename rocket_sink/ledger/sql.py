@@ -136,6 +136,11 @@ def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return classes
 
 
+def middle_ms(class_: int) -> float:
+    """Return the latency in the middle of a class."""
+    return math.exp((class_ + 0.5) / _CLASSES)
+
+
 def percentile(
     counts: Iterable[tuple[int, float]], share: float, longest: float | None = None
 ) -> float | None:
@@ -151,5 +156,5 @@ def percentile(
         return None
     reached = itertools.accumulate(weight for _, weight in classes)
     at = next(n for n, passed in enumerate(reached) if passed >= share * total * (1 - 1e-9))
-    middle = round(math.exp((classes[at][0] + 0.5) / _CLASSES), 4)
+    middle = round(middle_ms(classes[at][0]), 4)
     return middle if longest is None else min(middle, longest)

@@ -242,7 +242,30 @@ def test_dashboard_and_alert_rules_name_metrics_that_are(in_prometheus: set[str]
     rules = [rule for group in alerts["groups"] for rule in group["rules"]]
     alerted = names_in(" ".join(rule["expr"] for rule in rules))
     assert shown | alerted <= in_prometheus
-    assert in_prometheus - shown - alerted <= {"rocket_sink_isolations_total"}
+    assert in_prometheus - shown - alerted <= {
+        "rocket_sink_isolations_total",
+        "rocket_sink_send_latency_seconds",
+    }
+
+
+def test_latencies_are_a_histogram_that_adds_up(tmp_path: Path) -> None:
+    """The buckets of two drivers, added, are those of one that saw all answers."""
+    slow, fast = [3.0, 40.0, 700.0, 20_000.0], [0.4, 3.0]
+
+    def buckets(name: str, *readings: list[float]) -> dict[str, float]:
+        figures = followed(tmp_path / name)
+        for latencies in readings:
+            rows = [attempt(rtt_ms=ms) for ms in latencies]
+            store(tmp_path / name, [send_rows(rows, CONTEXT)])
+            figures.refresh()
+        values = collected(figures)["rocket_sink.send.duration.bucket"]
+        return {bound: count for (_, bound), count in values.items()}
+
+    one, two, both = buckets("one", slow), buckets("two", fast), buckets("both", slow, fast)
+    assert {bound: one[bound] + two[bound] for bound in both} == both
+    assert {float(bound): count for bound, count in both.items()} == {
+        bound: sum(ms / 1000 <= bound for ms in slow + fast) for bound in live.BOUNDS_S
+    }
 
 
 def test_each_alert_names_a_page_with_that_heading() -> None:
