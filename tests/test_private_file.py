@@ -40,7 +40,7 @@ def lock_jars(folder: Path) -> None:
 
 
 USERS = {
-    "ledger": ("_spool/_folds/lock", lock_ledger),
+    "ledger": ("_notes/locks/lock", lock_ledger),
     "cluster": (".lock", lock_cluster),
     "jars": ("jars.lock", lock_jars),
 }
@@ -121,10 +121,10 @@ def test_another_users_lock_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
-    check_folder(tmp_path / "_spool")
-    (tmp_path / "_spool").symlink_to(tmp_path / "target")
+    check_folder(tmp_path / "_notes")
+    (tmp_path / "_notes").symlink_to(tmp_path / "target")
     with pytest.raises(PermissionError, match="is a symbolic link"):
-        check_folder(tmp_path / "_spool")
+        check_folder(tmp_path / "_notes")
     with pytest.raises(LedgerError, match="is a symbolic link"):
         lock_ledger(tmp_path)
     assert not list((tmp_path / "target").iterdir())

@@ -8,7 +8,7 @@ be left alone.
 Two backfills at once would both send the same dead letters. A driver takes the lock `backfill` of
 the ledger before it plans and keeps it to its end; of a dead one it is free at once (local), or
 when its heartbeats stop. A driver that was only taken for dead, and the workers that outlive a
-killed one, learn from a token beside the lock that another one has the claim: tasks look at it
+killed one, learn from a note, the claim's token, that another one has the claim: tasks look at it
 before they send, and send nothing more.
 
 A task may begin hours after its backfill was planned, and dead letters may have been parked since.
@@ -28,7 +28,7 @@ import pyarrow as pa
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.notes import write_bytes
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, failing
 from rocket_sink.ledger.records import RunContext, build_rows
 from rocket_sink.ledger.schema import BACKFILL, IN_FLIGHT, RESOLUTION, UNPARKED
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _NAME: Final = "backfill"
-_TOKEN: Final = "backfill.token"  # noqa: S105 (the name of a file)
+_TOKEN: Final = "token"  # noqa: S105 (the name of a note)
 _CHECK_S: Final = 1.0
 """Shortest time between two looks at the token."""
 
@@ -76,12 +76,12 @@ class BackfillClaim:
                 path=path,
             )
         try:
-            data = self.token.encode()
-            path = f"{self._place.folds}/{_TOKEN}"
-            write_bytes(self._place.filesystem(), path, data, is_local=self._place.is_local)
-        except OSError as error:
+            notes = NoteStore(self._place, _NAME)
+            with failing(f"cannot write {notes.where(_TOKEN)}", notes.where(_TOKEN)):
+                notes.write(_TOKEN, self.token)
+        except LedgerError:
             self._lock.release()
-            raise LedgerError(f"cannot write {path}: {error}", path=path) from error
+            raise
 
     def release(self) -> None:
         """Give it up; nothing when it is not held."""
@@ -109,12 +109,10 @@ class ClaimCheck:
         if self._looked_s is not None and now_s - self._looked_s < _CHECK_S:
             return
         self._looked_s = now_s
-        path = f"{self._place.folds}/{_TOKEN}"
-        with (
-            failing(f"cannot read {path}", path),
-            self._place.filesystem().open_input_stream(path) as stream,
-        ):
-            current_token = bytes(stream.read()).decode(errors="replace")
+        notes = NoteStore(self._place, _NAME)
+        path = notes.where(_TOKEN)
+        with failing(f"cannot read {path}", path, kinds=(OSError, ValueError)):
+            current_token = notes.read(_TOKEN)
         if current_token != self._token:
             raise LedgerError(
                 f"another backfill of the ledger {self._place.uri} has taken over: the driver of "

@@ -1,34 +1,27 @@
-"""Epochs that have been begun before: small files beside the ledger, one per task attempt.
+"""Notes of epochs, batch writes and queries that have been begun before.
 
-    <ledger>/_started/q-<query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>.json
+A note of the kind `starts` is of one task attempt:
+
+    <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
 
 A task attempt writes its file before its first send and then looks at the others' of its epoch. An
 epoch may have left messages on the brokers when the file of another run is there (a restart), of
 another attempt of the partition (a task's retry) or of another attempt of the stage, or when the
 query has begun a later epoch (its checkpoint was cut back). Otherwise nothing of it was sent. Each
 run of a query is a generation of its own, one above all that it finds: when a later one shows up, a
-second driver has the query, or this worker has outlived its own, and it must not go on. Delta
-looks into no folder whose name starts with `_`.
+second driver has the query, or this worker has outlived its own, and it must not go on.
 
-    <ledger>/_started/q-<query>.json
+In the foreachBatch lane the driver notes which epoch it began last (`epochs`): what died there
+before Delta's commit has left no rows in the ledger, so who runs the epoch again doubts for it. A
+batch write is noted until it has ended well (`writes`): only its `appId` tells that two are one.
 
-is the driver's note of the epoch that it began last, in the foreachBatch lane: what died there
-before Delta's commit has left no rows in the ledger, so who runs the epoch again doubts for it.
+A note of the kind `queries` names the streaming query of an `appId`, which replaces Spark's query
+id in the ledger: only the checkpoint has that. So where the id behind an `appId` is another one
+than it was, the checkpoint was deleted or is not the one that belongs to it: epochs are counted
+from 0 again, and what the ledger says of them is about others.
 
-    <ledger>/_started/w-<appId>.json
-
-is the same of a batch write until it has ended well: only its `appId` tells that two are one.
-
-    <ledger>/_started/q-<appId>.query.json
-
-names the streaming query of an `appId`, which replaces Spark's query id in the ledger: only the
-checkpoint has that. So where the id behind an `appId` is another one than it was, the checkpoint
-was deleted or is not the one that belongs to it: epochs are counted from 0 again, and what the
-ledger says of them is about others.
-
-    <ledger>/_transactions/q-<query>/<epoch>.json
-
-is there while half messages of an epoch are committed, and after it when the committer was killed.
+A note of the kind `ends` is there while half messages of an epoch are committed, and after it when
+the committer was killed.
 """
 
 from __future__ import annotations
@@ -43,9 +36,14 @@ from typing import Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.notes import NoteStore, now_ms
-from rocket_sink.ledger.path import LedgerPath, failing, path_part
+from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part
 from rocket_sink.ledger.records import RunContext
 
+_STARTS: Final = "starts"
+_EPOCHS: Final = "epochs"
+_WRITES: Final = "writes"
+_QUERIES: Final = "queries"
+_ENDS: Final = "ends"
 _KEPT: Final = 3
 """Epochs whose files are kept; the newest alone shows that a checkpoint was cut back."""
 _PROCESSES_REMEMBER: Final = 64
@@ -93,7 +91,7 @@ class EpochStarts:
         self._checked_s = 0.0
         self._own = ""
         self._at_ms = 0
-        self._folder = _tasks_folder(ctx.query_id)
+        self._folder = folder_part(ctx.query_id)
 
     def begin(self, brokers: Brokers) -> PriorAttempts | None:
         """Note durably that this task attempt begins; None when no other one was before it.
@@ -102,10 +100,10 @@ class EpochStarts:
             CheckpointError: a later run of the query has begun.
             LedgerError: the ledger's folder cannot be read or written.
         """
-        store = NoteStore(self._place)
+        store = NoteStore(self._place, _STARTS)
         self._generation = self._own_generation(self._notes(store))
         unique = f"{self._generation}-{uuid.uuid4().hex}"
-        name = "~".join(map(str, (*self._mine(), unique))) + ".json"
+        name = "~".join(map(str, (*self._mine(), unique)))
         self._own, self._at_ms = f"{self._folder}/{self._ctx.epoch}/{name}", now_ms()
         self.note_brokers(brokers)
         with self._saying(store):
@@ -120,7 +118,7 @@ class EpochStarts:
             LedgerError: the ledger's folder cannot be written.
         """
         topics = {topic: sorted(names) for topic, names in brokers.items()}
-        store = NoteStore(self._place)
+        store = NoteStore(self._place, _STARTS)
         with self._saying(store):
             store.write(self._own, {"at_ms": self._at_ms, "topics": topics})
 
@@ -142,7 +140,7 @@ class EpochStarts:
             return
         self._checked_s = now_s
         own_run = (self._generation, self._mine()[0])
-        for note in self._notes(NoteStore(self._place)):
+        for note in self._notes(NoteStore(self._place, _STARTS)):
             if (note.generation, note.run) > own_run:
                 raise CheckpointError(
                     f"another driver (run {note.run}) has taken the query {self._ctx.query_id} "
@@ -152,7 +150,7 @@ class EpochStarts:
                 )  # fmt: skip
 
     def _notes(self, store: NoteStore) -> list[_Note]:
-        return [_Note(path) for path in store.paths(self._folder)]
+        return [_Note(name) for name in store.names(self._folder)]
 
     def _own_generation(self, notes: list[_Note]) -> int:
         own = [note.generation for note in notes if note.run == self._mine()[0]]
@@ -193,13 +191,13 @@ def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
 
     False where the folder cannot be read or written: nothing depends on it but what is counted.
     """
-    path, last = f"_started/q-{path_part(query_id)}.json", -1
+    name, last = folder_part(query_id), -1
     try:
-        store = NoteStore(place)
+        store = NoteStore(place, _EPOCHS)
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            last = int(store.read(path)["epoch"])
+            last = int(store.read(name)["epoch"])
         if last < epoch:
-            store.write(path, {"epoch": epoch})
+            store.write(name, {"epoch": epoch})
     except (OSError, LedgerError):
         return False
     return last >= epoch
@@ -215,34 +213,26 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
         The name of an earlier write that has not ended, and True; the ledger lacks its sends.
         Otherwise, or if the folder cannot be read or written, `write` and False.
     """
-    path, note = _write_path(app_id), {"at_ms": now_ms(), "write": write}
-    again = False
-    with contextlib.suppress(OSError, LedgerError, ValueError, KeyError, TypeError):
-        store = NoteStore(place)
-        again = not store.write(path, note, replace=False)
-        if again:
-            write = str(store.read(path)["write"])
-    return write, again
+    note = {"at_ms": now_ms(), "write": write}
+    try:
+        agreed, is_new = NoteStore(place, _WRITES).agree(folder_part(app_id), note)
+        return str(agreed["write"]), not is_new
+    except (OSError, LedgerError):
+        return write, False
+    except (ValueError, KeyError, TypeError):
+        return write, True  # The note that is there names no write.
 
 
 def end_write(place: LedgerPath, app_id: str) -> None:
     """Note that the write has ended: the ledger has it."""
     with contextlib.suppress(OSError, LedgerError):
-        NoteStore(place).remove(_write_path(app_id), claimed=True)
+        NoteStore(place, _WRITES).remove(folder_part(app_id))
 
 
 def forget_tasks(place: LedgerPath, query_id: str) -> None:
     """Remove what the tasks of a batch write have noted: it is over, and none will have its id."""
     with contextlib.suppress(OSError, LedgerError):
-        NoteStore(place).remove_folder(_tasks_folder(query_id))
-
-
-def _tasks_folder(query_id: str) -> str:
-    return f"_started/q-{path_part(query_id)}"
-
-
-def _write_path(app_id: str) -> str:
-    return f"_started/w-{path_part(app_id)}.json"
+        NoteStore(place, _STARTS).remove_folder(folder_part(query_id))
 
 
 @functools.lru_cache(maxsize=_PROCESSES_REMEMBER)
@@ -253,16 +243,13 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
         CheckpointError: it names another one.
         LedgerError: the ledger's folder cannot be read or written.
     """
-    path = _query_path(app_id)
-    store = NoteStore(place)
-    where = store.where(path)
+    store, name = NoteStore(place, _QUERIES), folder_part(app_id)
+    where = store.where(name)
     with failing(
         f"cannot tell from {where} which query the appId {app_id!r} names", where,
         kinds=(OSError, ValueError, KeyError, TypeError),
     ):  # fmt: skip
-        if store.write(path, {"query_id": query_id, "app_id": app_id}, replace=False):
-            return
-        note = store.read(path)
+        note, _ = store.agree(name, {"query_id": query_id, "app_id": app_id})
         named, claimed = str(note["query_id"]), str(note["app_id"])
     if claimed != app_id:
         raise CheckpointError(
@@ -287,12 +274,8 @@ def query_of(place: LedgerPath, app_id: str) -> str | None:
     Raises:
         LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
     """
-    note = NoteStore(place).read(_query_path(app_id))
+    note = NoteStore(place, _QUERIES).read(folder_part(app_id))
     return None if note is None else str(note["query_id"])
-
-
-def _query_path(app_id: str) -> str:
-    return f"_started/q-{path_part(app_id)}.query.json"
 
 
 class CommitMarker:
@@ -305,7 +288,7 @@ class CommitMarker:
 
     def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:
         self._place = place
-        self._path = f"_transactions/q-{path_part(query_id)}/{epoch}.json"
+        self._name = f"{folder_part(query_id)}~{epoch}"
 
     def begin(self) -> bool:
         """Note durably that the epoch is about to end. Return False if that was noted before.
@@ -313,19 +296,21 @@ class CommitMarker:
         Raises:
             LedgerError: the ledger's folder cannot be written.
         """
-        store = NoteStore(self._place)
-        path = store.where(self._path)
+        store = NoteStore(self._place, _ENDS)
+        path = store.where(self._name)
         with failing(
             f"cannot note at {path} that half messages are about to be committed", path,
             ". delivery=transactional needs a ledger folder that the driver can write to",
         ):  # fmt: skip
-            is_new = store.read(self._path) is None
-            return is_new and store.write(self._path, {"at_ms": now_ms()})
+            if store.read(self._name) is not None:
+                return False
+            store.write(self._name, {"at_ms": now_ms()})
+            return True
 
     def remove(self) -> None:
         """Remove the note: the ledger has the end. A remaining file costs only a question later."""
         with contextlib.suppress(OSError):
-            NoteStore(self._place).remove(self._path)
+            NoteStore(self._place, _ENDS).remove(self._name)
 
 
 def _earlier(store: NoteStore, paths: Iterable[str]) -> PriorAttempts:

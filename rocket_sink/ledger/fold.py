@@ -7,10 +7,10 @@
 It may be killed at any point and repeated. It takes everything that is finished, not one event's
 share: Spark's listener events come late, and those of a shutdown never.
 
-A manifest is what one fold takes, written down before anything is appended:
-`_spool/_folds/<number>.json` is there from before the append until all its files are deleted. A
-fold that finds one completes it with the very same files and number: should another process's
-append of it still be under way, Delta lets one of the two through, and both are equal.
+A manifest is the note of what one fold takes (kind `folds`, by number). It is there from before
+the append until all its files are deleted. A fold that finds a manifest completes it with the very
+same files and number: should another process's append of it still be under way, Delta lets one of
+the two through, and both are equal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.data_files import OverBatches
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, failing, resolve_path
+from rocket_sink.ledger.path import LedgerPath, failing, resolve_path
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.spool.files import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_FOLDER: Final = f"{SPOOL}/{FOLDS}"
+_KIND: Final = "folds"
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Manifest:
                 raise ValueError(f"{name!a} is no spool file")
 
     @property
-    def path(self) -> str:
-        """Path of the manifest below the ledger's folder."""
-        return f"{_FOLDER}/{self.number}.json"
+    def name(self) -> str:
+        """The note's name."""
+        return str(self.number)
 
     def paths(self, place: LedgerPath) -> list[str]:
         return [f"{place.spool}/{file}" for file in self.files]
@@ -106,7 +106,7 @@ def write_manifest(
     names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
     size = sum(info.size or 0 for info in files)
     manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
-    store.write(manifest.path, asdict(manifest))
+    store.write(manifest.name, asdict(manifest))
     return manifest
 
 
@@ -116,19 +116,19 @@ def unfinished(store: NoteStore) -> list[Manifest]:
     Raises:
         LedgerError: one cannot be read; the text names it.
     """
-    manifests = (_read(store, path) for path in store.paths(_FOLDER))
+    manifests = (_read(store, name) for name in store.names())
     return sorted(manifests, key=lambda manifest: manifest.number)
 
 
-def _read(store: NoteStore, path: str) -> Manifest:
-    where = store.where(path)
+def _read(store: NoteStore, name: str) -> Manifest:
+    where = store.where(name)
     with failing(
         f"the fold manifest {where} cannot be read", where,
         ". If the table holds its fold, delete the spool files that it lists, then the manifest; "
         "else delete the manifest",
         (OSError, ValueError, TypeError, KeyError),
     ):  # fmt: skip
-        values = store.read(path)
+        values = store.read(name)
         return Manifest(**{**values, "files": tuple(values["files"])})
 
 
@@ -282,7 +282,7 @@ class _Folder:
         # Executors cannot see a folder on the driver's host.
         self._driver_reads = spool != place
         self._fs = spool.filesystem()
-        self._notes = NoteStore(spool)
+        self._notes = NoteStore(spool, _KIND)
         self._step = on_step
         self._check_lock = check_lock
         self._summary = summary
@@ -301,7 +301,7 @@ class _Folder:
                 self._add(recovered=1)
                 folded_paths.update(manifest.paths(self._spool))
             else:  # of a table that is gone: this one has none of its rows
-                self._notes.remove(manifest.path)
+                self._notes.remove(manifest.name)
         files = [info for info in files if info.path not in folded_paths]
         self._step("listed")
         for share in _shares(files, DRIVER_BYTES if self._driver_reads else FOLD_BYTES):
@@ -334,7 +334,7 @@ class _Folder:
             faults = self._faults(manifest) if rows is None else _faults_of(rows)
             manifest = self._sound(manifest, faults)
             if not manifest.files:
-                self._notes.remove(manifest.path)
+                self._notes.remove(manifest.name)
                 return
             is_own = self._append(manifest, rows, app_id)
         if not is_own:
@@ -344,7 +344,7 @@ class _Folder:
             self._step("delete")
             self._delete(path)
         self._step("deleted")
-        self._notes.remove(manifest.path)
+        self._notes.remove(manifest.name)
         self._step("finished")
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
@@ -401,7 +401,7 @@ class _Folder:
             raise LedgerError(
                 f"{len(gone)} spool files of an unfinished fold are gone, {gone[0]} the first: "
                 "their rows are lost unless they come back. To go on without them, delete "
-                f"{self._notes.where(manifest.path)}",
+                f"{self._notes.where(manifest.name)}",
                 path=gone[0],
             )
 
@@ -450,7 +450,7 @@ class _Folder:
         is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
         if is_ours:
             return
-        path = self._notes.where(manifest.path)
+        path = self._notes.where(manifest.name)
         text = (
             f"two folds of the ledger {self._place.uri} ran at once and the other one had the "
             f"number {manifest.number}; delete {path} and fold again, the rows are safe"

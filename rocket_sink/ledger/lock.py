@@ -195,7 +195,7 @@ class LedgerLock:
         self, place: LedgerPath, name: str = LOCK_NAME, *, lease_s: float = LEASE_S
     ) -> None:
         self._place = place
-        self._path = f"{place.folds}/{name}"
+        self._path = f"{place.locks}/{name}"
         self._lock: FileLock | Lease
         if place.is_local:
             self._lock = FileLock(Path(self._path))
@@ -243,12 +243,12 @@ class LedgerLock:
 
 
 def make_folder(place: LedgerPath) -> None:
-    """Make the folder of a local ledger's locks and manifests.
+    """Make the folder of a local ledger's locks.
 
     Raises:
         OSError: it cannot be made, or another user's link stands in its place.
     """
-    for folder in (Path(place.spool), Path(place.folds)):
+    for folder in (Path(place.locks).parent, Path(place.locks)):
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
 

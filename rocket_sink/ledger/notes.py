@@ -1,9 +1,27 @@
-"""Notes beside the ledger's table: small files, whole or not at all, also with several writers.
+"""Notes beside the ledger's table: what drivers and tasks leave for others, by kind.
 
-Each is one JSON value. Delta looks into no folder whose name starts with `_`.
+    <ledger>/_notes/<kind>/<name>.json
 
-Writers that must agree on one note (`replace=False`) link a file in a local folder. A store has no
-such call in pyarrow. There each writer puts its text into the note's claim, below `_claims`, unless
+Each is one JSON value, whole or not at all, also with several writers. Delta looks into no folder
+whose name starts with `_`. A note lives until what it tells of is over:
+
+| kind | tells | over |
+|---|---|---|
+| tokens | the ledger is the driver's (`append.table`) | never |
+| starts | a task attempt of an epoch has begun (`epoch_starts`) | three epochs later |
+| epochs | the epoch that the driver began last | never, one per query |
+| writes | a batch write of an `appId` has begun | at its end |
+| queries | the streaming query of an `appId` | never |
+| ends | half messages of an epoch are being committed | when the ledger has their end |
+| pending | sharding keys of a task's dead letters (`pending_keys`) | when none of them is pending |
+| queues | a topic's queues in strict order (`task.queue_snapshot`) | never, one per topic |
+| folds | the files that a fold takes | when they are deleted |
+| backfill | the backfill that has the claim (`backfill_marks`) | never, one |
+| sources | the column types of a backfilled table | never, one per table |
+| upkeep | when rows expired last | never, one |
+
+Writers that must agree on one note (`agree`) link a file in a local folder. A store has no such
+call in pyarrow. There each writer puts its text into the note's claim, of the kind `claims`, unless
 a claim is there. It waits until all writers that saw none have put theirs, and makes the claim's
 text the note. On S3 the put is conditional (`If-None-Match`): delta-rs puts the first commit of a
 table so, and the claim is that commit. A store that ignores the condition keeps the last claim that
@@ -20,60 +38,116 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of
+from rocket_sink.ledger.path import LOG_FOLDER, NOTES, LedgerPath, make_folder_of
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 
 if TYPE_CHECKING:
     from pyarrow import fs
 
-_CLAIMS: Final = "_claims"
+_CLAIMS: Final = "claims"
+_CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
+"""The kinds of notes that writers agree on."""
+_SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
 """Longest time that a writer may take between finding no claim and having put one."""
 
 
 class NoteStore:
-    """The notes of one ledger, by their paths below its folder; made anew for each use, for a file
-    system's handles must not cross a fork.
+    """The notes of one kind of one ledger, by name; a name may have folders in it.
+
+    Made anew for each use, for a file system's handles must not cross a fork.
 
     Raises:
         LedgerError: as `LedgerPath.filesystem`.
         OSError: from all methods: the folder cannot be read or written.
     """
 
-    def __init__(self, place: LedgerPath) -> None:
+    def __init__(self, place: LedgerPath, kind: str) -> None:
         self._place = place
+        self._kind = kind
         self._files = place.filesystem()
 
-    def where(self, path: str) -> str:
+    def where(self, name: str) -> str:
         """Return the note's place in the terms of the ledger's file system, for messages."""
-        return f"{self._place.root}/{path}"
+        return f"{self._path(name)}{_SUFFIX}"
 
-    def write(self, path: str, value: Any, *, replace: bool = True) -> bool:
-        """Write a note durably. Return False if another's stays there (`replace=False`)."""
-        full = self.where(path)
-        make_folder_of(self._files, full)
+    def write(self, name: str, value: Any) -> None:
+        """Write a note durably, in place of the one that is there."""
+        self._put(self.where(name), json.dumps(value).encode())
+
+    def agree(self, name: str, value: Any) -> tuple[Any, bool]:
+        """Return the note that all writers take, and whether it is this value, written just now.
+
+        Raises:
+            ValueError: the note that is there is no JSON.
+        """
         data = json.dumps(value).encode()
-        if self._place.is_local or replace:
-            local = self._place.is_local
-            return write_bytes(self._files, full, data, is_local=local, replace=replace)
-        if read_bytes(self._files, full) is not None:
-            return False
-        agreed = self._agreed(path, data)
-        write_bytes(self._files, full, agreed, is_local=False)
-        return agreed == data
+        while (note := self.read(name)) is None:
+            if not self._place.is_local:
+                agreed = self._agreed(name, data)
+                self._put(self.where(name), agreed)
+                return json.loads(agreed), agreed == data
+            if self._put(self.where(name), data, replace=False):
+                return value, True
+        return note, False
 
-    def _agreed(self, path: str, data: bytes) -> bytes:
+    def read(self, name: str) -> Any:
+        """Return the content of a note; None if there is no note.
+
+        Raises:
+            ValueError: no JSON.
+        """
+        data = read_bytes(self._files, self.where(name))
+        return None if data is None else json.loads(data)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the notes in a folder and below; by default of all of the kind."""
+        from pyarrow import fs
+
+        selector = fs.FileSelector(
+            self._path(folder).rstrip("/"), recursive=True, allow_not_found=True
+        )
+        infos = self._files.get_file_info(selector)
+        paths = [info.path for info in infos if info.is_file and info.path.endswith(_SUFFIX)]
+        return [path.removeprefix(self._path("")).removesuffix(_SUFFIX) for path in paths]
+
+    def remove(self, *names: str) -> None:
+        """Remove notes that are over, if they are there."""
+        for name in names:
+            # The claim first: a writer leaves a note alone that is there, whether claimed or not.
+            has_claim = self._kind in _CLAIMED and not self._place.is_local
+            for path in ([self._claim(name)] if has_claim else []) + [self.where(name)]:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.delete_file(path)
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove all notes below a folder; another process may remove some of them meanwhile."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.delete_dir(self._path(folder))
+
+    def _path(self, name: str) -> str:
+        return f"{self._place.root}/{NOTES}/{self._kind}/{name}"
+
+    def _claim(self, name: str) -> str:
+        return f"{self._place.root}/{self._claim_table(name)}/{LOG_FOLDER}/{0:020}.json"
+
+    def _claim_table(self, name: str) -> str:
+        return f"{NOTES}/{_CLAIMS}/{self._kind}/{name}"
+
+    def _put(self, path: str, data: bytes, *, replace: bool = True) -> bool:
+        make_folder_of(self._files, path)
+        return write_bytes(self._files, path, data, is_local=self._place.is_local, replace=replace)
+
+    def _agreed(self, name: str, data: bytes) -> bytes:
         """Return the text that all writers of a note take which is not there yet."""
-        claim, error = self._claim(path), None
+        claim, error = self._claim(name), None
         if is_s3(self._place.uri) and keeps_transactions():
-            error = _commit_claim(self._place, path, data)
+            error = _commit_claim(self._place, self._claim_table(name), data)
         # A store may know no conditions, or let delta-rs in by other credentials only.
         if read_bytes(self._files, claim) is None:
-            make_folder_of(self._files, claim)
-            text = json.dumps({"metaData": {"description": data.decode()}})
-            write_bytes(self._files, claim, text.encode(), is_local=False)
+            self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)
-        agreed = read_bytes(self._files, self.where(path))
+        agreed = read_bytes(self._files, self.where(name))
         if agreed is not None:
             return agreed
         commit = read_bytes(self._files, claim)
@@ -83,40 +157,8 @@ class NoteStore:
         text = next(action["metaData"]["description"] for action in actions if "metaData" in action)
         return str(text).encode()
 
-    def _claim(self, path: str) -> str:
-        return self.where(f"{_CLAIMS}/{path}/{LOG_FOLDER}/{0:020}.json")
 
-    def read(self, path: str) -> Any:
-        """Return the content of a note; None if there is no note.
-
-        Raises:
-            ValueError: no JSON.
-        """
-        data = read_bytes(self._files, self.where(path))
-        return None if data is None else json.loads(data)
-
-    def remove(self, path: str, *, claimed: bool = False) -> None:
-        """Remove a note, if it is there; `claimed`: it was written with `replace=False`."""
-        # The claim first: a writer leaves a note alone that is there, with a claim or without.
-        paths = [self._claim(path)] if claimed and not self._place.is_local else []
-        for full in (*paths, self.where(path)):
-            with contextlib.suppress(FileNotFoundError):
-                self._files.delete_file(full)
-
-    def remove_folder(self, path: str) -> None:
-        self._files.delete_dir(self.where(path))
-
-    def paths(self, folder: str) -> list[str]:
-        """Return the notes in a folder and below."""
-        from pyarrow import fs
-
-        selector = fs.FileSelector(self.where(folder), recursive=True, allow_not_found=True)
-        infos = self._files.get_file_info(selector)
-        names = [info.path for info in infos if info.is_file and info.path.endswith(".json")]
-        return [name.removeprefix(self.where("")) for name in names]
-
-
-def _commit_claim(place: LedgerPath, path: str, data: bytes) -> Exception | None:
+def _commit_claim(place: LedgerPath, table: str, data: bytes) -> Exception | None:
     """Put a note's text into its claim unless one is there; returns the error, if any."""
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
@@ -124,7 +166,7 @@ def _commit_claim(place: LedgerPath, path: str, data: bytes) -> Exception | None
 
     try:
         DeltaTable.create(
-            f"s3://{place.root}/{_CLAIMS}/{path}", pa.schema({"note": pa.string()}), mode="error",
+            f"s3://{place.root}/{table}", pa.schema({"note": pa.string()}), mode="error",
             description=data.decode(), storage_options=delta_rs_options(place.uri, place.storage),
             commit_properties=CommitProperties(max_commit_retries=0),
         )  # fmt: skip

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
 """Folder below the table's; Delta looks into no folder whose name starts with `_`."""
-FOLDS: Final = "_folds"
+NOTES: Final = "_notes"
 PARTIAL: Final = ".part"
 """Suffix of a file that is still being written."""
 QUARANTINE: Final = "_quarantine"
@@ -82,8 +82,8 @@ class LedgerPath:
         return f"{self.root}/{SPOOL}"
 
     @property
-    def folds(self) -> str:
-        return f"{self.spool}/{FOLDS}"
+    def locks(self) -> str:
+        return f"{self.root}/{NOTES}/locks"
 
     @property
     def quarantine(self) -> str:
@@ -161,6 +161,11 @@ def path_part(text: str) -> str:
     if len(part) <= _PART_LENGTH:
         return part
     return f"{part[: _PART_LENGTH - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def folder_part(text: str) -> str:
+    """Return `text` as a folder's name: not empty, and not starting with `_` or `.`."""
+    return "q-" + path_part(text)
 
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:

@@ -1,7 +1,8 @@
 """Sharding keys with pending dead letters, for tasks that must not overtake them (`onPendingKey`).
 
-    <ledger>/_pending/<query>~<epoch>~<partition>~<run>.<task attempt>.<unique>.json
-                                                                   {topic: [keys]}
+A note of the kind `pending` is {topic: [keys]} of one task attempt, by the name
+
+    <query>~<epoch>~<partition>~<run>.<task attempt>.<unique>
 
 A task attempt that gave up messages of sharding keys writes its keys before its end; the tasks of
 later epochs, and of other queries with this ledger, read all such files when they begin: one
@@ -13,9 +14,7 @@ looked at, so dead letters that are still on their way hold their keys.
 
 Rows that were refused for what they are (reason `data`) hold no key: nothing sends them as they
 are. Rows that were held back (`held_back`) hold theirs only behind a dead letter that was given up
-and
-counts: else keys of an attempt that never counted would hold themselves for ever. Delta looks into
-no folder whose name starts with `_`.
+and counts: else keys of an attempt that never counted would hold themselves for ever.
 """
 
 from __future__ import annotations
@@ -37,17 +36,16 @@ from rocket_sink.ledger.views import rows_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FOLDER: Final = "_pending"
-_SUFFIX: Final = ".json"
+_KIND: Final = "pending"
 
 Keys = dict[str, set[str]]
 """{topic: sharding keys}."""
 
 
 class _Note(NamedTuple):
-    """The parts of a note file's name."""
+    """The parts of a note's name, and the name."""
 
-    path: str
+    name: str
     query: str
     epoch: int
     partition: str
@@ -86,13 +84,13 @@ class PendingKeys:
         query, held_keys = path_part(ctx.query_id), Keys()
         own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
-            store = NoteStore(self._place)
+            store = NoteStore(self._place, _KIND)
             for note in _notes(store):
                 if note.place == own:
-                    self._earlier.append(note.path)
+                    self._earlier.append(note.name)
                 if note.query == query and note.epoch >= ctx.epoch:
                     continue
-                for topic, keys in _read(store, note.path).items():
+                for topic, keys in _read(store, note.name).items():
                     held_keys.setdefault(topic, set()).update(keys)
         return held_keys
 
@@ -104,8 +102,7 @@ class PendingKeys:
         attempt = f"{_run_part(ctx.run_id)}.{ctx.task_attempt_id}.{uuid.uuid4().hex}"
         parts = (path_part(ctx.query_id), ctx.epoch, ctx.partition, attempt)
         with _errors(self._place):
-            name = "~".join(map(str, parts))
-            NoteStore(self._place).write(f"{_FOLDER}/{name}{_SUFFIX}", lists)
+            NoteStore(self._place, _KIND).write("~".join(map(str, parts)), lists)
 
     def withdraw_earlier(self) -> None:
         """Hold no longer what earlier attempts noted; for an attempt that is complete and durable.
@@ -115,9 +112,7 @@ class PendingKeys:
         """
         if self._earlier:
             with _errors(self._place):
-                store = NoteStore(self._place)
-                for path in self._earlier:
-                    store.remove(path)
+                NoteStore(self._place, _KIND).remove(*self._earlier)
 
 
 def withdraw(place: LedgerPath, query_id: str) -> None:
@@ -128,10 +123,8 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
     """
     query = path_part(query_id)
     with _errors(place):
-        store = NoteStore(place)
-        for note in _notes(store):
-            if note.query == query:
-                store.remove(note.path)
+        store = NoteStore(place, _KIND)
+        store.remove(*(note.name for note in _notes(store) if note.query == query))
 
 
 def release(spark: SparkSession, place: LedgerPath) -> int:
@@ -146,7 +139,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
     from rocket_sink.ledger.duckdb_reader import reader_of
 
     with _errors(place):
-        store = NoteStore(place)
+        store = NoteStore(place, _KIND)
         notes = list(_notes(store))
         if not notes:
             return 0
@@ -164,9 +157,9 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
             pending = _pending(query) if counted else set()
         gone = 0
         for note in known_notes:
-            keys = {} if attempts.overruled(note) else _read(store, note.path)
+            keys = {} if attempts.overruled(note) else _read(store, note.name)
             if not any((t, k) in pending for t, names in keys.items() for k in names):
-                store.remove(note.path)
+                store.remove(note.name)
                 gone += 1
         return gone
 
@@ -179,14 +172,14 @@ def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
     """
     gone = set(keys)
     with _errors(place):
-        store = NoteStore(place)
+        store = NoteStore(place, _KIND)
         for note in _notes(store):
-            names = _read(store, note.path)
+            names = _read(store, note.name)
             held = {t: [k for k in keys if (t, k) not in gone] for t, keys in names.items()}
             if not any(held.values()):
-                store.remove(note.path)
+                store.remove(note.name)
             elif held != names:
-                store.write(note.path, held)
+                store.write(note.name, held)
 
 
 class _Attempts:
@@ -256,20 +249,19 @@ def _run_part(run_id: str) -> str:
 
 
 def _notes(store: NoteStore) -> Iterator[_Note]:
-    for path in store.paths(_FOLDER):
-        name = path.removeprefix(f"{_FOLDER}/")
+    for name in store.names():
         if name.count("~") == 3:
-            query, epoch, partition, attempt = name.removesuffix(_SUFFIX).split("~")
+            query, epoch, partition, attempt = name.split("~")
             run, task, _ = attempt.rsplit(".", 2)
             if partition == "None" or partition.isdigit():
-                yield _Note(path, query, int(epoch), partition, run, task)
+                yield _Note(name, query, int(epoch), partition, run, task)
 
 
-def _read(store: NoteStore, path: str) -> dict[str, list[str]]:
+def _read(store: NoteStore, name: str) -> dict[str, list[str]]:
     try:
-        return store.read(path) or {}  # released meanwhile
+        return store.read(name) or {}  # released meanwhile
     except ValueError as error:
-        path = store.where(path)
+        path = store.where(name)
         raise LedgerError(
             f"{path} cannot be read ({error}); its keys are in the ledger's dead letters. Delete "
             "it when they are resolved",

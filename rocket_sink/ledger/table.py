@@ -5,18 +5,16 @@ table that was made anew never skips rows for what the one before it had.
 
 Proof that driver and tasks have one ledger: a file that the driver made and the tasks find.
 
-    <ledger>/_tokens/<random name>
-
-The driver makes one, or takes the one that is there, before it hands the sink to its tasks; the
-name travels with the sink's configuration, and a task looks for it before its first send. A folder
-of the same path on a worker's own disk has another one or none: rows that were given up would end
-up there while the query succeeds. The same look proves that the task can write to the ledger:
-otherwise that shows after the rows were sent, and each retry sends them again.
+The file is a note of the kind `tokens` with a random name. The driver makes one, or takes the one
+that is there, before it hands the sink to its tasks. The name travels with the sink's
+configuration, and a task looks for the file before its first send. A folder of the same path on a
+worker's own disk has another one or none: rows that were given up would end up there while the
+query succeeds. The same look proves that the task can write to the ledger: otherwise that shows
+after the rows were sent, and each retry sends them again.
 
 A file of any name proves it, so two drivers that start on a new ledger at once need no agreement.
 Local paths are looked at by each task, object stores once per worker process. What is written to
-try it is a folder (local) or an object, which goes at once. Delta looks into no folder whose name
-starts with `_`.
+try it is a folder (local) or an object, which goes at once.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from rocket_sink.ledger.append.delta_rs import (
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, NOTES, LedgerPath, make_folder_of, resolve_path
 from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.schema import (
     COLUMNS,
@@ -538,7 +536,8 @@ def said_by_task(error: BaseException, place: LedgerPath) -> LedgerError | None:
     return LedgerError(text, path=place.uri) if name == LedgerError.__name__ else None
 
 
-_FOLDER: Final = "_tokens"
+_TOKENS: Final = "tokens"
+_FOLDER: Final = f"{NOTES}/{_TOKENS}"
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 1.0
 """NFS clients remember for some seconds that a file was not there."""
@@ -603,7 +602,7 @@ class LedgerToken:
         _tried.add(self)
 
     def _check_same(self, place: LedgerPath) -> None:
-        name = f"{_FOLDER}/{self.name}" if self.name else LOG_FOLDER
+        name = f"{_FOLDER}/{self.name}.json" if self.name else LOG_FOLDER
         for look in range(_LOOKS):
             if _exists(place, f"{place.root}/{name}"):
                 return
@@ -641,7 +640,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
         if not names:
             _refuse_foreign(place)
             names = [uuid.uuid4().hex]
-            NoteStore(place).write(f"{_FOLDER}/{names[0]}", "rocket-sink")
+            NoteStore(place, _TOKENS).write(names[0], "rocket-sink")
         return LedgerToken(place.uri, min(names), spools, place.storage)
     except OSError as error:
         raise LedgerError(
@@ -750,12 +749,9 @@ def _names(place: LedgerPath) -> list[str]:
     folder = f"{place.root}/{_FOLDER}"
     if place.is_local:
         with contextlib.suppress(FileNotFoundError):
-            return [path.name for path in Path(folder).iterdir() if path.name.isalnum()]
+            return [path.stem for path in Path(folder).iterdir() if path.suffix == ".json"]
         return []
-    from pyarrow import fs
-
-    infos = place.filesystem().get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    return [info.base_name for info in infos if info.is_file and info.base_name.isalnum()]
+    return NoteStore(place, _TOKENS).names()
 
 
 def _exists(place: LedgerPath, path: str) -> bool:

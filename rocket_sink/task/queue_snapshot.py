@@ -2,9 +2,8 @@
 
 A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once,
 which makes the list shorter, and every key would move without a word. So the list of the first
-task is kept: for the task in memory, for the query's other tasks and epochs in a small file beside
-the ledger (`<ledger>/_pins`; Delta looks into no folder whose name starts with `_`). Without a
-ledger each task goes by what it finds.
+task is kept: for the task in memory, for the query's other tasks and epochs in a note beside the
+ledger (of the kind `queues`). Without a ledger each task goes by what it finds.
 
 A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
 number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
@@ -17,16 +16,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
-from rocket_sink.errors import DeliveryError, LedgerError
+from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import path_part, resolve_path
+from rocket_sink.ledger.path import failing, folder_part, resolve_path
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
+
+_KIND: Final = "queues"
 
 Spans = tuple[tuple[str, int], ...]
 
@@ -76,18 +78,15 @@ class QueueSnapshots:
         Raises:
             DeliveryError: the topic's queues changed and `onRouteChange=fail`.
         """
-        pinned = self._pinned.get(info.topic) or self.load(info.topic)
-        if pinned is None:
-            # Tasks start together and each may see another route: the first one to write decides.
-            pinned = self._pin(info, replace=False) or self.load(info.topic)
-            assert pinned is not None
+        pinned = self._pinned.get(info.topic) or self.pin(info)
         self._pinned[info.topic] = pinned
         change = _change(pinned, _spans(info), self._hash)
         if not change:
             return pinned.queues
         if not self._allow:
             raise DeliveryError(_changed(info.topic, change))
-        self._pin(info, replace=True)
+        if self._place is not None:
+            NoteStore(self._place, _KIND).write(self._name(info.topic), self._note(info))
         self._pinned[info.topic] = Pinned(queues_of(info), self._hash)
         return self._pinned[info.topic].queues
 
@@ -95,40 +94,48 @@ class QueueSnapshots:
         """Return the queues that the ledger has for the topic; None if no task has pinned it.
 
         Raises:
-            LedgerError: the file cannot be read.
+            LedgerError: the note cannot be read.
         """
         if self._place is None:
             return None
-        store, path = NoteStore(self._place), self._path(topic)
-        try:
-            snapshot = store.read(path)
-            if snapshot is None:
-                return None
-            spans = [(str(name), int(count)) for name, count in snapshot["queues"]]
-            return Pinned(QueueList(topic, spans), str(snapshot["shardingHash"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(
-                f"the pinned queues of the topic {topic!r} cannot be read: {error}. Delete "
-                f"{store.where(path)} if the topic's queues are what they were",
-                path=store.where(path),
-            ) from error
+        store, name = NoteStore(self._place, _KIND), self._name(topic)
+        with self._reading(topic, store):
+            note = store.read(name)
+            return None if note is None else _parsed(topic, note)
 
     def pin(self, info: TopicPublishInfo) -> Pinned:
-        """Return the queues that the ledger has for the topic; pin today's if it has none."""
-        return self.load(info.topic) or self._pin(info, replace=False) or self.pin(info)
+        """Return the queues that the ledger has for the topic; pin today's if it has none.
 
-    def _pin(self, info: TopicPublishInfo, *, replace: bool) -> Pinned | None:
-        """Write the list down; None when another task's is there and stays."""
-        pinned = Pinned(queues_of(info), self._hash)
+        Tasks start together and each may see another route: the first one to write decides.
+
+        Raises:
+            LedgerError: the note cannot be read or written.
+        """
         if self._place is None:
-            return pinned
-        note = {"topic": info.topic, "queues": _spans(info), "shardingHash": self._hash}
-        written = NoteStore(self._place).write(self._path(info.topic), note, replace=replace)
-        return pinned if written else None
+            return Pinned(queues_of(info), self._hash)
+        store = NoteStore(self._place, _KIND)
+        with self._reading(info.topic, store):
+            note, _ = store.agree(self._name(info.topic), self._note(info))
+            return _parsed(info.topic, note)
 
-    def _path(self, topic: str) -> str:
-        folder = f"q-{path_part(self._query_id)}"
-        return f"_pins/{folder}/{quote(topic, safe='')}.json"
+    def _reading(self, topic: str, store: NoteStore) -> AbstractContextManager[None]:
+        where = store.where(self._name(topic))
+        return failing(
+            f"the pinned queues of the topic {topic!r} cannot be read", where,
+            f". Delete {where} if the topic's queues are what they were",
+            (OSError, ValueError, KeyError, TypeError, AttributeError),
+        )  # fmt: skip
+
+    def _note(self, info: TopicPublishInfo) -> dict[str, Any]:
+        return {"topic": info.topic, "queues": _spans(info), "shardingHash": self._hash}
+
+    def _name(self, topic: str) -> str:
+        return f"{folder_part(self._query_id)}/{quote(topic, safe='')}"
+
+
+def _parsed(topic: str, note: Any) -> Pinned:
+    spans = [(str(name), int(count)) for name, count in note["queues"]]
+    return Pinned(QueueList(topic, spans), str(note["shardingHash"]))
 
 
 def _changed(topic: str, change: str) -> str:

@@ -78,7 +78,7 @@ class Cell:
         A strict query that starts while a broker is away would ignore that broker for good.
         """
         strict = self.schedule.ordering == "strict"
-        return not strict or any((self.ledger / "_pins").glob("*/*.json"))
+        return not strict or any((self.ledger / "_notes" / "queues").glob("*/*.json"))
 
     def prepare(self) -> None:
         """Create the topic and the source files, and arm the point."""

@@ -68,7 +68,7 @@ def test_the_replay_lets_the_keys_go(spark: Any, cluster: FakeCluster, tmp_path:
     # One broker refuses a key's messages and the other gives no answer, so the epoch has no end.
     cluster.broker("broker-b").on_send(Answer(13, "no"), times=None)
     cluster.broker("broker-a").on_send(Delay(3600), times=None)
-    pending = tmp_path / "ledger" / "_pending"
+    pending = tmp_path / "ledger" / "_notes" / "pending"
     with start(cluster, tmp_path) as first:
         try:
             while first.poll() is None and not (pending.is_dir() and any(pending.iterdir())):

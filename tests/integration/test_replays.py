@@ -186,7 +186,7 @@ def test_nothing_stays_of_batch_writes(
     assert world.stored() == world.expected + world.expected + world.expected
     beside = [
         path
-        for folder in ("_started", "_spool")
+        for folder in ("_notes/starts", "_spool")
         for path in (tmp_path / "ledger" / folder).rglob("[qw]-*")
     ]
     assert beside == []

@@ -25,8 +25,8 @@ def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
 
 def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:
     claim_app_id(resolve_path(tmp_path), "a", "q1")
-    (tmp_path / "_started" / "q-a.query.json").write_text("{")
-    with pytest.raises(LedgerError, match=r"q-a\.query\.json"):
+    (tmp_path / "_notes" / "queries" / "q-a.json").write_text("{")
+    with pytest.raises(LedgerError, match=r"queries/q-a\.json"):
         claim_app_id(resolve_path(tmp_path), "a", "q2")
 
 

@@ -23,7 +23,7 @@ def test_an_epoch_that_was_begun_before_is_known(tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> None:
     place = resolve_path(tmp_path)
     begin_epoch(place, "q", 5)
-    (tmp_path / "_started" / "q-q.json").write_text("{")
+    (tmp_path / "_notes" / "epochs" / "q-q.json").write_text("{")
     assert not begin_epoch(place, "q", 5)
     (tmp_path / "file").write_text("")
     assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0)
@@ -38,10 +38,10 @@ def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
     assert previous == [("4", False), ("3", True)]
 
 
-def test_a_write_of_an_older_version_that_did_not_end_has_no_name(tmp_path: Path) -> None:
+def test_a_write_whose_note_names_none_is_taken_for_one_that_did_not_end(tmp_path: Path) -> None:
     place = resolve_path(tmp_path)
     begin_write(place, "a", "1")
-    (tmp_path / "_started" / "w-a.json").write_text('{"at_ms": 1}')
+    (tmp_path / "_notes" / "writes" / "q-a.json").write_text('{"at_ms": 1}')
     assert begin_write(place, "a", "2") == ("2", True)
 
 

@@ -202,14 +202,14 @@ def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
     name = path.removeprefix(f"{tables}/_spool/")
     values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}
     values["files"] = [name]
-    (tables / "_spool" / "_folds" / "7.json").write_text(json.dumps(values))
+    (tables / "_notes" / "folds" / "7.json").write_text(json.dumps(values))
     assert fold(spark, str(tables)).rows == 2
     assert partitions(spark, tables)[9700] == 2
     assert left(tables) == []
 
 
 def test_a_manifest_that_cannot_be_read_is_named(spark, tables):
-    broken = tables / "_spool" / "_folds" / "999.json"
+    broken = tables / "_notes" / "folds" / "999.json"
     broken.write_text("{")
     with pytest.raises(LedgerError, match=r"999\.json"):
         fold(spark, str(tables))
@@ -230,7 +230,7 @@ def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
     before = partitions(spark, tables)
     link, files = stranger_behind(tables, "_spool/q-x")
     (victim,) = files
-    manifest = tables / "_spool" / "_folds" / "999.json"
+    manifest = tables / "_notes" / "folds" / "999.json"
     values = {"files": [f"q-x/{victim.parent.name}/{victim.name}"], "number": 999, "bytes": 1}
     values |= {
         "ledger_id": ensure_table(spark, resolve_path(tables)),
@@ -358,7 +358,7 @@ def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypa
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     with ledger_lock(place, 5) as first:
         assert first
-        path = Path(place.folds) / "lock"
+        path = Path(place.locks) / "lock"
         holder = path.read_text()
         with ledger_lock(place, 0.3) as second:
             assert not second
@@ -476,4 +476,4 @@ def test_a_fold_on_an_object_store_leaves_nothing_per_epoch(spark, tmp_path, mon
         writer.seal()
     assert fold(spark, place).rows == 20
     folders = [p.name for p in (tmp_path / "_spool").rglob("*") if p.is_dir()]
-    assert folders == ["_folds"]
+    assert folders == []

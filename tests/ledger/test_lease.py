@@ -224,7 +224,7 @@ def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(LONG_S)
     assert (most, rounds) == (1, 4)
-    assert not (tmp_path / "_spool" / "_folds" / "lock").exists()
+    assert not (tmp_path / "_notes" / "locks" / "lock").exists()
 
 
 @pytest.mark.parametrize("text", ["", "host~12~34 abcdef", "nonsense", "a b c d"])

@@ -54,7 +54,7 @@ def test_writers_on_a_store_without_conditions_agree(
     both_have_looked, plain = threading.Barrier(2), notes_module.write_bytes
 
     def write_bytes(files: fs.FileSystem, path: str, data: bytes, **more: bool) -> bool:
-        if "_claims" in path:
+        if "claims" in path:
             both_have_looked.wait(timeout=60)
             time.sleep(1.0 if b"late" in data else 0.0)
         return plain(files, path, data, **more)
@@ -62,8 +62,10 @@ def test_writers_on_a_store_without_conditions_agree(
     monkeypatch.setattr(notes_module, "write_bytes", write_bytes)
 
     def write(text: str) -> tuple[bool, str]:
-        store = NoteStore(place)
-        return store.write("_pins/t.json", text, replace=False), store.read("_pins/t.json")
+        store = NoteStore(place, "queues")
+        agreed, is_own = store.agree("t", text)
+        assert store.read("t") == agreed
+        return is_own, agreed
 
     with ThreadPoolExecutor(2) as threads:
         results = set(threads.map(write, ("early", "late")))

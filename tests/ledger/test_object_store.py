@@ -122,7 +122,7 @@ def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
     assert lock.acquire(60)
     lock.check()
     lock.release()
-    assert "_spool/_folds/lock" not in keys(store, place)
+    assert "_notes/locks/lock" not in keys(store, place)
 
 
 @pytest.fixture

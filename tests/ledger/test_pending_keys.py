@@ -168,7 +168,7 @@ def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path:
     for query in names:
         PendingKeys(place).note(context(query_id=query, epoch=4, partition=2), {"t": {query}})
     ledger.append(spark, *others)
-    notes = list(_notes(NoteStore(place)))
+    notes = list(_notes(NoteStore(place, "pending")))
     for query in readers(spark, ledger):
         attempts = _Attempts(query, notes, set())
         assert len(notes) == len(attempts._counts) == len(names)

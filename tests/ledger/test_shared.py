@@ -41,9 +41,7 @@ def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> 
     assert ledger_token(place, spools=True) == token
     for _ in range(2):
         pickle.loads(pickle.dumps(token)).check()
-    assert [path.name for path in Path(place.root).iterdir() if path.name != "_spool"] == [
-        "_tokens"
-    ]
+    assert [path.name for path in Path(place.root).iterdir() if path.name != "_spool"] == ["_notes"]
     assert not list(Path(place.spool).iterdir())
 
 
@@ -61,7 +59,7 @@ def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) ->
     token.check()
     Path(place.root).rename(tmp_path / "elsewhere")
     for _ in range(2):
-        with pytest.raises(LedgerError, match=r"_tokens/\w+.* is not here.*mount storage"):
+        with pytest.raises(LedgerError, match=r"_notes/tokens/\w+.* is not here.*mount storage"):
             token.check()
     ledger_token(place, spools=True)  # The other host has a token of its own.
     with pytest.raises(LedgerError, match="not the one that the driver sees"):

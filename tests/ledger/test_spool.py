@@ -480,9 +480,9 @@ def test_a_query_that_writes_here_is_known_by_its_files(tmp_path: Path, is_local
 )
 def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
     place = resolve_path(tmp_path)
-    Path(place.folds).mkdir(parents=True)
+    Path(place.root, "_notes/folds").mkdir(parents=True)
     values = {"ledger_id": "x", "number": 1, "bytes": 1, "token": "t", "table_version": 0}
     values["files"] = [name]
-    Path(place.folds, "1.json").write_text(json.dumps(values))
+    Path(place.root, "_notes/folds", "1.json").write_text(json.dumps(values))
     with pytest.raises(LedgerError, match="is no spool file"):
-        unfinished(NoteStore(place))
+        unfinished(NoteStore(place, "folds"))

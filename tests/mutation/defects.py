@@ -997,8 +997,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "notes-of-tasks-pile-up",
         "rocket_sink/ledger/epoch_starts.py",
-        "        NoteStore(place).remove_folder(_tasks_folder(query_id))\n",
-        "        _tasks_folder(query_id)\n",
+        "        NoteStore(place, _STARTS).remove_folder(folder_part(query_id))\n",
+        "        folder_part(query_id)\n",
         ("tests/integration/test_replays.py::test_nothing_stays_of_batch_writes",),
         "each batch write leaves a note per task, on object stores one to pay for and to list",
     ),
@@ -1042,9 +1042,9 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "claim-of-a-removed-note-stays",
-        "rocket_sink/ledger/epoch_starts.py",
-        "(_write_path(app_id), claimed=True)\n",
-        "(_write_path(app_id))\n",
+        "rocket_sink/ledger/notes.py",
+        "has_claim = self._kind in _CLAIMED and not self._place.is_local",
+        "has_claim = False",
         ("tests/stores/test_commits.py::test_a_note_that_was_removed_can_be_written_again",),
         "each batch write of an appId on a store is taken for one that never ended",
     ),

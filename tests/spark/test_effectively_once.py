@@ -353,7 +353,7 @@ def test_a_checkpoint_that_was_cut_back_is_a_replay(cluster: FakeCluster, tmp_pa
     assert world.questions() == 0
     summary = world.run(dataclasses.replace(CTX, epoch=2), rows=rows_of(10))
     assert summary.found_stored == 10 and sum(world.stored().values()) == 100
-    assert len(list((tmp_path / "_started").rglob("*.json"))) < 10
+    assert len(list((tmp_path / "_notes" / "starts").rglob("*.json"))) < 10
     before = world.questions()
     world.run(dataclasses.replace(CTX, epoch=3, partition=1), rows=rows_of(10))
     assert world.questions() > before

@@ -176,7 +176,7 @@ class TestForeach:
         with FakeCluster() as cluster:
             sink = self.sink(cluster, tmp_path)
             of_the_driver = set(tmp_path.rglob("*"))
-            assert {path.parent.name for path in of_the_driver if path.is_file()} == {"_tokens"}
+            assert {path.parent.name for path in of_the_driver if path.is_file()} == {"tokens"}
             assert sink.open(0, 5) is True
             sink.close(None)
         assert set(tmp_path.rglob("*")) == of_the_driver

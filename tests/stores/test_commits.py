@@ -153,7 +153,7 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
     if is_cut:
         for version in range(3):
             place.filesystem().delete_file(f"{place.root}/_delta_log/{version:020}.json")
-        with pytest.raises(LedgerError, match=r"not known whether .*/_folds/0\.json lists") as told:
+        with pytest.raises(LedgerError, match=r"not known whether .*/folds/0\.json lists") as told:
             fold(session, place)
         assert "safe" not in str(told.value)
     else:

@@ -64,7 +64,7 @@ def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> N
     """A key is held until all of its dead letters are resolved."""
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a")
-    (first,) = (tmp_path / "_pending").iterdir()
+    (first,) = (tmp_path / "_notes" / "pending").iterdir()
     send(cluster, tmp_path, NEXT, "a")
     first.unlink()
     later = dataclasses.replace(CTX, epoch=5)
@@ -94,7 +94,7 @@ def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
     again = dataclasses.replace(CTX, run_id="r2", task_attempt_id=1)
     assert send(cluster, tmp_path, again, "ab").acked == 2
     assert send(cluster, tmp_path, dataclasses.replace(NEXT, run_id="r2"), "ab").acked == 2
-    assert list((tmp_path / "_pending").iterdir()) == []
+    assert list((tmp_path / "_notes" / "pending").iterdir()) == []
 
 
 def test_an_attempt_that_gives_up_again_holds_its_own_keys_only(
@@ -135,7 +135,7 @@ def test_refused_rows_hold_nobody(cluster: FakeCluster, tmp_path: Path) -> None:
 
 def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
     send(cluster, tmp_path, CTX, "abc")
-    assert not (tmp_path / "_pending").exists()
+    assert not (tmp_path / "_notes" / "pending").exists()
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {}
 
 

@@ -35,8 +35,8 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import (
     LedgerPath,
     failing,
+    folder_part,
     make_folder_of,
-    path_part,
 )
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
@@ -65,7 +65,7 @@ def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
     partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
-    return ("/" if folders else "_").join((_part(ctx.query_id), str(ctx.epoch), file))
+    return ("/" if folders else "_").join((folder_part(ctx.query_id), str(ctx.epoch), file))
 
 
 def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
@@ -76,9 +76,9 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     """
     from pyarrow import fs
 
-    folder, start = place.spool, f"{_part(ctx.query_id)}_{ctx.epoch}_"
+    folder, start = place.spool, f"{folder_part(ctx.query_id)}_{ctx.epoch}_"
     if place.is_local:
-        folder, start = f"{folder}/{_part(ctx.query_id)}/{ctx.epoch}", ""
+        folder, start = f"{folder}/{folder_part(ctx.query_id)}/{ctx.epoch}", ""
     selector = fs.FileSelector(folder, allow_not_found=True)
     try:
         infos = filesystem.get_file_info(selector)
@@ -94,11 +94,6 @@ def _number(name: str) -> int:
     """The number in a file's name; 0 if somebody else chose the name."""
     parts = name.partition("~")[0].split("-")
     return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
-
-
-def _part(text: str) -> str:
-    """Return `text` as a component of a path: not empty, and not starting with `_` or `.`."""
-    return "q-" + path_part(text)
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
@@ -138,7 +133,7 @@ def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
 
 def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
     """Return files that their owners still write, of queries whose id starts with `query`."""
-    start = f"{place.spool}/{_part(query)}"
+    start = f"{place.spool}/{folder_part(query)}"
     return [
         info
         for info in _files(place, filesystem)
@@ -149,8 +144,8 @@ def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> l
 def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bool:
     """Whether the query's tasks have written here since the last fold."""
     if place.is_local:
-        return Path(place.spool, _part(query_id)).is_dir()
-    start = f"{_part(query_id)}_"
+        return Path(place.spool, folder_part(query_id)).is_dir()
+    start = f"{folder_part(query_id)}_"
     return any(info.base_name.startswith(start) for info in _files(place, filesystem))
 
 
@@ -160,9 +155,9 @@ def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
 
 
 def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[str, str]]:
-    """Return the epochs in the spool: the query as `path_part` has it, and the number."""
+    """Return the epochs in the spool: the query as `folder_part` has it, and the number."""
     epochs = (_epoch(info) for info in _files(place, filesystem))
-    return {(query.removeprefix(_part("")), epoch) for query, epoch in epochs}
+    return {(query.removeprefix(folder_part("")), epoch) for query, epoch in epochs}
 
 
 def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:

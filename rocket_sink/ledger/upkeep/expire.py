@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG: Final = log.logger(__name__)
-_NOTE: Final = "_upkeep/expired.json"
+_KIND: Final = "upkeep"
+_NOTE: Final = "expired"
 _DAY_MS: Final = 86_400_000
 _BY_EPOCH: Final = (SEND, EPOCH, TRANSACTION, DEAD_LETTER)
 _LAST_EPOCHS: Final = 2
@@ -125,7 +126,7 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     Raises:
         LedgerError, OSError: the ledger cannot be read or written.
     """
-    notes, now_ms = NoteStore(place), time.time_ns() // 1_000_000
+    notes, now_ms = NoteStore(place, _KIND), time.time_ns() // 1_000_000
     last_ms = notes.read(_NOTE)
     if last_ms is not None and now_ms - int(last_ms) < _DAY_MS:
         return

@@ -44,6 +44,8 @@ SENT_COLUMNS: Final = (
     "wait_store", "priority", "lite_topic",
 )  # fmt: skip
 """The dead letters' columns that the row contract knows."""
+_SOURCES: Final = "sources"
+"""Kind of the notes of sources' types."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
 _ZONE: Final = "spark.sql.session.timeZone"
 
@@ -199,15 +201,14 @@ class Table:
 
     def begin(self, spark: SparkSession, ledger: Ledger) -> None:
         """Note the types, by which the rows are those that they are."""
-        store = NoteStore(resolve_path(ledger.path))
-        store.write(self._note, self._types(spark), replace=False)
+        NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
 
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
         """
         Raises:
             ColumnError: the rows that were sent have other types now.
         """
-        store = NoteStore(resolve_path(ledger.path))
+        store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
         with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
             before = store.read(self._note)
@@ -243,7 +244,7 @@ class Table:
     @property
     def _note(self) -> str:
         place = f"{self.name}\n{self.options.topic}".encode()
-        return f"_sources/{hashlib.md5(place, usedforsecurity=False).hexdigest()}.json"
+        return hashlib.md5(place, usedforsecurity=False).hexdigest()
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         from pyspark.sql import functions as F  # noqa: N812

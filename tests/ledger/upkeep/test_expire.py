@@ -165,10 +165,10 @@ def test_an_expiry_beside_a_merge_brings_nothing_back(rows: Rows) -> None:
 
 def test_what_a_query_asks_for_is_done_once_a_day(rows: Rows) -> None:
     """Expire once a day, by the first driver that asks. A new ledger waits for a day."""
-    notes, day = NoteStore(rows.place), Retention({"send": 25 * DAY_MS})
+    notes, day = NoteStore(rows.place, "upkeep"), Retention({"send": 25 * DAY_MS})
     expire_daily(SPARK, rows.place, day)
     assert rows.epochs("send") == [0, 1, 2, 3, 4, 5]
-    [name] = notes.paths("_upkeep")
+    [name] = notes.names()
     notes.write(name, int(days_ago(1.1).timestamp() * 1000))
     expire_daily(SPARK, rows.place, day)
     assert rows.epochs("send") == [3, 4, 5]

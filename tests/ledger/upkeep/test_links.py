@@ -42,4 +42,4 @@ def test_check_says_so(
 
 def test_a_folder_with_links_is_left_as_it_was(tmp_path: Path) -> None:
     ledger_token(resolve_path(tmp_path / "ledger"), spools=False)
-    assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["_tokens"]
+    assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["_notes"]

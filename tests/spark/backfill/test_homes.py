@@ -224,4 +224,4 @@ def test_letters_of_an_unordered_query_go_where_they_can(
     cluster.broker("broker-b").is_master = False
     total, _ = backfill(given, letters(KEYS))
     assert (total.settled, total.waiting) == (len(KEYS), {})
-    assert not (tmp_path / "_pins").exists()
+    assert not (tmp_path / "_notes" / "queues").exists()
