@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from rocket_sink.errors import (
@@ -232,8 +233,9 @@ class Driver:
         self._in_step = False
         """The engine is in use; without the lock: the thread that used it was interrupted."""
         self._followers: dict[Waiter, None] = {}
-        self._window_waiters: dict[Waiter, tuple[float, float]] = {}
-        """When half of the wait for the window is over, and all of it (engine's clock)."""
+        self._window_waiters: dict[Waiter, float] = {}
+        """Threads that wait for the window in the order in which they get places, each with the
+        end of its wait (engine's clock)."""
         self.is_started = False
         """The producer's thread was started, as far as the system has one to give."""
         self._thread: threading.Thread | None = None
@@ -317,8 +319,7 @@ class Driver:
                     self._wakeup.flush_immediately = large or waiter.on_done is None
                     if submissions.requests:
                         submissions.drain()
-                    free = not submissions.requests and not self._gives_way(deadline_s)
-                    is_taken = free and engine.try_submit(request)
+                    is_taken = self._is_first(window_waiter) and engine.try_submit(request)
                     self._in_step = False
                     if is_taken:
                         return
@@ -326,16 +327,14 @@ class Driver:
                     raise self._no_room(request)
                 if window_waiter is None:
                     window_waiter = Waiter()
-                    self._window_waiters[window_waiter] = (deadline_s - timeout_s / 2, deadline_s)
-                self._drive_until(
-                    lambda: self._has_room(request) and not self._gives_way(deadline_s),
-                    window_waiter,
-                    STEP_S,
-                )
+                    self._window_waiters[window_waiter] = deadline_s
+                may_enter = partial(self._may_enter, request, window_waiter)
+                self._drive_until(may_enter, window_waiter, STEP_S)
         finally:
             if window_waiter is not None:
                 self._window_waiters.pop(window_waiter, None)
                 with self.lock:
+                    self._wake_first_in_line()
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
@@ -749,8 +748,7 @@ class Driver:
                 waiter.completion = completion
                 waiter.wake()
         if self._window_waiters and self.engine.window.is_roomy:
-            for waiter in list(self._window_waiters):
-                waiter.wake()
+            self._wake_first_in_line()
         return called
 
     def _look_at_futures(self) -> None:
@@ -830,20 +828,26 @@ class Driver:
     def _has_left(self) -> bool:
         return bool(self.engine.pending or self._submissions.requests)
 
-    def _gives_way(self, deadline_s: float) -> bool:
-        """Return whether to leave the free places to another thread: it has waited for half of its
-        time, and its deadline is before `deadline_s`.
+    def _wake_first_in_line(self) -> None:
+        for waiter in list(self._window_waiters)[:1]:
+            waiter.wake()
+
+    def _may_enter(self, request: SendRequest, window_waiter: Waiter) -> bool:
+        return self._is_first(window_waiter) and self.engine.has_room(request)
+
+    def _is_first(self, window_waiter: Waiter | None) -> bool:
+        """Return whether nobody has waited for the window for longer than this thread.
 
         The leading thread sees each free place first, and would take them all.
         """
-        if not self._window_waiters:
+        if self._submissions.requests:
             return False
-        now_s = self.engine.clock()
-        waiting = list(self._window_waiters.values())
-        return any(half_s <= now_s <= other_s < deadline_s for half_s, other_s in waiting)
-
-    def _has_room(self, request: SendRequest) -> bool:
-        return not self._submissions.requests and self.engine.has_room(request)
+        for other, deadline_s in list(self._window_waiters.items()):
+            if other is window_waiter:
+                return True
+            if self.engine.clock() <= deadline_s:  # later an interrupted thread has left its mark
+                return False
+        return True
 
     def _closed(self) -> bool:
         # A method: mypy would take a second look at the attribute for unreachable.

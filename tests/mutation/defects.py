@@ -737,6 +737,14 @@ PRODUCER = (
         "after Ctrl-C places of the window are lost, until no send finds one",
     ),
     Defect(
+        "places-for-the-quickest",
+        "rocket_sink/producer/driver.py",
+        "            if self.engine.clock() <= deadline_s:",
+        "            if False:",
+        ("tests/producer/test_submissions.py::test_places_are_given_in_the_order_of_waiting",),
+        "a thread waits for a place in vain while others send all the time",
+    ),
+    Defect(
         "dead-leaders-lead",
         "rocket_sink/producer/driver.py",
         "                    if follower.asleep and is_unled:\n",

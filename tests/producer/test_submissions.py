@@ -14,6 +14,7 @@ from rocket_sink.producer import driver
 from rocket_sink.producer.driver import SubmissionQueue, Waiter
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Drop
+from tests.producer.waiting import until
 
 BODY = b"x" * 20_000
 """A body too large to be handed over without the lock."""
@@ -83,6 +84,31 @@ def test_a_thread_that_wakes_late_gets_its_place_before_its_time_is_over(
     for thread in quick:
         thread.join(60)
     assert len(results) == 2
+
+
+def test_places_are_given_in_the_order_of_waiting(cluster, make_producer):
+    producer = make_producer(maxInFlight=1, sendMsgTimeout=60_000)
+    queue = producer.fetch_publish_message_queues("orders")[0]
+    broker = next(each for each in cluster.brokers if each.name == queue.broker_name)
+
+    def send(*numbers):
+        for number in numbers:
+            producer.send(Message("orders", b"%d" % number), queue=queue)
+
+    send(0)
+    broker.freeze()
+    threads = [threading.Thread(target=send, args=(number, number + 7)) for number in range(1, 8)]
+    line = producer._session.driver._window_waiters
+    for waiting, thread in enumerate(threads):
+        thread.start()
+        until(lambda count=waiting: len(line) == count and producer._session.engine.pending == 1)
+    broker.thaw()
+    for thread in threads:
+        thread.join(60)
+    stored = sorted(cluster.messages("orders"), key=lambda message: message.queue_offset)
+    numbers = [int(message.body) for message in stored]
+    assert numbers[:8] == list(range(8)), "who has sent goes behind those that wait"
+    assert sorted(numbers[8:]) == list(range(8, 15))
 
 
 def test_a_callback_may_send_into_a_full_window(cluster, make_producer):
