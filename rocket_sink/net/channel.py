@@ -45,6 +45,9 @@ from rocket_sink.wire.frame import Frame
 Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
+HEARD_RECENTLY_S: Final = 0.5
+"""A peer that sent bytes within this time is alive and still processes unanswered requests."""
+_EXTENSION_S: Final = 0.1
 _READS: Final = 16
 """The number of reads in one turn of a channel, after which other channels have their turn."""
 _UNASKED_MAX: Final = 64
@@ -274,8 +277,9 @@ class Channel:
         The caller drains the channel first when an unwritten request has expired, so that new
         requests do not wait behind it.
         """
-        connecting = not self.is_open
-        for expired in self.connection.expire(now_s):
+        connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
+        extended_s = now_s + _EXTENSION_S if is_alive else now_s
+        for expired in self.connection.expire(now_s, extended_s=extended_s):
             owner: Any = expired.token
             if expired.written:
                 text = f"no answer from {self.address} before the attempt's deadline"

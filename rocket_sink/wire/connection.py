@@ -171,11 +171,6 @@ class OpaqueIds:
         return 0 <= opaque < OPAQUES and (opaque - self._first) % OPAQUES < self._issued
 
 
-HEARD_RECENTLY_S: Final = 0.5
-"""A peer that sent bytes within this time is alive and still processes unanswered requests."""
-_RENEWAL_S: Final = 0.1
-
-
 class ConnectionState(enum.Enum):
     OPEN = "open"
     BROKEN = "broken"
@@ -236,8 +231,7 @@ class Connection:
         order of these calls.
 
         Args:
-            latest_s: until then the deadline is extended while the peer is alive: the request was
-                written, and bytes were received after that and in the last `HEARD_RECENTLY_S`.
+            latest_s: `expire` may extend the deadline so far.
 
         Raises:
             LocalProtocolError: the connection is not open.
@@ -432,16 +426,24 @@ class Connection:
 
     # --- time and end ------------------------------------------------------------------------
 
-    def expire(self, now_s: float) -> list[Expired]:
-        """Remove requests whose deadline has passed and is not extended (`open_request`).
+    def expire(self, now_s: float, *, extended_s: float = float("-inf")) -> list[Expired]:
+        """Remove requests whose deadline has passed.
 
         One scan of the table, and only once the earliest deadline has passed.
+
+        Args:
+            extended_s: the new deadline of requests that were written before the last bytes came.
+                The caller knows whether the peer is alive, and may still process them.
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
         late = (pending for pending in self._pending.values() if pending.deadline_s <= now_s)
         due = list(dict.fromkeys(late))  # a group is there as often as it has requests
-        due = [pending for pending in due if not self._renew(pending, now_s)]
+        heard_s = self.last_heard_s
+        for pending in due:
+            if pending.sent_s is not None and heard_s is not None and heard_s > pending.sent_s:
+                pending.deadline_s = max(pending.deadline_s, min(extended_s, pending.latest_s))
+        due = [pending for pending in due if pending.deadline_s <= now_s]
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
@@ -450,16 +452,6 @@ class Connection:
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)
         return [Expired(pending.token, pending.written) for pending in due]
-
-    def _renew(self, pending: Pending, now_s: float) -> bool:
-        """Extend the deadline while the peer is alive; False: the request has expired."""
-        heard_s = self.last_heard_s
-        if pending.sent_s is None or heard_s is None or now_s >= pending.latest_s:
-            return False
-        if heard_s <= pending.sent_s or now_s - heard_s > HEARD_RECENTLY_S:
-            return False
-        pending.deadline_s = min(now_s + _RENEWAL_S, pending.latest_s)
-        return True
 
     def close(self) -> list[Lost]:
         """End the connection; return what was in flight, once. A second call returns nothing."""

@@ -20,6 +20,7 @@ from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
 from rocket_sink.message import MessageQueue
+from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
@@ -36,7 +37,6 @@ from rocket_sink.routing.selectors import (
     selector_named,
 )
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
-from rocket_sink.wire.connection import HEARD_RECENTLY_S
 
 VIEW_S: Final = 0.02
 """Age at which the (shared) fault table is read again."""

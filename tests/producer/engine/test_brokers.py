@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
+from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.selectors import FAR, ISOLATED, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.connection import HEARD_RECENTLY_S
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 
 NOW_S = 1000.0
