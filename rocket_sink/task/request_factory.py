@@ -40,17 +40,10 @@ class RequestFactory:
 
     Args:
         half_properties: the wire text that makes its messages half ones; empty: they are whole.
-        on_leave: called with what leaves a group, before it is a request of its own.
     """
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        half_properties: str = "",
-        on_leave: Callable[[PendingRequest], None] = lambda request: None,
-    ) -> None:
+    def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
         self._options = options
-        self._on_leave = on_leave
         self._half_properties = half_properties
         self._once = options.delivery == "effectively_once"
         self._moved: set[tuple[str, str | None]] = set()
@@ -100,12 +93,6 @@ class RequestFactory:
             message_id=columns.message_ids[0].as_py(),
             group=_Group(messages, request, self),
         )
-
-    def part_of(self, request: PendingRequest, first: int, last: int) -> SendRequest:
-        """Return messages that leave their group."""
-        part = request.take_part(first, last)
-        self._on_leave(part)
-        return self.send_request(part)
 
     def note_move(
         self, request: PendingRequest, stored: MessageQueue, summary: TaskSummary
@@ -197,7 +184,7 @@ class _Group:
         self._factory = factory
 
     def leave(self, first: int, last: int) -> SendRequest:
-        return self._factory.part_of(self._request, first, last)
+        return self._factory.send_request(self._request.take_part(first, last))
 
 
 class HomeQueueSelector:

@@ -92,7 +92,7 @@ class TaskSender:
         self._totals = RowTotals(
             options, keeps_dead_letters=keeps_dead_letters or bool(options.ledger)
         )
-        self._requests = RequestFactory(options, half_properties, self._left_group)
+        self._requests = RequestFactory(options, half_properties)
         self._ordered = OrderedQueues(
             max_messages=options.request_max_messages,
             max_bytes=options.request_max_bytes,
@@ -104,7 +104,6 @@ class TaskSender:
         self._sorter = RowSorter()
         self._queues = queues or QueueSnapshots(options, recorder.query_id)
         self._limited = is_limited(options)
-        self._in_flight = 0
         self._unhandled: deque[Completion] = deque()
         self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
 
@@ -169,7 +168,8 @@ class TaskSender:
 
     @property
     def _awaits_answers(self) -> bool:
-        return bool(self._in_flight or self._letter_topic.in_flight)
+        engine = self._engine
+        return bool(engine.pending or engine.has_completions or self._unhandled)
 
     def _feed(self, rows: RowBatch) -> None:
         self.summary.rows_in += len(rows)
@@ -255,16 +255,11 @@ class TaskSender:
             self._replay.check()
         request.submissions += 1
         self.summary.requests += request.requests
-        self._in_flight += 1
         self._recorder.submitted(request)
         if self._limited:
             # The engine may wait for long here, with requests on the wire that no file names yet.
             self._recorder.flush_intents()
         self._engine.submit(self._requests.send_request(request))
-
-    def _left_group(self, request: PendingRequest) -> None:
-        """Count messages that left a group as a request of their own."""
-        self._in_flight += 1
 
     def _poll(self, timeout_s: float) -> None:
         self._recorder.flush_intents()
@@ -272,7 +267,6 @@ class TaskSender:
         while self._unhandled:
             completion = self._unhandled.popleft()
             if not self._letter_topic.took(completion):
-                self._in_flight -= 1
                 self._complete(completion)
 
     def _complete(self, completion: Completion) -> None:

@@ -73,6 +73,10 @@ class StubEngine:
     def pending(self) -> int:
         return len(self._waiting)
 
+    @property
+    def has_completions(self) -> bool:
+        return bool(self._ended_groups)
+
     def available(self, broker_name: str) -> bool:
         return broker_name not in self.unavailable
 
