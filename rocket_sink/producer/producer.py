@@ -23,7 +23,6 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.net.hooks import RpcHook, RpcHooks
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.accumulator import BatchAccumulator
 from rocket_sink.producer.client_session import ClientSession
 from rocket_sink.producer.driver import Waiter, result_of
 from rocket_sink.producer.engine.attempt import SendRequest
@@ -168,26 +167,33 @@ class Producer:
             MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
         """
         session, hooks, context = self._live_session(), self._hooks, None
-        message = with_trace_context(message)
-        accumulator = session.accumulator
+        message, builder = with_trace_context(message), session.builder
+        accumulator, request, size = session.accumulator, None, 0
         plain = queue is None and selector is None and timeout_ms is None
         if accumulator is not None and plain and accumulator.takes(message):
-            return self._accumulate(session, accumulator, message, callback)
-        try:
-            request = self._request(session, message, queue, selector, arg, timeout_ms)
-        except ProducerClosedError:
-            raise
-        except SendError as error:  # of the look-up
-            future = SendFuture(hooks, None, callback)
-            future.ended(None, error)
-            return future
+            size = builder.batch_bytes(message)
+        else:
+            accumulator = None
+            try:
+                request = self._request(session, message, queue, selector, arg, timeout_ms)
+            except ProducerClosedError:
+                raise
+            except SendError as error:  # of the look-up
+                future = SendFuture(hooks, None, callback)
+                future.ended(None, error)
+                return future
         if hooks.hooks:
-            ids = (request.message_id,)
-            context = hooks.before("async", request.topic, (message,), ids)
+            if request is None:
+                message = named(message, builder.ids((message,))[0])
+            ids = (request.message_id if request is not None else message.message_id or "",)
+            context = hooks.before("async", builder.topic(message.topic), (message,), ids)
         future = SendFuture(hooks, context, callback)
         session.driver.futures.append(future)
         try:
-            session.driver.submit_nowait(request, future)
+            if accumulator is not None:
+                accumulator.add(message, size, future)
+            elif request is not None:
+                session.driver.submit_nowait(request, future)
         except NotSentError as error:
             # The caller gets the error, so the future's callback does not.
             future.set_exception(error)
@@ -445,29 +451,6 @@ class Producer:
 
         request.choose = choose
         request.ordered = ordering == "best_effort"
-
-    def _accumulate(
-        self,
-        session: ClientSession,
-        accumulator: BatchAccumulator,
-        message: Message,
-        callback: Callback | None,
-    ) -> Future[SendResult]:
-        size, context = session.builder.batch_bytes(message), None
-        if self._hooks.hooks:
-            [message_id] = session.builder.ids((message,))
-            message = named(message, message_id)
-            topic = session.builder.topic(message.topic)
-            context = self._hooks.before("async", topic, (message,), (message_id,))
-        future = SendFuture(self._hooks, context, callback)
-        session.driver.futures.append(future)
-        try:
-            accumulator.add(message, size, future)
-        except NotSentError as error:
-            future.set_exception(error)
-            self._hooks.ended(context, None, error)
-            raise
-        return future
 
     def _send_parts(
         self,
