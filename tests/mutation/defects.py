@@ -2620,7 +2620,7 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "unmade-groups-keep-places",
         "rocket_sink/producer/engine/dispatcher.py",
-        "        attempt.release()  # not its failure\n",
+        "        attempt.release()  # not the broker's failure\n",
         "        attempt.broker = None\n",
         (
             "tests/producer/test_send_groups.py::test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind",

@@ -1,4 +1,4 @@
-"""The values of the send engine: requests go in, completions come out; and attempts between."""
+"""The values of the send engine: requests, attempts and completions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class FrameGroup(Protocol):
     """The interface of a group of messages to the engine.
 
     Attributes:
-        in_parts: True: the messages complete as they are answered, by several Completions;
-            False: all messages complete at once, by one.
+        in_parts: whether messages complete as they are answered, by several Completions; if not,
+            one Completion ends all of them.
     """
 
     in_parts: bool
@@ -108,34 +108,35 @@ class SendRequest:
         properties: the wire property string (of a batch: that of the request, often empty).
         queue: send to this queue only; every attempt goes there.
         choose: picks the queue anew for each attempt; it gets the route and a predicate that
-            says whether a broker is available now. None returned: no queue will do at present.
+            says whether a broker is available now. It returns None if no queue will do at present.
             With neither `queue` nor `choose` the engine spreads requests by its own selector.
-        ordered: one request in flight per queue, in the order of `submit`. With `queue` it waits
-            for that queue up to `orderWaitMs` (strict); with `choose` it may move between
+        ordered: one request in flight per queue, in the order of `submit`. With `queue` the request
+            waits for that queue up to `orderWaitMs` (strict); with `choose` it may move between
             attempts (best effort).
         timed: delayed, timed or transactional; refused in a batch.
-        least_version: the oldest broker that honours it (MQVersion ordinal); 0: any. An older one
-            is not sent the message, for it would ignore what the message asks for.
+        least_version: the oldest broker that honours it (MQVersion ordinal); 0: any. An older
+            broker does not get the message, because it would ignore what the message asks for.
         lacks_keys: a batch with a message without keys, which a compaction topic must not get.
         oneway: there is no answer; the request is complete, without a result, when it is written.
         reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
-        token: yours; comes back in the Completion.
+        token: the caller's value, which comes back in the Completion.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
         since_s: when its time began (the engine's clock); 0: when the engine takes it.
         timeout_s: total time for all attempts; None: the options' `sendMsgTimeout`, or
-            `orderWaitMs` for strict order. It starts when the request first may be written:
-            the wait behind others of an ordered queue counts, the wait in `submit` does not.
+            `orderWaitMs` for strict order. The time starts when the engine takes the request: the
+            wait behind others of an ordered queue counts, the wait in `submit` does not.
         attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
-        retry_while_busy: answers of busy brokers, and having none to ask, do not use up attempts,
-            only time: for bulk senders, who would lose thousands of messages to a bad second.
+        retry_while_busy: an attempt does not count if the broker is busy or no broker can be asked;
+            only time limits such attempts. Bulk senders need this: they would lose thousands of
+            messages to a bad second.
         group: many single messages in the place of `body`, each in a frame of its own
             (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
-        verify_ids: client ids of the first and the last message. With them an attempt is not given
-            up while its connection lives, and when its outcome is unknown it is not repeated
-            before its broker was asked for them (`engine.stored_check`).
+        verify_ids: client ids of the first and the last message. With them an attempt lasts as long
+            as its connection lives. If its outcome is unknown, the engine asks the broker for the
+            ids before it sends again (`engine.stored_check`).
     """
 
     topic: str
@@ -172,9 +173,9 @@ class AttemptRecord:
     `queue_wait_ms` is from submit (or from the end of the attempt before) to the hand-over to
     the connection, `connect_ms` the part of it spent on connecting, `rtt_ms` from the last byte
     handed to the kernel to the answer (or to the end of the wait). `queue_offset` is -1 when the
-    broker named none. With `wire_bytes` 0 and no address it stands for all attempts in a row that
-    found no broker to go to, as while a strict queue's broker is away: `attempt` is the last of
-    them, `queue_wait_ms` the whole wait.
+    broker named none. A record with `wire_bytes` 0 and no address sums up attempts in a row that
+    had no broker to go to, for example while a strict queue's broker is away: `attempt` is the last
+    of them, `queue_wait_ms` the whole wait.
     """
 
     attempt: int
@@ -201,17 +202,16 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class Completion:
-    """The end of one request: exactly one per `submit` (of a group with `in_parts`, of a part).
+    """The end of one request, or of a part of a group with `in_parts`; exactly one each.
 
-    `result` is set when the outcome is delivered (`outcome.delivered`), else `error`; with
-    `onDegraded=fail` a degraded one has a DegradedError, and the result is a fact of that.
-    `maybe_duplicate`: some attempt's outcome is unknown, so that the messages may be stored more
-    than once (or, when the outcome is not delivered, may be stored although no answer said so).
-    `outcome` is the request's as a whole: UNKNOWN as soon as one attempt's is unknown and none
-    was acknowledged. `found_stored`: no answer said so, but the broker found the messages by their
-    ids (`SendRequest.verify_ids`); the result is made from what it found. `stored`: of a group,
-    messages that were acknowledged at once, the result being that of the first one; each of the
-    others has a Completion of its own.
+    `result` is set if `outcome.delivered`, else `error`; with `onDegraded=fail` a degraded
+    send has a DegradedError, which has the result as a fact. `maybe_duplicate`: some attempt's
+    outcome is unknown, so the messages may be stored more than once, or be stored although
+    `outcome` is not delivered. `outcome` is UNKNOWN if one attempt's outcome is unknown and no
+    attempt was acknowledged. `found_stored`: no answer came, but the broker found the messages by
+    their ids (`SendRequest.verify_ids`) and the result is made from them. `stored`: messages of a
+    group that were acknowledged at once; `result` is that of the first one. Each other message has
+    a Completion of its own.
     """
 
     token: Any
@@ -247,8 +247,8 @@ class AttemptHistory:
     def __init__(self) -> None:
         self.records: list[AttemptRecord] = []
         self.waited: AttemptRecord | None = None
-        """Attempts in a row that did not get as far as a broker, summed up; the last in `records`
-        as long as no other attempt follows."""
+        """The record that sums up attempts in a row that did not get as far as a broker. It stays
+        the last of `records` until another attempt follows."""
         self.earlier: list[type[Exception]] = []
         self.last_broker: str | None = None
         self.last_error: SendError | None = None
@@ -263,8 +263,8 @@ End: TypeAlias = "tuple[SendAttempt, Any, float | None, float]"
 
 
 class SendAttempt:
-    """Owner of what one request puts on the wire at once. A retry is a new one: an owner is never
-    in two channels. Its end goes into `ends`, for the engine to deal with in its own time."""
+    """Owner of what one request puts on the wire at once. A retry is a new attempt, so an owner is
+    never in two channels. The attempt's end goes into `ends`, which the engine handles later."""
 
     __slots__ = (
         "body", "body_bytes", "broker", "channel", "counted", "deadline_s", "done", "ends",
@@ -272,11 +272,11 @@ class SendAttempt:
         "target", "turn", "waits", "wall_ms", "wire_bytes",
     )  # fmt: skip
 
-    # The class has these attributes, because each message reads them; a group sets its own.
+    # Class attributes save two writes per message; a group has properties instead.
     requests: int = 1
-    """Requests that it has in flight."""
+    """Requests that this attempt has in flight."""
     places: int = 1
-    """Places in the engine's window that it has."""
+    """Places that this attempt takes in the engine's window."""
 
     def __init__(
         self,
@@ -297,22 +297,22 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Number of the attempt, without those that use up no attempt (GO_AWAY)."""
+        """Number of the attempt; attempts that cost none (GO_AWAY) are not counted."""
         self.pinned: MessageQueue | None = None
-        """The queue of the attempt before, when it must be tried there again."""
+        """The queue of the previous attempt, if this attempt must use it again."""
         self.target: SendTarget | None = None
         """The chosen queue and broker; None before the choice."""
         self.broker: Broker | None = None
-        """Set while it counts as in flight there."""
+        """The broker at which this attempt counts as in flight."""
         self.channel: Channel | None = None
         self.hooked: Frame | None = None
-        """The request as the RPC hooks left it, when there are any."""
+        """The request as the RPC hooks changed it; None without hooks."""
         self.handed_s = 0.0
         self.wall_ms = 0
         self.wire_bytes = 0
         self.done = False
         self.turn: MessageQueue | None = None
-        """The ordered queue in which it has a place."""
+        """The ordered queue in which this attempt has a place."""
         self.waits: Wait | None = None
         self.history: AttemptHistory | None = None
 
@@ -331,7 +331,7 @@ class SendAttempt:
 
     @property
     def home(self) -> str:
-        """The broker it goes to."""
+        """Return the name of the broker that the attempt goes to."""
         return "" if self.target is None else self.target.home
 
     @property
@@ -339,7 +339,7 @@ class SendAttempt:
         return "" if self.target is None else self.target.address
 
     def release(self) -> None:
-        """Leave the requests in flight of its broker."""
+        """Stop counting as in flight at the broker."""
         broker, self.broker = self.broker, None
         if broker is not None:
             broker.in_flight -= self.requests
@@ -354,7 +354,7 @@ class SendAttempt:
         self.ends.append((self, frame, sent_s, now_s))
 
     def on_written(self, now_s: float) -> None:
-        """The kernel has all of a oneway request."""
+        """End a oneway request: the kernel has all of it."""
         self.ends.append((self, None, now_s, now_s))
 
     def on_failed(self, error: SendError, now_s: float) -> None:

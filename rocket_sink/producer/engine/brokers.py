@@ -1,8 +1,8 @@
 """The state of the engine's brokers, and the one order in which they are used.
 
 `Brokers.ranking` gives the ranked brokers of a route (`routing.selectors`). Ranks are worked out
-when something changes: an isolation, by this process or another one that shares the table, a
-suspicion, a route. While an equal or better broker exists, a bad one gets nothing but its probe.
+when an isolation, a suspicion or a route changes; another process that shares the table may be the
+one that isolates. While an equal or better broker exists, a bad one gets nothing but its probe.
 
 Suspicion comes long before a request is given up. A broker is suspect when one of its requests has
 been unanswered for longer than `suspectAfterMs`, and for longer than its usual latency explains. It
@@ -62,9 +62,9 @@ class Broker:
         """When the latest of the requests that it has stored was written."""
         self.suspect = False
         self.silent = False
-        """Suspect, and it gives no sign of life when it is asked for one: frozen, or cut off."""
+        """The broker is suspect, and gives no sign of life when asked: frozen, or cut off."""
         self.window: AimdWindow | None = None
-        """Set from the first busy answer until it has grown to the engine's own."""
+        """Set by the first busy answer; None again once it has grown to the engine's own window."""
 
     def room_for(self, requests: int, taken: int = 0) -> int:
         """Return how many of these requests fit after `taken` places are used; all of them if the
@@ -123,10 +123,11 @@ class BrokerHealth:
     """The state of one broker as a producer sees it at one moment.
 
     Attributes:
-        available: it is not isolated; `available_in_ms`: how long it still is.
-        reachable: something answered there last, or a probe has since.
-        suspect: a request waits there for longer than is usual; no new ones go there while
-            another broker will do.
+        available: the broker is not isolated.
+        available_in_ms: time until the isolation ends.
+        reachable: the broker answered the last request, or a probe since.
+        suspect: a request waits there for longer than is usual; new requests go to other brokers if
+            there are any.
         latency_ms: smoothed write-to-answer; 0 when nothing was answered yet.
         in_flight: requests sent there and not answered.
     """
@@ -145,7 +146,7 @@ FaultView: TypeAlias = "tuple[Set[str], Set[str], Set[tuple[str, str]]]"
 
 
 class _TopicRanking(NamedTuple):
-    """A ranking, the route that it is of, and the version of the ranks in it."""
+    """The ranking of a route, with the route and the version of the ranks."""
 
     info: TopicPublishInfo
     version: int
@@ -169,7 +170,7 @@ class Brokers:
             detect_interval_ms=options.detect_interval_ms,
         )
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
-        """Isolations that no caller has taken yet."""
+        """Isolations that the caller has not fetched yet."""
         self.ranks_version = 0
         """Grows whenever a broker's rank may have changed."""
         self._floor_s = options.suspect_after_ms / 1000
@@ -222,7 +223,8 @@ class Brokers:
         """Return the brokers that the topic's requests go to now; none if it has no ranking.
 
         Args:
-            worse: where the best ones are full, worse ones will do.
+            worse: include worse brokers, for requests that may use them while the best ones are
+                full.
         """
         topic_ranking = self._rankings.get(topic)
         if topic_ranking is None:
@@ -250,7 +252,7 @@ class Brokers:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
         before, self._view = self._view, self.table.view(now_s)
-        # With every broker isolated, profile 4.x goes by latencies, which the view does not have.
+        # If all brokers are isolated, profile 4.x ranks by latencies, which are not in the view.
         if self._view != before or (self._view[0] and self.table.profile.better_half):
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
@@ -258,7 +260,7 @@ class Brokers:
     def _ranked(self, info: TopicPublishInfo, known: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew."""
         if known is None and len(self._rankings) >= TOPICS_MAX:
-            self.ranks_version += 1  # for those that wait for brokers of a topic that goes
+            self.ranks_version += 1  # wakes requests of the topic that is forgotten
         ranking = known.ranking if known is not None and known.info is info else None
         if ranking is None:
             turns = (
@@ -299,7 +301,7 @@ class Brokers:
         self.ranks_version += 1
 
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
-        """Note an answer; a quick one of a broker without trouble costs no look at the table."""
+        """Note an answer. A quick answer of a healthy broker does not touch the fault table."""
         broker.measure(rtt_s)
         rtt_ms = rtt_s * 1000
         if stored:
@@ -313,7 +315,7 @@ class Brokers:
     def isolate(
         self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
     ) -> None:
-        """Note a failure that the broker answers for."""
+        """Note a failure that is the broker's fault."""
         if self.enabled:
             self._note(
                 self.table.update(
@@ -331,7 +333,7 @@ class Brokers:
         self._note(self.table.probed(name, now_s, alive=alive))
 
     def _note(self, event: Isolation | None) -> None:
-        """Keep an event. The table has changed: the next request must not go by the old view."""
+        """Keep an isolation event, and drop the old view, because the table has changed."""
         if event is not None:
             self.events.append(event)
             self._next_view_s = float("-inf")
@@ -362,8 +364,8 @@ class Brokers:
         """Decide anew which brokers are suspect and which are silent.
 
         Args:
-            connections: the broker of each, when its oldest unanswered request was written (None:
-                there is none), and when something was last heard on it.
+            connections: for each connection its broker, the time at which its oldest unanswered
+                request was written (None: there is none), and the time at which the last byte came.
         """
         ages: dict[str, float] = {}
         heard: dict[str, float] = {}
@@ -374,7 +376,7 @@ class Brokers:
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
-            # A sign of life was asked for (`Heartbeats`), which no usual latency of sends delays.
+            # `Heartbeats` has asked for a sign of life, and slow sends do not delay such an answer.
             silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
             suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
             if (suspect, silent) != (broker.suspect, broker.silent):

@@ -42,11 +42,11 @@ _IGNORED: Final = {
     V5_4_0: "ignore a priority: priorities came with 5.4; send without priority",
     V5_5_0: "ignore a lite topic: lite topics came with 5.5; use a sharding_key",
 }
-"""{least version of a request: what an older broker would do with it, and the alternative}"""
+"""{version: (what an older broker would do with the request, and the alternative)}"""
 
 
 class Dispatcher:
-    """Sends attempts; for one thread, as its engine."""
+    """Writes attempts to connections; used by the thread of its engine only."""
 
     def __init__(
         self,
@@ -72,11 +72,12 @@ class Dispatcher:
         self._limits = limits
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
-        """Choose a queue and write the attempt's frame; return what it has to wait for instead, if
-        anything.
+        """Choose a queue and write the attempt's frame; return the reason if it has to wait
+        instead.
 
         Raises:
-            SendError: it cannot be sent; `attempt.broker` is set if the broker is to blame.
+            SendError: the attempt cannot be sent. `attempt.broker` is set if the broker is to
+                blame.
         """
         request = attempt.request
         if now_s >= attempt.deadline_s:
@@ -116,15 +117,15 @@ class Dispatcher:
         return None
 
     def deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return when the attempt ends at the latest, if it begins now."""
+        """Return the deadline of an attempt that begins now."""
         limits, request = self._limits, attempt.request
         if request.verify_ids:
-            # A broker answers all that it has read, however late; nothing else is as certain.
+            # Wait long: even a late answer of the broker is more certain than any check.
             return now_s + limits.stored_check_s
         return self.unsent_deadline_s(attempt, now_s)
 
     def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the end of the attempt's share of the request's time, which begins now."""
+        """Return the end of the attempt's share of the request's time, if the share begins now."""
         limits, request = self._limits, attempt.request
         attempts = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
@@ -132,8 +133,8 @@ class Dispatcher:
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return how long the attempt waits for room at the best brokers: for its share of the
-        request's time; then for room at any broker, to the end."""
+        """Return the end of the attempt's wait for room. It first waits for the best brokers, for
+        its share of the request's time; then for any broker, until the request's deadline."""
         share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
         return share_s if now_s < share_s else attempt.deadline_s
 
@@ -183,7 +184,8 @@ class Dispatcher:
         opaque = channel.connection.open_request(
             deadline_s=until_s,
             token=attempt,
-            # Given up while the broker holds it, it is stored there and sent to another one, too.
+            # If the attempt ends while the broker holds the request, both this broker and the next
+            # one store it.
             latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
         )
         if attempt.request.oneway:
@@ -228,9 +230,9 @@ class Dispatcher:
         self._client.send(channel, attempt, (frames,), len(frames), now_s)
 
     def _take_back(self, attempt: SendAttempt, channel: Channel, error: Exception) -> NoReturn:
-        """Undo what was done for an attempt whose frame cannot be made."""
+        """Give back the opaque id and the place of an attempt whose frame cannot be made."""
         channel.connection.cancel(attempt)
-        attempt.release()  # not its failure
+        attempt.release()  # not the broker's failure
         if isinstance(error, SendError):
             raise error
         raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
@@ -262,7 +264,7 @@ class Dispatcher:
     # --- what keeps it from being sent -------------------------------------------------------
 
     def _is_new_enough(self, attempt: SendAttempt, now_s: float) -> bool:
-        """Return False as long as the broker's version is not known."""
+        """Return whether the broker's version is known; raise if it is too old for the request."""
         request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
         version = heartbeats.version(address, now_s)
         if version is None:
@@ -279,11 +281,11 @@ class Dispatcher:
         return version is not None
 
     def _may_lack_keys(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> bool:
-        """Return False as long as the broker has not said whether the topic wants keys.
+        """Return whether the broker has said if the topic wants keys.
 
         Raises:
-            MessageIllegalError: it does. The broker would not look into the batch, so the caller
-                sends its messages one by one, as after the broker's own refusal.
+            MessageIllegalError: the topic wants keys. The broker does not check the messages of a
+                batch, so the caller sends them one by one, as after a refusal of the broker.
         """
         topic = attempt.request.topic
         wants_keys = self._policies.wants_keys(topic, target, attempt.ready_s, now_s)
@@ -298,7 +300,8 @@ class Dispatcher:
         return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
-        """Return the error of the last attempt that got further, if any, else what it waits for."""
+        """Return the last error of a broker; without one, an error that says what the attempt waits
+        for."""
         if attempt.history is not None and attempt.history.last_error is not None:
             # Copy the error for each message, because callers add facts to it.
             return attempt.history.last_error.copy()

@@ -1,10 +1,10 @@
 """The send engine: many requests in flight over all brokers, one retry loop for every mode.
 
-Single-threaded: the caller's thread drives it (`submit`, `poll`, `drain`); only names are looked up
-by threads of their own. A request's attempt is in exactly one place until the request is complete:
-on a connection, among those that wait (`waiting`), or asked for (`stored_checks`); each place knows
-its deadline. The engine takes each attempt from one to the next: the dispatcher sends, the response
-handler says what follows from an end, and neither knows the other.
+Single-threaded: the caller's thread drives it (`submit`, `poll`, `drain`); only look-ups of host
+names have threads of their own. Until its request is complete, an attempt is in exactly one place:
+on a connection, in `waiting`, or in `stored_checks`. Each place knows its deadline. The engine
+moves attempts from place to place. The dispatcher sends them, and the response handler decides what
+follows from an end; neither knows the other.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class SendEngine:
         shared: the executor's broker state; None: this engine's own.
         clock: monotonic seconds.
         record_attempts: keep each attempt in its Completion.
-        credentials: gives the credentials in the options' place; asked again once when refused.
-        on_request: serves a broker's request; False: it is refused.
+        credentials: returns the credentials, instead of the options; called again once if a broker
+            refuses them.
+        on_request: serves a broker's request; returns False to refuse it.
         rpc_hooks: called around every request of any kind.
     """
 
@@ -141,7 +142,7 @@ class SendEngine:
         """Ends of attempts that the engine has not handled yet."""
         self._done: list[Completion] = []
         self.longest_s = self._limits.timeout_s
-        """The longest time that any request had for all its attempts."""
+        """The longest total time of any request so far."""
         self._next_tick_s = 0.0
         self._closing = False
         self._metrics = ClientMetrics.of_process()
@@ -154,7 +155,7 @@ class SendEngine:
     def submit(self, request: SendRequest) -> None:
         """Take a request; blocks (driving the engine) while window or rate limit are full.
 
-        Never raises for what happens to the request: its Completion says so.
+        Failures of the request are in its Completion, and are not raised.
 
         Raises:
             ProducerClosedError: the engine is closed.
@@ -196,7 +197,7 @@ class SendEngine:
         return True
 
     def has_room(self, request: SendRequest) -> bool:
-        """Window and rate limit have a place for it now."""
+        """Return whether window and rate limit have room for a request now."""
         size, rates = attempt_kind(request)[2], self._rates
         if self._closing:
             return True
@@ -204,7 +205,7 @@ class SendEngine:
         return allowed and self.window.has_room(size)
 
     def poll(self, timeout_s: float = 0.0) -> list[Completion]:
-        """Drive the engine for at most `timeout_s`; returns as soon as something is complete."""
+        """Drive the engine for at most `timeout_s`; return as soon as a request is complete."""
         until_s = self.clock() + timeout_s
         self.drive(0.0 if self._done else min(timeout_s, STEP_S))
         while not self._done and self.pending:
@@ -225,15 +226,15 @@ class SendEngine:
             self.drive(min(left_s, STEP_S))
 
     def take(self) -> list[Completion]:
-        """Return what is complete, without driving."""
+        """Return the completions so far, without driving."""
         done, self._done = self._done, []
         return done
 
     def drain(self, deadline_s: float | None = None) -> list[Completion]:
         """Drive until nothing is pending, or until `deadline_s` on the engine's clock.
 
-        At the deadline the rest completes, too (NOT_SENT or UNKNOWN), so that no request is
-        ever without a Completion.
+        At the deadline all other requests complete as NOT_SENT or UNKNOWN, so every request has a
+        Completion.
         """
         while self.pending and (deadline_s is None or self.clock() < deadline_s):
             self.drive()
@@ -248,7 +249,7 @@ class SendEngine:
 
     @property
     def has_completions(self) -> bool:
-        """Something is complete, and waits for `take`."""
+        """Return whether a completion waits for `take`."""
         return bool(self._done)
 
     @property
@@ -269,13 +270,13 @@ class SendEngine:
     def fresh_route(self, topic: str) -> TopicPublishInfo:
         """Return the route after asking the name servers; the old route if none answers.
 
-        The route that an engine keeps may be as old as its last send.
+        A kept route may be as old as the engine's last send.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
         until_s = self.clock() + self._limits.timeout_s
-        # The kept route may be old, and so may an answer that an earlier look-up left unread.
+        # The kept route may be old. The answer of a look-up that runs already may be old, too.
         is_old = self.routes.fetching(topic) or self.routes.get(topic, self.clock()) is not None
         self._await_look_up(topic, until_s)
         if is_old:
@@ -308,7 +309,7 @@ class SendEngine:
         return self._headers.reread(signed_s, self.clock())
 
     def isolations(self) -> list[Isolation]:
-        """Isolation events since the last call."""
+        """Return the isolation events since the last call."""
         events = list(self.brokers.events)
         self.brokers.events.clear()
         return events
@@ -331,9 +332,8 @@ class SendEngine:
         return self._closing or self._handler.fatal or self.identity.of_pid != os.getpid()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Unregister (waiting for the brokers at most so long) and close the connections.
-
-        What is pending completes first: not sent, or unknown. Closing twice is nothing.
+        """Complete pending requests as not sent or unknown, unregister, and close the connections.
+        The wait for the brokers is at most `timeout_s`. A second call does nothing.
         """
         if self._closing:
             return
@@ -341,8 +341,8 @@ class SendEngine:
             self.abandon()
             return
         if self.pending:
-            # Closes connections: with none pending a heartbeat that is not answered must not do so,
-            # for brokers would not hear that the producer ends.
+            # End pending requests first: otherwise an unanswered heartbeat may close a connection,
+            # and its broker does not hear that the producer ends.
             self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
         self._closing = True
         self.heartbeats.unregister(timeout_s)
@@ -357,7 +357,8 @@ class SendEngine:
     # --- driving -----------------------------------------------------------------------------
 
     def prepare(self, timeout_s: float) -> float:
-        """Write before a wait, under the caller's lock; return how long the wait may be."""
+        """Write before a wait, under the caller's lock; return the longest time that the caller may
+        wait."""
         wait_s = self.client.prepare(timeout_s)
         if self._ends:
             return 0.0
@@ -366,7 +367,7 @@ class SendEngine:
         return wait_s if self._rates is None else self._rates.wait_s(wait_s, self.clock())
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
-        """Read after a wait, under the caller's lock, and do what is due."""
+        """Read after a wait, under the caller's lock, and take all steps that are due."""
         self.client.process(ready)
         now_s = self.clock()
         self._settle(now_s)
@@ -382,11 +383,11 @@ class SendEngine:
         self.stored_checks.step(now_s)
         self.heartbeats.run(now_s)
         self._settle(now_s)
-        # The caller may have its answer by now, and drive no more for a while.
+        # Write now, because a caller that has its answer may not drive again for a while.
         self.client.write()
 
     def _settle(self, now_s: float) -> None:
-        """Deal with the ends of attempts, and with what is due, until there is no more."""
+        """Handle ended attempts and send due ones, until none is left."""
         ends, waiting, handler = self._ends, self.waiting, self._handler
         answered: dict[GroupAttempt, None] = {}
         while True:
@@ -421,8 +422,8 @@ class SendEngine:
         """Deal with the end of an attempt.
 
         Args:
-            result: None: its oneway request is written; an exception that is no SendError: we have
-                made a mistake.
+            result: None if a oneway request is written; an exception other than a SendError is a
+                defect of this package.
         """
         handler, step = self._handler, None
         try:
@@ -454,13 +455,13 @@ class SendEngine:
         except Exception as error:
             ends = [(single, error) for single in group.leave_all()]
         for number, (attempt, end) in enumerate(ends):
-            # One failure of many messages says as much about their broker as that of one.
+            # Messages that fail together count as one failure of their broker.
             self._end(attempt, end, sent_s, at_s, feedback=not number)
         if not group.open_count and not group.done:
             self._complete(group, self._handler.part_ended(group, at_s, sent_s), at_s)
 
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
-        """Return the completion of an attempt whose end cannot be dealt with."""
+        """Return the completion of an attempt whose end could not be handled."""
         _LOG.error("the end of a request at %s was not dealt with", attempt.address, exc_info=error)
         attempt.release()
         text = f"an answer of {attempt.address or 'a broker'} was not dealt with: {error!r}"
@@ -470,11 +471,10 @@ class SendEngine:
         return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
 
     def reset(self) -> None:
-        """Begin anew, after a step that was interrupted: nobody knows how far it came.
-
-        Requests that can be found complete: not sent, or unknown. All connections are closed.
+        """Reset the engine after an interrupted step, of which nobody knows how far it came. All
+        requests that can be found complete as not sent or unknown, and all connections are closed.
         """
-        # The counts may be wrong. None may fall below zero.
+        # The counts may be wrong. Large values keep them from falling below zero.
         self.window.requests = self.window.bytes = sys.maxsize
         for _ in range(_RESETS_MAX):
             try:
@@ -482,7 +482,7 @@ class SendEngine:
                     UnwrittenError("given up: a thread that sent was interrupted")
                 )
                 break
-            except Exception:  # of what the interrupt has left half done
+            except Exception:  # errors of objects that the interrupt left half changed
                 _LOG.debug("a request was lost", exc_info=True)
         self._handler.stopping = False
         self._ends.clear()
@@ -496,7 +496,7 @@ class SendEngine:
         self.window.requests = self.window.bytes = 0
 
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
-        """Bring it on its way; when it fails at once, what follows, until something waits."""
+        """Dispatch the attempt. If it fails at once, take the next steps, until one has to wait."""
         to_send = [attempt]
         while to_send:
             attempt = to_send.pop()
@@ -507,7 +507,7 @@ class SendEngine:
                 if not isinstance(error, SendError):
                     _LOG.exception("a request was not sent")
                     if attempt.channel is not None:
-                        continue  # its connection has it, and will end it
+                        continue  # The connection has the attempt, and will end it.
                     error = UnwrittenError(f"it cannot be sent: {caught!r}")
                 step = self._handler.failed(attempt, error, None, now_s)
                 following = self._next_attempt(attempt, step, now_s)
@@ -533,7 +533,7 @@ class SendEngine:
     def _next_attempt(
         self, attempt: SendAttempt, step: Completion | NextStep, now_s: float
     ) -> SendAttempt | None:
-        """Execute a step; returns the attempt to send now, if that is what follows."""
+        """Execute a step; return the next attempt if it is to be sent now."""
         if isinstance(step, Completion):
             self._complete(attempt, step, now_s)
             return None
@@ -575,7 +575,7 @@ class SendEngine:
         )
 
     def _complete_parts(self, answered: dict[GroupAttempt, None], now_s: float) -> None:
-        """Complete what was answered of groups that are not complete."""
+        """Complete the answered messages of groups that still wait for other answers."""
         for attempt in answered:
             if not attempt.done:
                 completion = self._handler.part_ended(attempt, now_s)
@@ -587,7 +587,7 @@ class SendEngine:
         answered.clear()
 
     def _move_unsent(self, broker_name: str, now_s: float) -> None:
-        """Requests that no byte has been sent of go elsewhere, or queue again where they must."""
+        """Send unwritten requests to another broker, or queue them again if they may not move."""
         address = self.routes.addresses().get(broker_name)
         channel = self.client.peek(address) if address else None
         for owner in channel.withdraw() if channel is not None else ():
@@ -602,7 +602,7 @@ class SendEngine:
         self._ends.append((attempt, result, None, now_s))
 
     def _abandon_pending(self, error: SendError) -> None:
-        """Complete everything now."""
+        """Complete all pending requests now."""
         now_s, handler = self.clock(), self._handler
         handler.stopping = True
         self._settle(now_s)
@@ -619,5 +619,5 @@ class SendEngine:
 
 
 def _room_for(attempt: SendAttempt) -> int:
-    """Return how many of the attempt's requests its busy broker has room for; 0: it waits."""
+    """Return how many of the attempt's requests its busy broker has room for; 0 if it must wait."""
     return attempt.target.broker.room_for(attempt.requests) if attempt.target is not None else 0

@@ -1,14 +1,14 @@
 """Groups of single messages: encoded, written, matched and completed by the hundred.
 
 A group is one request of the engine for as long as all goes well: one queue, consecutive opaque
-ids, one write, answers read in bulk. What is not plain success leaves the group: the message is
-then an attempt of its own, with all that single requests have (retry, isolation, unknown outcome).
-A group of which no byte was sent is tried again, or given up, as a whole. Never used for ordered
-requests: a broker handles the frames of one connection in several threads.
+ids, one write, answers read in bulk. A message without plain success leaves the group and becomes
+an attempt of its own, with the same handling as a single request (retry, isolation, unknown
+outcome). A group of which no byte was sent is tried again, or given up, as a whole. Ordered
+requests never use groups, because a broker handles the frames of one connection in several threads.
 
-Tasks make groups of columns, and want one end of each for their ledger. The producer makes groups
-of the messages of asynchronous sends (`producer.send_group`), whose futures must not wait for each
-other: such a group completes in parts.
+Tasks make groups of columns, and need one Completion per group for their ledger. The producer makes
+groups of the messages of asynchronous sends (`producer.send_group`), whose futures must not wait
+for each other: such a group completes in parts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GroupAttempt(SendAttempt):
         self._answers: list[tuple[SendAnswers, float]] = []
         self._single_answers: list[tuple[int, SendAnswer, float]] = []
         self._ended = 0
-        """Messages that have left, or completed."""
+        """Messages that have completed, or left the group."""
         self.first_opaque = 0
 
     @property
@@ -79,7 +79,7 @@ class GroupAttempt(SendAttempt):
         if isinstance(answers, SendAnswers):
             self.ends.append((self, answers, sent_s, now_s))
             return
-        for index in range(len(answers)):  # no broker answers sends so
+        for index in range(len(answers)):  # Brokers do not answer sends so.
             self.on_answer(answers.frame(index), sent_s, now_s)
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
@@ -96,10 +96,9 @@ class GroupAttempt(SendAttempt):
         self._single_answers.append((index, answer, rtt_s))
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
-        """The attempt of one message, or of those to `last` (exclusive), as if it had been sent by
-        itself: at the same time, to the same queue.
-
-        It counts as in flight in the group's place.
+        """Take the messages `index` to `last` (exclusive) out of the group; return an attempt of
+        their own, as if it had been sent at the same time to the same queue. It takes over the
+        group's places in flight.
         """
         last = index + 1 if last is None else last
         group = self.request.group
@@ -123,11 +122,11 @@ class GroupAttempt(SendAttempt):
         return attempt
 
     def leave_all(self) -> list[SendAttempt]:
-        """Attempts of all messages that are open."""
+        """Return an attempt for each message without an answer."""
         return [self.leave(index) for index in np.flatnonzero(self._open).tolist()]
 
     def split(self, count: int) -> tuple[SendAttempt, SendAttempt]:
-        """Attempts of the first so many messages, and of the others; nothing of it was sent."""
+        """Split an unsent group; return the first `count` messages, and the others, as attempts."""
         assert self.is_whole
         return self.leave(0, count), self.leave(count, self.size)
 

@@ -1,6 +1,6 @@
-"""Request headers from templates, one per topic and kind, signed where credentials are.
-
-Credentials come from options or a callable, which is asked again once when a broker refuses them.
+"""Request headers from templates, one per topic and kind; signed if there are credentials. The
+options or a callable give the credentials. The callable is called again once if a broker refuses
+them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rocket_sink.wire.send_header import SendTemplate
 
 _LOG: Final = log.logger(__name__)
 CredentialsProvider = Callable[[], Credentials]
-"""Asked for credentials when a client starts and when a broker refuses those it has. It may be
-called on any thread that drives the client, and everything waits for it."""
+"""A function that returns the credentials. It is called when a client starts and when a broker
+refuses its credentials, on any thread that drives the client, and all requests wait for it."""
 
 
 class HeaderTemplates:
-    """Templates and the signer; `reread` takes credentials that were changed.
+    """Header templates and the signer of one engine.
 
     Args:
         producer_group: as brokers know it, with its namespace.
@@ -44,7 +44,7 @@ class HeaderTemplates:
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
-        """Answers to requests that they signed may still come."""
+        """The previous credentials: answers to requests that they signed may still come."""
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
@@ -64,7 +64,8 @@ class HeaderTemplates:
         return template
 
     def sign(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
-        """Return the fields that sign any other request; none without credentials."""
+        """Return the header fields that sign a request without a template; none without
+        credentials."""
         return self.signer(ext, body) if self.signer is not None else {}
 
     def hide(self, remark: str) -> str:
@@ -75,9 +76,8 @@ class HeaderTemplates:
         return remark
 
     def reread(self, signed_s: float, now_s: float) -> bool:
-        """Read the credentials again; True when others are there than those of `signed_s`.
-
-        Of many requests that are refused together the first one's reading is for all.
+        """Read the credentials again; return whether they differ from those in use at `signed_s`.
+        If many requests are refused together, the first one reads for all.
         """
         if self._credentials is None:
             return False
@@ -89,7 +89,7 @@ class HeaderTemplates:
         try:
             fresh = self._read()
         except Exception:
-            # A user's code. The error to raise is the refusal that led here.
+            # The user's code failed. The caller raises the broker's refusal, which says more.
             _LOG.exception("the credentials could not be read again")
             return False
         if fresh is None or fresh.__reduce__() == before.__reduce__():

@@ -1,5 +1,4 @@
-"""Heartbeats, probes of brokers that did not answer, and the good-bye: what an engine does besides
-sending."""
+"""Heartbeats, probes of brokers that did not answer, and unregistration."""
 
 from __future__ import annotations
 
@@ -25,18 +24,18 @@ _DRIVEN_MAX_S: Final = 0.05
 """Longest time between two ticks of a driven engine; a longer gap counts as this."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
-"""A connection with a request older than this, on which nothing was heard for so long, is asked for
-a sign of life: half of the time for which one counts."""
+"""Age of a request, and silence of its connection, from which on a sign of life is asked for: half
+of the time for which a sign of life counts."""
 
 
 class Heartbeats:
-    """Run from the engine's tick; nothing here blocks but `unregister`.
+    """Background requests of an engine, sent from its tick; only `unregister` blocks.
 
     Attributes:
         stays_connected: keep the known routes fresh, and a connection to each of their brokers:
-            they want to ask us things.
-        reconnects: once per interval, connect to brokers of these routes that had a heartbeat:
-            they may be back. Not while a task sends, which connects where it sends to.
+            brokers send requests to the client (transaction check-backs).
+        reconnects: once per interval, connect again to brokers that had a heartbeat. False while a
+            task sends, which connects by itself.
     """
 
     def __init__(
@@ -58,11 +57,11 @@ class Heartbeats:
         self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
         """The latest heartbeat to each address: its connection, and when."""
         self._versions: TopicCache[str, tuple[Channel | None, int]] = TopicCache()
-        """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable), each
-        with its connection."""
+        """{address: (connection, MQVersion ordinal)}, from answers to heartbeats
+        (brokerVersionTable)."""
         self._detect_interval_s = options.detect_interval_ms / 1000
         self._probes: dict[str, float] = {}
-        """{broker name: when its probe has failed, in driven seconds}"""
+        """{broker name: deadline of its probe, in driven seconds}"""
         self._driven_s = 0.0
         self._run_s = float("-inf")
         self._asked: set[Channel] = set()
@@ -88,7 +87,7 @@ class Heartbeats:
             self._probe(addresses, now_s)
 
     def look_now(self) -> None:
-        """Do with the next tick what else waits for its interval."""
+        """Do in the next tick what otherwise waits for the interval."""
         self._next_look_s = 0.0
 
     def forget_requests(self) -> None:
@@ -117,9 +116,9 @@ class Heartbeats:
     def _probe_silent(self, now_s: float) -> None:
         """Send a heartbeat on connections with an old unanswered request and no other sign of life.
 
-        Its answer distinguishes a broker that holds a request (it waits for its slave) from a
-        frozen one: `Connection.open_request`, `Broker.silent`. One at a time; it
-        expires with the request.
+        A frozen broker does not answer; a broker that holds a request, for example to wait for its
+        slave, does (`Connection.open_request`, `Broker.silent`). Each connection has one such
+        heartbeat at a time, which expires with the request.
         """
         for channel in self._client.channels:
             oldest = channel.connection.oldest
@@ -165,17 +164,17 @@ class Heartbeats:
             ConnectError: connecting failed at once.
         """
         channel, version = self._versions.get(address, (None, None))
-        # A look at the connection: another broker may have taken the place of one that has closed.
+        # Compare the connection: another broker may be at the address now.
         return version if channel is self._client.channel(address, now_s) else None
 
     def learn_version(self, address: str, answer: Frame | None, *end: object) -> None:
-        """Take the answer to a heartbeat, if there is one."""
+        """Note the version in the answer to a heartbeat; None is no answer."""
         if answer is not None:
-            # The connection is kept with it: later another broker may be at the address.
+            # Keep the connection, because another broker may be at the address later.
             self._versions[address] = (self._client.peek(address), answer.version)
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
-        """Ask brokers that did not answer (LatencyFaultToleranceImpl.detectByOneRound)."""
+        """Probe brokers that are not reachable (LatencyFaultToleranceImpl.detectByOneRound)."""
         brokers = self._brokers
         topics = {name: self._routes.topic_on(name) for name in addresses}
         known_topics = {name: topic for name, topic in topics.items() if topic is not None}
@@ -207,8 +206,8 @@ class Heartbeats:
             self._client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
     def _expire_probes(self, now_s: float) -> None:
-        """A probe fails when it is unanswered for `detectTimeout` while a thread reads the answers:
-        between the sends of a synchronous caller none does."""
+        """Fail probes without an answer after `detectTimeout` of driven time. The time between the
+        sends of a synchronous caller does not count, because no thread reads answers then."""
         for name in [
             broker_name
             for broker_name, failed_s in self._probes.items()

@@ -4,11 +4,10 @@ The limits per second of a write are divided evenly over the tasks that run at o
 
     a task's limit = maxMessagesPerSecond / rateTasks (bytes alike)
 
-`rateTasks` not given is the number of task slots that Spark has when the write starts, which is
-what its barrier stages go by. So the limits are never passed, and a write with fewer tasks than
-slots stays below them: give `rateTasks` for it, and also where executors come and go (dynamic
-allocation, where it must be the most slots there will be) or where no slots can be seen (Spark
-Connect).
+`rateTasks` defaults to the number of task slots at the start of the write (the number that Spark
+uses for barrier stages). So the limits are never passed, but a write with fewer tasks than slots
+stays below them. Set `rateTasks` for such a write, for Spark Connect, where slots cannot be seen,
+and for dynamic allocation, to the largest number of slots that there will be.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How long and how often a request is tried, by the options; durations in seconds."""
+    """The options' limits of time and attempts per request; durations in seconds."""
 
     timeout_s: float
     order_wait_s: float
@@ -52,7 +51,7 @@ class RequestLimits:
 
 
 class Window:
-    """Counts what was taken and given back; each place is given back exactly once."""
+    """Counts the requests and bytes in flight; each place is given back exactly once."""
 
     __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
 
@@ -75,11 +74,12 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter is free: then threads that wait for a place are woken, many at once."""
+        """Whether a quarter is free. Threads that wait for places are woken only then, many at
+        once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
-        """Take places for a request, or for a group, which passes when one of it would."""
+        """Take places if one request of this size fits; a group may then exceed the limit."""
         if not self.has_room(size):
             return False
         self.requests += requests
@@ -93,7 +93,7 @@ class Window:
 
 
 def per_task_rate(limit: int, options: SinkOptions) -> float:
-    """Return a task's part of a limit per second."""
+    """Return a task's share of a limit per second."""
     return limit / max(1, options.rate_tasks)
 
 
@@ -102,7 +102,7 @@ class RateLimiter:
     `maxBytesPerSecond`.
 
     Messages and body bytes (as sent: compressed) count when a request is taken; its further
-    attempts do not count again. `due_s` is when the request that was last delayed may go.
+    attempts do not count again. `due_s` is the time at which the last delayed request may go.
     """
 
     __slots__ = ("_bytes", "_messages", "due_s")
@@ -128,7 +128,7 @@ class RateLimiter:
         return wait_s <= 0
 
     def spend(self, messages: int, size: int, now_s: float) -> None:
-        """Book a request that passes."""
+        """Count a request that is sent."""
         if self._messages is not None:
             self._messages.spend(messages, now_s)
         if self._bytes is not None:
@@ -145,7 +145,7 @@ def _bucket(limit: int, options: SinkOptions, now_s: float) -> TokenBucket | Non
 
 
 def by_the_second(options: SinkOptions) -> SinkOptions:
-    """Return options whose batches hold no more than a task may send in a second."""
+    """Return options that limit a batch to what a task may send in a second."""
     if not is_limited(options):
         return options
     changes = {}

@@ -2,8 +2,8 @@
 
 Fixed-size slots, open addressing, one checksum per slot. A writer that is killed half-way leaves a
 slot whose checksum fails: it reads as absent and the next write mends it. Writers take a POSIX
-lock, which the kernel takes back from a dead process; from one that is stopped it does not, so
-writers give up after some milliseconds (the table is advice, never the truth).
+lock, which the kernel releases when a process dies. A stopped process keeps the lock, so writers
+give up after some milliseconds; the table is only advice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLOT: Final = struct.Struct(
     "<IIHHI"
 )  # crc of the rest, sequence, key length, unused, value length
 _READS: Final = 3
-"""A torn read (a write in between) is tried again so often."""
+"""Number of reads of a slot that is torn by a write in between."""
 _LOCK_TRIES: Final = 20
 _LOCK_PAUSE_S: Final = 0.000_2
 
@@ -45,7 +45,7 @@ class MappedTable:
         self._items: dict[int, tuple[str, bytes]] = {}
 
     def get(self, key: str) -> bytes | None:
-        """Return the value last put, or None."""
+        """Return the key's value, or None."""
         wanted = key.encode()
         for slot in self._chain(wanted):
             entry = self._read(slot)
@@ -75,8 +75,8 @@ class MappedTable:
 
     def items(self) -> list[tuple[str, bytes]]:
         """Return the keys that have a value, with their values."""
-        # Asked 50 times a second, when little is new: only the slots that changed are read, which
-        # were 5 % of a busy task's CPU.
+        # Read changed slots only: this is called 50 times a second, and reading all took 5 % of a
+        # busy task's CPU.
         size = self._count * self._slot_bytes
         now = np.frombuffer(self._file.data, np.uint8, size, self._offset).copy()
         changed = (now != self._seen).reshape(self._count, self._slot_bytes).any(axis=1)
@@ -93,9 +93,8 @@ class MappedTable:
         return ((start + step) % self._count for step in range(self._count))
 
     def _place(self, key: bytes) -> int | None:
-        """Return the key's slot, else the first in its chain that is free, broken or empty.
-
-        The latter lead on to later keys, as a broken one may: only a slot never used ends the way.
+        """Return the key's slot, else the first free, broken or empty slot of its chain. Only a
+        slot that was never used ends the chain; keys may follow an empty or a broken one.
         """
         free = None
         for slot in self._chain(key):
@@ -170,7 +169,7 @@ class MappedFile:
             if status.st_uid != os.geteuid():
                 raise PermissionError(f"{path} belongs to another user")
             if status.st_size < size:
-                # Real blocks, not a hole: touching a hole on a full disk is a SIGBUS.
+                # Write real blocks, because touching a hole on a full disk is a SIGBUS.
                 os.pwrite(self._number, bytes(size - status.st_size), status.st_size)
             self._inode = status.st_dev, status.st_ino
             self.data = mmap.mmap(self._number, size)

@@ -3,10 +3,9 @@
 A broker refuses a single message without keys in a topic with `cleanup.policy=COMPACTION`
 (MESSAGE_ILLEGAL), but takes such messages in a batch, where no consumer ever sees them
 (SendMessageProcessor: `sendMessage` looks, `sendBatchMessage` does not). Routes do not have the
-policy, so each broker is asked for the topic's configuration, once, and again in the background
-each AGE_S: a policy changes when the topic is deleted and made anew.
-
-A question has a time of its own, whoever asks. A request that waits for the answer is dispatched
+policy, so each broker is asked for the topic's configuration, and again in the background each
+AGE_S, because a topic may be deleted and made anew. A question has a time-out of its own,
+independent of the requests that wait for it. A request that waits for the answer is dispatched
 again and again, and may go to another broker meanwhile.
 """
 
@@ -30,11 +29,11 @@ from rocket_sink.wire.responses import decode_topic_attributes
 CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACTION: Final = "COMPACTION"
 AGE_S: Final = 30.0
-"""An older answer is asked for again, while batches go by the old one."""
+"""Age from which on an answer is asked for again; batches use the old one meanwhile."""
 QUESTION_S: Final = 3.0
 """Time for an answer. A question without one is asked again while a request waits for it."""
 Learn = Callable[[Frame, float], SendError | None]
-"""Takes an answer; returns the error of a broker that is too busy to answer the question."""
+"""A function that takes an answer and returns the error if the broker was too busy to give one."""
 
 _log = log.logger(__name__)
 
@@ -45,7 +44,7 @@ class Questions:
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
         self._asked: TopicCache[Hashable, tuple[SendError | None, float]] = TopicCache()
-        """Questions under way (None), and those that failed: how, and when."""
+        """{question: (error, time)}; the error is None while the question is under way."""
 
     def ask(
         self, key: Hashable, address: str, frame: Frame, learn: Learn, since_s: float, now_s: float
@@ -53,7 +52,8 @@ class Questions:
         """Ask the broker, unless the question is under way.
 
         Raises:
-            SendError: it failed after `since_s` in a way in which a message would fail, too.
+            SendError: the question failed after `since_s`, with an error that a message would get,
+                too.
         """
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
@@ -77,21 +77,21 @@ class Questions:
         if error is not None and (isinstance(error, NotSentError) or error.backs_off):
             self._asked[key] = error, now_s
         else:
-            # A missing answer says nothing about messages. Silence has its own judge (`Brokers`).
+            # A missing answer says nothing about messages; `Brokers` deals with silent brokers.
             self._asked.pop(key, None)
 
     def forget_requests(self) -> None:
-        """Ask anew from now on: the engine has begun anew, and no answer will come."""
+        """Forget the questions under way; the engine was reset, so no answer will come."""
         self._asked.clear()
 
 
 class TopicPolicies:
-    """The policies of the topics that one engine sends batches without keys to."""
+    """The policies of topics that get batches without keys from one engine."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
         self._wants_keys: TopicCache[tuple[str, str], tuple[bool, float]] = TopicCache()
-        """{(topic, broker name): the answer, and when it came}"""
+        """{(topic, broker name): (wants keys, time of the answer)}"""
         self._warned: set[str] = set()
 
     def wants_keys(
@@ -100,7 +100,7 @@ class TopicPolicies:
         """Return whether the broker wants keys in the topic's messages; None: not known yet.
 
         Raises:
-            SendError: as `Questions.ask`, of a question that nothing is known without.
+            SendError: as `Questions.ask`, if no earlier answer is known.
         """
         key = topic, target.home
         wants_keys, known_s = self._wants_keys.get(key, (None, now_s))
@@ -116,7 +116,7 @@ class TopicPolicies:
     def _learn(
         self, topic: str, target: SendTarget, answer: Frame, now_s: float
     ) -> SendError | None:
-        """Keep what the broker says; the error of a broker that is too busy to say it."""
+        """Keep the broker's answer; return the error if the broker was too busy to give one."""
         wants_keys, reason = False, None
         if answer.code == ResponseCode.SUCCESS:
             try:
@@ -141,7 +141,7 @@ class TopicPolicies:
 
 
 def _has_no_policies(answer: Frame) -> bool:
-    """The topic is not there yet, and will be made without a policy; or the broker is older than
-    policies (5.0 was first to answer the request)."""
+    """Return whether the topic has no policy: it does not exist yet, or the broker is older than
+    policies (before 5.0, brokers do not know the request)."""
     is_old = answer.version < V5_0_0 and answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     return is_old or answer.code == ResponseCode.TOPIC_NOT_EXIST

@@ -1,7 +1,6 @@
 """How an attempt ends, and what follows from it: the one retry loop of all send modes.
 
-It knows the retry tables, and passes on to brokers and routes what an end means for them; it sends
-nothing.
+The handler applies the retry tables and reports failures to brokers and routes; it sends nothing.
 """
 
 from __future__ import annotations
@@ -61,10 +60,11 @@ from rocket_sink.wire.responses import (
 )
 
 _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNotFoundError)
-"""The route lacks the queue or its broker's master, or the broker says that it is wrong: without a
-new one the next attempt fails alike."""
+"""Errors after which the next attempt needs a new route: the route lacks the queue or its broker's
+master, or the broker says that it is wrong."""
 _AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
-"""The next look-up is waited for: the route at hand names a broker that will not take it."""
+"""Errors after which the next attempt waits for a look-up: the known route names a broker that will
+not take the message."""
 
 
 class NextStep(NamedTuple):
@@ -86,8 +86,8 @@ class ResponseHandler:
         records: keep each attempt in its Completion.
 
     Attributes:
-        stopping: the engine completes all that it has: nothing is tried again.
-        fatal: a request failed in a way in which all others would fail, too.
+        stopping: the engine is completing all requests, so nothing is tried again.
+        fatal: a request failed with an error that all others would get, too.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class ResponseHandler:
     def group_ended(
         self, attempt: GroupAttempt, what: Any, sent_s: float | None, now_s: float
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
-        """Take answers to a group's messages, or its failure; return the attempts of the messages
-        that have left it, each with its end.
+        """Handle answers to a group's messages, or its failure. Return attempts of the messages
+        that leave the group, each with its end.
 
         Stored messages stay in the group, for `part_ended`.
         """
@@ -170,14 +170,14 @@ class ResponseHandler:
         elif isinstance(what, NotSentError) and attempt.is_whole:
             return [(attempt, what)]
         else:
-            # `verified` changes the facts of its error.
+            # Copy the error, because `verified` changes its facts.
             return [(single, what.copy()) for single in attempt.leave_all()]
         return []
 
     def _group_stored(
         self, attempt: GroupAttempt, count: int, sent_s: float | None, now_s: float
     ) -> float:
-        """Note that `count` messages are stored; return the time from write to answer in s."""
+        """Note that `count` messages are stored; return the seconds from write to answer."""
         rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
         assert broker is not None
         self._brokers.answered(broker, rtt_s, now_s, stored=True)
@@ -222,13 +222,14 @@ class ResponseHandler:
         history, limits = attempt.known_history(), self._limits
         verifies = error.outcome is Outcome.UNKNOWN and bool(attempt.request.verify_ids)
         if verifies and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The long wait for a sure answer must not use up the time of the next attempt. An
-            # error without a wait gives no time: such errors may use up no attempts either.
+            # A long wait for a certain answer must not use up the time of the next attempt. An
+            # error without a wait extends nothing: such errors may not count as attempts, and would
+            # repeat for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
         history.last_error = error
-        # A busy broker's isolation says enough: a silent one would be no better place.
+        # A busy broker is isolated already; to avoid it would prefer a silent broker to it.
         avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
         history.last_broker = attempt.home if avoids else None
         verifies = verifies and in_flight and not self.stopping
@@ -282,7 +283,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> Completion | NextStep:
-        """Take an answer that says: stored, but less durably than asked for."""
+        """Handle an answer that says "stored, but less durably than asked for"."""
         decision = decide_degraded(
             answer.code,
             attempt=attempt.counted,
@@ -321,7 +322,7 @@ class ResponseHandler:
         stale = isinstance(error, _STALE_ROUTE)
         if isinstance(error, _AWAITS_ROUTE) and decision.action is not Action.RETRY_NOW:
             look_up_s = self._routes.next_look_up_s(topic, now_s)
-            # Half of what is left is kept for the attempt itself.
+            # Keep half of the remaining time for the attempt itself.
             half_s = (attempt.deadline_s - now_s) / 2
             stale = look_up_s is not None and look_up_s <= half_s
             delay_s = max(delay_s, min(look_up_s or 0.0, half_s))
@@ -350,7 +351,7 @@ class ResponseHandler:
             ordering=attempt.ordering,
             fixed_queue=request.queue is not None,
             retry_while_busy=request.retry_while_busy,
-            # Refusals cost no time: all attempts would be over before a new route can help.
+            # Refusals are quick: all attempts would be over before a new route could help.
             alternatives=len(self._routes.addresses()) > max(1, refused),
             earlier=history.earlier,
             policies=self._policies,
@@ -369,7 +370,7 @@ class ResponseHandler:
         home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
         rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
         if not self.stopping and decision.isolate is Isolate.BROKER:
-            # A broker that answers others in the meantime is slow, not dead.
+            # A broker that has answered other requests in the meantime is slow, not dead.
             heard = channel is not None and channel.heard_s > attempt.handed_s
             self._brokers.isolate(
                 home, rtt_ms, now_s, error.code, reachable=decision.reachable or heard
@@ -410,10 +411,9 @@ class ResponseHandler:
         return completion
 
     def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
-        """Return the end of a request whose last attempt was not acknowledged.
-
-        An earlier attempt that was stored, if less durably than asked for, is its result. An
-        earlier attempt whose outcome is unknown makes the whole unknown, with that one's error.
+        """Return the completion of a request whose last attempt was not acknowledged. If an earlier
+        attempt was stored, even less durably than asked for, its answer is the result. Else, if an
+        earlier attempt's outcome is unknown, the request's is, too, with that attempt's error.
         """
         history = attempt.known_history()
         if history.degraded is not None:
@@ -469,7 +469,7 @@ def _record_of(
         error_code=error.code if error is not None else None,
         remark=getattr(error, "remark", None) or (error.text if error is not None else None),
         message_id=attempt.request.message_id,
-        # the first one only: a record must not keep the ids of a whole batch
+        # the first id only: a record must not keep the ids of a whole batch
         offset_message_id=answer.offset_message_id.partition(",")[0] if answer is not None else "",
     )
 
@@ -477,7 +477,7 @@ def _record_of(
 def _note_wait(
     attempt: SendAttempt, history: AttemptHistory, error: SendError, now_s: float
 ) -> None:
-    """Sum up attempts that no broker was asked in: there may be hundreds, all looks at a route."""
+    """Sum up attempts that reached no broker, because there may be hundreds of them."""
     waited, wait_ms = history.waited, (now_s - attempt.ready_s) * 1000
     if waited is None:
         waited = _record_of(attempt, now_s, None, Outcome.NOT_SENT, error=error)

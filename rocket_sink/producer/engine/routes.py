@@ -1,18 +1,17 @@
 """Topic routes: cached, fetched again every 30 s and when a failure says that they are stale.
 
-An unknown topic falls back to the template topic (TBW102). A route that was known is dropped only
-after two "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name server
-knows any of its brokers: a name server that was started anew knows a topic when a broker has
-registered, which may take 30 s. While all name servers are down, the old route stays in use. A new
-topic then takes the route of another worker, however old. A route without a master, and any of a
-name server that knows no broker, is no route yet: it is asked for each second while anything is
-sent to the topic.
+An unknown topic falls back to the template topic (TBW102). A known route is dropped only after two
+answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name server
+knows some of its brokers: a restarted name server knows no topic until brokers register, which may
+take 30 s. While all name servers are down, the old route stays in use. A new topic then takes the
+route of another worker, however old. A route without a master, or from a name server that knows no
+broker, does not count: the route is asked for each second while messages are sent to the topic.
 
 The name servers are asked one after the other until one of them knows the topic, at most `TRY_S`
-each, beginning with the server that knew the last one. A "does not exist" settles nothing while
-others were not asked: the server may have been started anew, or belong to another cluster. The
-template route is taken only if all servers that answer name the same brokers for it. Java 5.x asks
-a single server per look-up. Nothing blocks: answers come by callback while the client is driven.
+each, beginning with the server that knew the last one. A "does not exist" counts only after all
+servers were asked: one server may have restarted, or belong to another cluster. The template route
+is taken only if all servers that answer name the same brokers for it. Java 5.x asks a single server
+per look-up. Nothing blocks: answers come by callback while the client is driven.
 """
 
 from __future__ import annotations
@@ -72,15 +71,16 @@ class NameServers:
         """Ask one server after the other until one of them knows, or all of them (`of_all`).
 
         `done(answers, None, now)` gets the first answer of code 0 alone. Without such an answer,
-        and with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`:
-        no server answered. A TlsRefusedError says that each refused TLS, and will the next time.
+        and with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`
+        says that no server answered; a TlsRefusedError, that each server refused TLS and will
+        refuse it again.
         """
         _Question(
             self, self._client, list(self._addresses), frame, done, now_s + self._timeout_s, of_all
         ).next(now_s)
 
     def prefer(self, address: str) -> None:
-        """Begin with this server the next time."""
+        """Ask this server first the next time."""
         if self._addresses[0] != address:
             self._addresses.remove(address)
             self._addresses.insert(0, address)
@@ -154,7 +154,7 @@ class _Question:
     def _unavailable(self) -> Unavailable:
         errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
         if errors and len(errors) == len(self.reasons):
-            # each refuses us or is refused by us: to ask again would change nothing
+            # Each server refuses us or we refuse it: asking again would change nothing.
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         return NameServerUnavailableError(
@@ -177,13 +177,13 @@ class _Topic:
         self.asked_s = float("-inf")
         self.fetching = False
         self.wanted = False
-        """To be asked for as soon as the limit of one look-up per second allows."""
+        """A look-up is due as soon as the limit of one per second allows it."""
         self.misses = 0
         self.error: SendError | None = None
         self.final = False
 
     def drop(self) -> None:
-        """Forget the route, and its time, which would put the next look-up off for the rest of
+        """Forget the route and its time, so the next look-up does not wait for
         `pollNameServerInterval`."""
         self.info = None
         self.fetched_s = float("-inf")
@@ -193,7 +193,7 @@ class Routes:
     """The routes of one engine.
 
     Attributes:
-        look_ups: how many have ended, well or not: a look at it tells whether anything is new.
+        look_ups: number of look-ups that ended, with or without a route.
     """
 
     def __init__(
@@ -225,15 +225,15 @@ class Routes:
         return state.info
 
     def _forget(self) -> None:
-        """Forget half of the topics: those whose routes are the oldest, for a topic in use is asked
-        for each `pollNameServerInterval`. Who sends to one of them again waits for a look-up."""
+        """Forget the half of the topics with the oldest routes. Topics in use have newer ones,
+        because they are refreshed. The next send to a forgotten topic waits for a look-up."""
         idle = [entry for entry in list(self._topics.items()) if not self.fetching(entry[0])]
         idle.sort(key=lambda entry: entry[1].fetched_s)
         for topic, _ in idle[: TOPICS_MAX // 2]:
             self._topics.pop(topic, None)
 
     def refresh(self, topic: str, now_s: float) -> None:
-        """Ask the name servers; if that was done within the last second, when it is over."""
+        """Ask the name servers now, or one second after the last time they were asked."""
         state = self._topics.setdefault(topic, _Topic())
         if state.fetching:
             return
@@ -256,7 +256,7 @@ class Routes:
         self.look_ups += 1
 
     def error(self, topic: str) -> SendError | None:
-        """Why there is no route, as far as is known by now."""
+        """The error that says why there is no route."""
         state = self._topics.get(topic)
         return state.error if state is not None else None
 
@@ -273,15 +273,14 @@ class Routes:
         return 0.0 if state.fetching else max(0.0, state.asked_s + REFRESH_S - now_s)
 
     def is_unresolvable(self, topic: str) -> bool:
-        """The name servers say that the topic does not exist, and there is no template; or they
-        and we refuse each other's certificates."""
+        """Return whether the topic has no route for good: it does not exist and there is no
+        template, or the name servers and we refuse each other's certificates."""
         state = self._topics.get(topic)
         return state is not None and state.info is None and state.final and not state.fetching
 
     def check_resolvable(self, topic: str) -> None:
         """
-        Raises:
-            NoRouteError, TlsRefusedError: it is unresolvable.
+        Raise the topic's error if it is unresolvable: NoRouteError or TlsRefusedError.
         """
         error = self.error(topic)
         if error is not None and self.is_unresolvable(topic):
@@ -290,13 +289,13 @@ class Routes:
     def addresses(self) -> dict[str, str]:
         """Return the masters of all known routes by broker name; a broker's newest route counts.
 
-        The same dictionary until a route may be another one: it is asked for in every tick.
+        The dictionary is kept until a look-up ends, because every tick asks for it.
         """
-        # Routes change at the end of a look-up, or come with their topic from another worker.
+        # Routes change at the end of a look-up, or when a new topic has another worker's route.
         as_of = self.look_ups, len(self._topics)
         if as_of != self._addresses[0]:
             addresses: dict[str, str] = {}
-            # A copy: other threads add topics.
+            # Copy the values, because other threads add topics.
             for state in sorted(self._topics.values(), key=lambda entry: entry.fetched_s):
                 if state.info is not None:
                     addresses.update(state.info.masters)
@@ -317,7 +316,7 @@ class Routes:
     def _from_shared(
         self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
     ) -> None:
-        """Take the route that another worker has found."""
+        """Take another worker's route from the shared cache."""
         shared_route = self._shared.route(topic)
         oldest_s = float("inf") if of_any_age else self._interval_s
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
@@ -330,11 +329,11 @@ class Routes:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
 
     def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Keep the route if the name servers cannot tell, or start with another worker's."""
+        """Keep the old route, or take another worker's, if the name servers cannot answer."""
         if state.info is None:
             self._from_shared(topic, state, now_s, of_any_age=True)
         if state.info is not None:
-            # The next look-up is due in a second, not with every send.
+            # Make the next look-up due in a second, not with every send.
             state.fetched_s = max(state.fetched_s, now_s - self._interval_s + REFRESH_S)
 
     def _ask(
@@ -347,7 +346,7 @@ class Routes:
         *,
         of_all: bool = True,
     ) -> None:
-        """Ask the name servers for the topic's sake."""
+        """Ask the name servers a question about the topic."""
 
         def ended(answers: Answers, error: Unavailable | None, at_s: float) -> None:
             state.fetching = False
@@ -389,7 +388,7 @@ class Routes:
         )
 
     def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Take the next step after all name servers that answer do not know the topic."""
+        """Drop or keep the route, or ask for the template: no name server knows the topic."""
         state.misses += 1
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
@@ -457,7 +456,8 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that there is no route: for good if each server that answered knows brokers."""
+        """Note that the topic does not exist; for good only if each server that answered knows
+        brokers."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"

@@ -1,10 +1,10 @@
 """Fault table and route cache shared by all workers of an executor through a mapped file.
 
-PySpark forks one worker per task slot; what one learns about a broker, all know at once, and a new
-worker starts warm. The file is in the executor's own local directory (`SPARK_LOCAL_DIRS`), else in
-a directory of the user's for the parent process. Its name holds the name servers (broker
-names are only unique within a cluster) and the boot (times are the system's monotonic clock).
-In-process when the directory cannot be written.
+PySpark forks one worker per task slot; what one worker learns about a broker, all workers know at
+once, and new workers know it from the start. The file is in the executor's own local directory
+(`SPARK_LOCAL_DIRS`), else in a directory of the user's for the parent process. Its name holds the
+name servers (broker names are only unique within a cluster) and the boot (times are the system's
+monotonic clock). In-process when the directory cannot be written.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SharedBrokerState:
         return _item(name, value) if value else None
 
     def put(self, name: str, item: FaultItem) -> None:
-        """Keep it. In a full table it takes the place of what is free to be sent to soonest; of an
-        unreachable broker, which costs most when it is tried, only when there are no others."""
+        """Store the item. A full table drops the reachable broker whose isolation ends first.
+        Unreachable brokers are dropped last, because an attempt at one costs most."""
         if self._file is None:
             self._memory.put(name, item)
             return
@@ -108,14 +108,14 @@ class SharedBrokerState:
         return value[_TIME.size :], _TIME.unpack_from(value)[0]
 
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
-        """Keep it for the other workers; silently not, when it is too long or the table full."""
+        """Share a route with the other workers; do nothing if it is too long or the table full."""
         if self._file is None:
             self._memory_routes[topic] = (body, now_s)
         else:
             self._routes.put(topic, _TIME.pack(now_s) + body)
 
     def close(self) -> None:
-        """Unmap; the file stays for the other workers and goes with the executor's directory."""
+        """Unmap the file. It stays for the other workers until the executor's directory goes."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -149,9 +149,8 @@ def local_directory() -> Path:
 
 
 def _remove_orphans(like: Path) -> None:
-    """Remove folders whose process is gone: one that was killed leaves its own behind.
-
-    Not young ones: where containers share the folder, a process of another one looks gone.
+    """Remove old folders of processes that are gone. Young folders stay: if containers share the
+    parent folder, another container's process looks gone.
     """
     prefix = like.name.rpartition("-")[0]
     for folder in like.parent.glob(f"{prefix}-*"):

@@ -1,23 +1,23 @@
-"""After an attempt without a known outcome: the broker is asked before anything is sent again.
+"""Checks whether a broker stored an attempt with an unknown outcome, before the request is sent
+again.
 
-Only for requests that bring `verify_ids`, those of their first and last message. Their answer is
-waited for as long as the connection lives (up to `storedCheckTimeout`): a broker answers all that
-it has read, and a slow or frozen one says later what became of it. When the connection is gone, or
-the time is over, the broker is asked for the ids.
+Only requests with `verify_ids` (ids of their first and last message) are checked. The engine waits
+for their answer as long as the connection lives, up to `storedCheckTimeout`: a broker answers every
+request that it has read, even if slow or frozen. After that the broker is asked for the ids.
 
 Some answers never come. A broker whose disk has been busy for a second clears its send queue of
 requests, which it answers, and of batches that wait there for their answer to be written, stored
 or refused, which it drops (BrokerFastFailure.cleanExpiredRequest polls what
 SendMessageProcessor.sendBatchMessage hands to the same executor; seen with 5.5.0 after a freeze).
-So the wait ends after `ANSWER_LOST_S`, too, if the broker has stored what was written no earlier.
+So the wait also ends after `ANSWER_LOST_S` if the broker has stored what was written later.
 
-A batch is appended to the log as one (CommitLog.asyncPutMessages), so both are there or neither,
-unless a broker was killed in the middle (seen): the error's fact `partly_stored` then names it. So
-too when one of them is there without all of its properties (`StoredMessage.torn`).
-"There" is believed at once; "not there" only when the broker has answered so for
+A batch is appended to the log as one (CommitLog.asyncPutMessages), so both ids are there or
+neither, unless a broker was killed in the middle (seen) and has one of them, or a message without
+all of its properties (`StoredMessage.torn`). The error's fact `partly_stored` then names the
+broker. The answer "there" counts at once. The answer "not there" counts only after
 `storedCheckDelay`, because the request may still wait in the broker's send queue (200 ms,
-BrokerFastFailure) or its index entry be on its way (some milliseconds; more on a machine without a
-free processor). No word within `storedCheckTimeout`: the outcome stays unknown.
+BrokerFastFailure), or its index entry may not be written yet (some milliseconds; more on a busy
+machine). Without an answer within `storedCheckTimeout` the outcome stays unknown.
 
 Not excluded: a request that the network or a starved broker holds back for longer than that; a
 master that changed and lost the message; an index that is switched off (`messageIndexEnable`); a
@@ -59,14 +59,15 @@ from rocket_sink.wire.stored import StoredMessage
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]
 
 CLOCKS_APART_MS: Final = 86_400_000
-"""Clocks of sender and broker may differ by so much; older index files are not looked into."""
+"""Largest difference between the clocks of sender and broker. Look-ups skip index files that are
+older than the message by more than this."""
 LOOK_UP_S: Final = 3.0
 """Longest wait for the answer to one question."""
 ANSWER_LOST_S: Final = 15.0
-"""A broker holds the answer of a stored message back for up to 10 s, by default, for the sake of
-its disk and its slave (DefaultMessageStore.waitForPutResult)."""
+"""Time after which an answer is taken as lost. By default a broker waits up to 10 s for its disk
+and its slave before it answers (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
-"""The broker's defaultQueryMaxNum: index entries of other messages may have the same hash."""
+"""Limit of messages per look-up (defaultQueryMaxNum); other ids may have the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 _FIRST_WAIT_S: Final = 0.005
@@ -93,8 +94,7 @@ def look_up(
 ) -> None:
     """Ask one broker for one id; `done(message, error, now_s)` is called once.
 
-    The message comes without its body, which is not inflated. It is a torn one
-    (`StoredMessage.torn`) only if the broker has no whole one.
+    The message has no body. It is torn (`StoredMessage.torn`) only if the broker has no whole one.
 
     Args:
         since_ms: the message was not stored before this time (ms since 1970).
@@ -137,9 +137,9 @@ class CheckResult(NamedTuple):
     """The end of a check.
 
     Attributes:
-        error: how the attempt ended.
-        found: the stored message, the request's first one.
-        decided: False: no broker could say whether it is stored.
+        error: the attempt's error.
+        found: the request's first message as it is stored, or None.
+        decided: whether a broker could say if the request is stored.
     """
 
     error: SendError
@@ -158,7 +158,7 @@ class StoredCheck:
     wait_s: float = _FIRST_WAIT_S
     since_s: float | None = None
     missing: int = 0
-    """Ids that are missing in all answers since `since_s`."""
+    """Number of ids that no answer since `since_s` had."""
     outstanding: int = 0
     asked_s: float = 0.0
     failed: bool = False
@@ -169,8 +169,8 @@ class StoredChecks:
     """The open checks of an engine, stepped by its tick.
 
     Args:
-        on_result: called with each check's end.
-        reread: reads credentials again that were refused since the given time.
+        on_result: called with the result of each check.
+        reread: reads the credentials again after a refusal.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class StoredChecks:
         self.open: dict[StoredCheck, None] = {}
 
     def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
-        """Find out what became of an attempt that ended with this error."""
+        """Begin to check whether an attempt that ended with this error was stored."""
         check = StoredCheck(attempt, error, now_s, now_s)
         self.open[check] = None
         self._step(check, now_s)
@@ -206,7 +206,7 @@ class StoredChecks:
             self._end(check, CheckResult(check.error, decided=False), now_s)
 
     def _step(self, check: StoredCheck, now_s: float) -> None:
-        """Ask (again) when it is time, and end without a decision when it is over."""
+        """Ask the broker when a question is due; end the check undecided at its deadline."""
         if now_s >= check.opened_s + self._timeout_s:
             self._end(check, CheckResult(check.error, decided=False), now_s)
         elif not check.outstanding and now_s >= check.next_s:
@@ -229,7 +229,7 @@ class StoredChecks:
             )  # fmt: skip
 
     def _end_unanswered(self, now_s: float) -> None:
-        """Give up the oldest request of a connection as `ANSWER_LOST_S` says."""
+        """End the oldest request of a connection if its answer is lost (`ANSWER_LOST_S`)."""
         for channel in self._client.channels:
             oldest = channel.connection.oldest
             if oldest is None or oldest.sent_s is None:
@@ -286,6 +286,6 @@ class StoredChecks:
 
     def _end(self, check: StoredCheck, result: CheckResult, now_s: float) -> None:
         del self.open[check]
-        # The time of the check is not the request's.
+        # The time of the check does not count as the request's.
         check.attempt.deadline_s += now_s - check.opened_s
         self._on_result(check.attempt, result, now_s)

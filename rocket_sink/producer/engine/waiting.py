@@ -13,8 +13,7 @@ from rocket_sink.producer.engine.brokers import Broker, Brokers
 from rocket_sink.producer.engine.routes import Routes
 
 _LOOK_S: Final = 0.01
-"""How often routes and deadlines are looked at for those that wait for something else than a
-time."""
+"""Time between two looks at routes and deadlines, for attempts that wait for an event."""
 
 
 class OrderedQueues:
@@ -31,7 +30,8 @@ class OrderedQueues:
         self._queues.clear()
 
     def enter(self, attempt: SendAttempt, queue: MessageQueue) -> bool:
-        """Take a place in the queue; True when it is the first there: go."""
+        """Take a place in the queue; return whether it is the first one, so that the attempt may
+        go."""
         if attempt.turn is not None:
             return self._queues[attempt.turn][0] is attempt
         attempt.turn = queue
@@ -46,7 +46,7 @@ class OrderedQueues:
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """Remove an ended request; return the one whose turn it is now, if it was the first."""
+        """Remove an ended request; return the request behind it if that may go now."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
         first = line[0] is attempt
@@ -58,7 +58,8 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """Attempts that wait. Each is in one place here, and every place knows its deadline.
+    """Attempts that wait. Each attempt is in one collection here, and each collection knows its
+    deadline.
 
     Attributes:
         size: number of waiting attempts.
@@ -73,18 +74,18 @@ class WaitingRequests:
         self._sequence = itertools.count()
         self._awaiting_route: dict[str, deque[SendAttempt]] = {}
         self._throttled: dict[Broker | tuple[str, bool], deque[tuple[float, SendAttempt]]] = {}
-        """Attempts that wait for room at a broker, or at the brokers of a topic: the best ones, or
-        with True any that will do. Each has the time until which it does."""
+        """Attempts that wait for room, each with its deadline. A key is a broker, or a topic with
+        False (room at its best brokers) or True (room at any usable broker)."""
         self._ranks_version = 0
         self._behind: dict[SendAttempt, None] = {}
         self._next_look_s = 0.0
         self._look_ups = 0
 
     def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
-        """Keep an attempt until what it waits for is there.
+        """Keep an attempt until its wait is over.
 
         Args:
-            due_s: the end of a wait for a time, or for room.
+            due_s: the latest end of a wait for a time or for room.
         """
         attempt.waits = wait
         self.size += 1
@@ -109,7 +110,7 @@ class WaitingRequests:
             self.add(following, Wait.DELAY, now_s)
 
     def pop_due(self, now_s: float) -> list[SendAttempt]:
-        """Take out those that may go on, or whose time is over, in the order of their waiting."""
+        """Remove and return the attempts that may go on or are out of time, in waiting order."""
         due: list[SendAttempt] = []
         while self._delayed and self._delayed[0][0] <= now_s:
             due.append(heapq.heappop(self._delayed)[2])
@@ -127,14 +128,14 @@ class WaitingRequests:
         return due
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
-        """Return how long a wait for the peers may be."""
+        """Return the longest time that the engine may wait for the peers."""
         until_s = self._delayed[0][0] if self._delayed else float("inf")
         if self.size > len(self._delayed):
             until_s = min(until_s, max(self._next_look_s, now_s + _LOOK_S))
         return min(longest_s, max(0.0, until_s - now_s))
 
     def drain_all(self) -> list[SendAttempt]:
-        """Take out all."""
+        """Remove and return all waiting attempts."""
         attempts = [attempt for _, _, attempt in self._delayed]
         for line in self._throttled.values():
             attempts += [attempt for _, attempt in line]
@@ -148,10 +149,10 @@ class WaitingRequests:
         return attempts
 
     def _unthrottled(self, place: Broker | tuple[str, bool], now_s: float) -> list[SendAttempt]:
-        """Take out those that there is room for, and those whose wait is over."""
+        """Remove and return attempts with room at the place, or past their deadline."""
         brokers, line = self._brokers, self._throttled[place]
         if self._ranks_version != brokers.ranks_version:
-            # The ranks have changed: another broker may be the best one now.
+            # Try all: the ranks have changed, so another broker may be the best one now.
             del self._throttled[place]
             return [attempt for _, attempt in line]
         due = []
