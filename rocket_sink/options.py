@@ -85,7 +85,8 @@ class SinkOptions:
     batch_max_bytes: int = option("batchMaxBytes", Kind.BYTES, 32_768, _S, "size at which a gathered batch is sent", low=1, high=2_097_152, java="batchMaxBytes")
     request_max_bytes: int = option("requestMaxBytes", Kind.BYTES, 1_048_576, _S, "largest batch request of the Spark lanes", low=1024, high=4_194_304)
     request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes", low=1, high=BATCH_MAX_MESSAGES)
-    enable_trace: bool = option("enableTrace", Kind.BOOLEAN, False, _S, "write message traces to the trace topic", java="enableTrace")
+    enable_trace: bool = option("enableTrace", Kind.BOOLEAN, False, _S, "write message traces to the trace topic: Producer those of all messages, Spark lanes and TableProducer those of traceSample", java="enableTrace")
+    trace_sample: float = option("traceSample", Kind.NUMBER, 0.01, _S, "Spark lanes and TableProducer, with enableTrace: share of requests that are traced", low=0, high=1)
     trace_topic: str = option("traceTopic", Kind.TEXT, "RMQ_SYS_TRACE_TOPIC", _S, "topic of message traces", java="traceTopic")
 
     latency_fault_enable: bool = option("sendLatencyFaultEnable", Kind.BOOLEAN, True, _R, "avoid brokers that are slow or failing", aliases=("sendLatencyEnable",), java="sendLatencyEnable")

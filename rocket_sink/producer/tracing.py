@@ -1,17 +1,25 @@
-"""Message traces, collected and sent to the trace topic by the producer (AsyncTraceDispatcher).
+"""Message traces, sent to the trace topic.
 
-A trace message has up to 100 lines or 128 kB of one topic, and is sent at most 500 ms after its
-first line; the first trace starts the producer's thread. Traces never fail a send: those that
-cannot be sent, and those above 2048 waiting lines, are dropped, counted and logged. Not traced:
-messages to the trace topic, and those answered with TRACE_ON=false. As in Java, the trace topic has
-no namespace, nor have topics and groups in a trace.
+`Tracer` collects the traces of a producer (AsyncTraceDispatcher). A trace message has up to 128 kB
+of lines of one topic. It is sent once there are 100 lines, at most 500 ms after the first; the
+first trace starts the producer's thread. Traces never fail a send: those that cannot be sent, and
+those above 2048 waiting lines, are dropped, counted and logged. Not traced: messages to the trace
+topic, and those answered with TRACE_ON=false. As in Java, the trace topic has no namespace, nor
+have topics and groups in a trace.
+
+`RequestTraces` sends the traces of a sample of one engine's requests (`traceSample`), at once and
+oneway: no request waits for a trace, and no answer to a trace says anything about a broker.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import threading
 import time
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
@@ -19,19 +27,24 @@ from rocket_sink.message_rules import without_namespace
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import Driver, Waiter
-from rocket_sink.producer.engine.attempt import Completion
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
+from rocket_sink.producer.identity import local_ip, new_message_ids
 from rocket_sink.producer.request_builder import RequestBuilder
+from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
 from rocket_sink.wire.responses import DEFAULT_REGION
-from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace, Trace, encode_trace
+from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace, Trace, encode_traces
 
 _LOG: Final = log.logger(__name__)
 _LINES: Final = 100
 _HELD: Final = 2048
 _DELAY_S: Final = 0.5
-_BODY_MAX: Final = 128_000
-_KEYS_MAX: Final = 30_000
-"""Bytes; all properties of a message have 32,767."""
+_IN_FLIGHT: Final = 64
+"""Most trace messages of one engine that are not written yet."""
+_TIMEOUT_S: Final = 1.0
+_CLOSE_S: Final = 0.2
+_DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 
 
 class Tracer(SendHook):
@@ -141,29 +154,152 @@ class Tracer(SendHook):
         for line in lines:
             by_topic.setdefault(line.topic, []).append(line)
         for some in by_topic.values():
-            for start in range(0, len(some), _LINES):
-                self._write(some[start : start + _LINES])
+            self._write(some)
 
     def _write(self, lines: list[Trace]) -> None:
+        # The trace is sent without hooks, so that it is not traced itself.
         try:
-            body, keys = encode_trace(lines)
-            is_long = len(body) > _BODY_MAX or len(" ".join(keys).encode()) > _KEYS_MAX
-            if is_long and len(lines) > 1:
-                half = len(lines) // 2
-                self._write(lines[:half])
-                self._write(lines[half:])
-                return
-            # The trace is sent without hooks, so that it is not traced itself.
-            message = Message(self._topic, body.encode(), keys=tuple(sorted(keys)))
-            request = self._builder.single(message)
-            request.topic = self._topic
-            submit = self._driver.submit_nowait
-            if self._driver.closing:
-                submit = self._driver.submit_again
-            submit(request, Waiter(self._ended))
+            for request in _requests(lines, self._topic, self._builder):
+                submit = self._driver.submit_nowait
+                if self._driver.closing:
+                    submit = self._driver.submit_again
+                submit(request, Waiter(self._ended))
         except RocketSinkError as error:
             self.dropped += len(lines)
             _LOG.warning("%d message traces are lost: %s", len(lines), error)
+
+
+class TracedMessage(Protocol):
+    """A message that was sent; `properties` is the wire text."""
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def properties(self) -> str: ...
+
+
+class RequestTraces:
+    """Sends the traces of a sample of the requests of an engine, which one thread drives.
+
+    A trace message has one request, or a part if the ids of a batch are too long for one.
+    """
+
+    def __init__(
+        self, options: SinkOptions, engine: SendEngine, rng: random.Random | None = None
+    ) -> None:
+        self._topic = options.trace_topic
+        self._namespace = options.namespace
+        self._group = without_namespace(self._namespace, options.producer_group)
+        self._sample = options.trace_sample
+        self._engine = engine
+        self._builder = RequestBuilder(options, new_message_ids(local_ip()))
+        self._rng = rng or random.Random()
+        self._next = self._gap()
+        """Requests before the next one of the sample."""
+        self._in_flight = 0
+        self.dropped = 0
+        """Trace messages that were not sent."""
+
+    def note(
+        self,
+        completion: Completion,
+        messages: Callable[[Iterable[int] | None], Iterable[TracedMessage]],
+        *,
+        half: bool,
+    ) -> None:
+        """Trace a completed request, or messages of a completed group, if the sample has them.
+
+        Args:
+            messages: returns the messages with these places in the group; of None, all messages.
+            half: they are half messages.
+        """
+        result, stored = completion.result, completion.stored
+        if result is None or not result.trace_on or result.queue.topic == self._topic:
+            return
+        drawn = self._drawn(1 if stored is None else len(stored))
+        if not drawn:
+            return
+        places, offset_ids = None, result.offset_message_id.split(",")
+        if stored is not None:
+            places = stored.indices[drawn].tolist()
+            offset_ids = [raw.decode() for raw in stored.offset_message_ids[drawn].tolist()]
+        first, last = completion.attempts[0], completion.attempts[-1]
+        lines = []
+        # A broker may name the first message of a batch only.
+        names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
+        for message, offset_id in zip(messages(places), names, strict=False):
+            properties = dict(decode_properties(message.properties))
+            lines.append(PubTrace(
+                time_ms=first.started_ms,
+                region_id=result.region_id or DEFAULT_REGION,
+                producer_group=self._group,
+                topic=without_namespace(self._namespace, result.queue.topic),
+                message_id=properties.get(UNIQ_KEY, ""),
+                tags=properties.get("TAGS", ""),
+                keys=properties.get("KEYS", ""),
+                store_host=result.broker_address,
+                body_length=len(message.body),
+                cost_ms=int(last.started_ms - first.started_ms + last.rtt_ms),
+                message_type=_type_of_wire(properties, half=half),
+                offset_message_id=offset_id,
+                success=completion.outcome is Outcome.ACKED,
+            ))  # fmt: skip
+        self._send(lines)
+
+    def _drawn(self, count: int) -> list[int]:
+        """Return which of the next `count` requests are in the sample."""
+        drawn = []
+        while self._next < count:
+            drawn.append(self._next)
+            self._next += 1 + self._gap()
+        self._next -= count
+        return drawn
+
+    def _gap(self) -> int:
+        """Draw how many requests the sample leaves out before its next one."""
+        if self._sample >= 1:
+            return 0
+        return int(math.log(1 - self._rng.random()) / math.log(1 - self._sample))
+
+    def _send(self, lines: Sequence[Trace]) -> None:
+        for request in _requests(lines, self._topic, self._builder):
+            request.token, request.oneway = self, True
+            request.attempts, request.timeout_s = 1, _TIMEOUT_S
+            if self._in_flight < _IN_FLIGHT and self._engine.try_submit(request):
+                self._in_flight += 1
+            else:
+                self.dropped += 1
+
+    def took(self, completion: Completion) -> bool:
+        """Return whether the completion is that of a trace message, and count it then."""
+        if completion.token is not self:
+            return False
+        self._in_flight -= 1
+        if completion.error is not None:
+            self.dropped += 1
+            _LOG.warning("a message with traces is lost: %s", completion.error)
+        return True
+
+    def close(self) -> None:
+        """Give up traces that are not written within a moment; nothing else may be in flight."""
+        if self._in_flight:
+            for completion in self._engine.drain(self._engine.clock() + _CLOSE_S):
+                self.took(completion)
+
+
+def _requests(lines: Sequence[Trace], topic: str, builder: RequestBuilder) -> Iterator[SendRequest]:
+    """Yield the requests that carry the lines to the trace topic, which has no namespace."""
+    for body, keys in encode_traces(lines):
+        request = builder.single(Message(topic, body.encode(), keys=tuple(sorted(keys))))
+        request.topic = topic
+        yield request
+
+
+def _type_of_wire(properties: Mapping[str, str], *, half: bool) -> MessageType:
+    if half:
+        return MessageType.TRANSACTION_HALF
+    return MessageType.NORMAL if _DELAYS.isdisjoint(properties) else MessageType.DELAY
 
 
 def _type_of(mode: str, message: Message) -> MessageType:

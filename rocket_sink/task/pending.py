@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -192,10 +192,14 @@ class PendingRequest:
         piece = self.pieces[-1]
         return decode_message(piece, piece.message_count - 1).property("UNIQ_KEY") or ""
 
-    def messages(self) -> Iterator[DecodedMessage]:
-        """Decode each message, one by one: for dead letters only, never on the way out."""
+    def messages(self, places: Iterable[int] | None = None) -> Iterator[DecodedMessage]:
+        """Decode messages, one by one: for dead letters and traces only, never on the way out.
+
+        Args:
+            places: places in a group; None: all messages.
+        """
         for piece in self.pieces:
-            for index in range(piece.message_count):
+            for index in range(piece.message_count) if places is None else places:
                 message = decode_message(piece, index)
                 if self.sys_flag:
                     kind = CompressionType.of_sys_flag(self.sys_flag)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -44,6 +44,9 @@ from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.request_factory import RequestFactory
 from rocket_sink.task.totals import RowTotals, TaskSummary
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.tracing import RequestTraces
 
 _POLL_S: Final = 0.1
 
@@ -106,6 +109,12 @@ class TaskSender:
         self._limited = is_limited(options)
         self._unhandled: deque[Completion] = deque()
         self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
+        self._half = bool(half_properties)
+        self._traces: RequestTraces | None = None
+        if options.enable_trace and options.trace_sample:
+            from rocket_sink.producer.tracing import RequestTraces
+
+            self._traces = RequestTraces(options, engine)
 
     @property
     def summary(self) -> TaskSummary:
@@ -148,7 +157,7 @@ class TaskSender:
         judged. Rows of `rows_in` that the account has no other place for were not sent."""
         completions = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in completions:
-            if not self._letter_topic.took(completion):
+            if not self._is_beside(completion):
                 self._recorder.attempts(completion)
                 request: PendingRequest = completion.token
                 self._totals.cut_off(
@@ -163,6 +172,8 @@ class TaskSender:
         self._recorder.account(self.summary, complete=complete, duration_s=duration_s)
         self._recorder.flush()
         self._letter_topic.close()
+        if self._traces is not None:
+            self._traces.close()
         self._ordered.close()
         self._sorter.close()
 
@@ -266,8 +277,13 @@ class TaskSender:
         self._unhandled.extend(self._engine.poll(timeout_s))
         while self._unhandled:
             completion = self._unhandled.popleft()
-            if not self._letter_topic.took(completion):
+            if not self._is_beside(completion):
                 self._complete(completion)
+
+    def _is_beside(self, completion: Completion) -> bool:
+        """Return whether the completion is that of no row, and handle it then."""
+        is_trace = self._traces is not None and self._traces.took(completion)
+        return is_trace or self._letter_topic.took(completion)
 
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
@@ -300,6 +316,8 @@ class TaskSender:
             self.summary.found_stored += request.message_count
         if completion.result is not None:
             self._requests.note_move(request, completion.result.queue, self.summary)
+        if self._traces is not None:
+            self._traces.note(completion, request.messages, half=self._half)
 
     def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
         """Give the request up; or return its messages one by one, to find the poison row."""

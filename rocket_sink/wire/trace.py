@@ -7,14 +7,18 @@ all message ids and keys in them. It is sent to RMQ_SYS_TRACE_TOPIC or the optio
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from rocket_sink.errors import LocalProtocolError
 
 CONTENT_SEPARATOR: Final = "\x01"
 FIELD_SEPARATOR: Final = "\x02"
+_BODY_MAX: Final = 128_000
+_KEYS_MAX: Final = 30_000
+"""Bytes of all keys; the properties of a message have 32,767."""
 
 
 class MessageType(enum.IntEnum):
@@ -71,32 +75,47 @@ _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",
     EndTransactionTrace: "EndTransaction",
 }
+_VALUES: Final[dict[type[Trace], Callable[[Any], tuple[str | int, ...]]]] = {
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in _NAMES
+}
 
 
-def encode_trace(traces: Iterable[Trace]) -> tuple[str, frozenset[str]]:
-    """The body text of one trace message, and its keys.
+def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the body text and the keys of each trace message that the lines need.
 
     Raises:
         LocalProtocolError: a field holds a separator.
     """
-    lines = []
+    lines: list[str] = []
     keys: set[str] = set()
+    body_bytes = key_bytes = 0
     for trace in traces:
-        lines.append(_encode_line(trace))
+        line = _encode_line(trace)
         # An id may hold blanks, which separate keys: so does the property that Java writes.
-        keys.update(f"{trace.message_id} {trace.keys}".split(" "))
-    return "".join(lines), frozenset(keys - {""})
+        own = f"{trace.message_id} {trace.keys}"
+        own_bytes = len(own.encode()) + 1
+        is_full = body_bytes + len(line) > _BODY_MAX or key_bytes + own_bytes > _KEYS_MAX
+        if lines and is_full:
+            yield "".join(lines), frozenset(keys - {""})
+            lines, keys, body_bytes, key_bytes = [], set(), 0, 0
+        lines.append(line)
+        keys.update(own.split(" "))
+        body_bytes, key_bytes = body_bytes + len(line), key_bytes + own_bytes
+    if lines:
+        yield "".join(lines), frozenset(keys - {""})
 
 
 def _encode_line(trace: Trace) -> str:
-    values = [_NAMES[type(trace)]]
-    for name in trace.__dataclass_fields__:
-        value = getattr(trace, name)
-        if isinstance(value, bool):
-            value = "true" if value else "false"
-        elif isinstance(value, int):
-            value = str(int(value))
-        if CONTENT_SEPARATOR in value or FIELD_SEPARATOR in value:
-            raise LocalProtocolError(f"the trace's {name} holds 0x01 or 0x02, its separators")
-        values.append(value)
-    return CONTENT_SEPARATOR.join(values) + FIELD_SEPARATOR
+    values = [_NAMES[type(trace)], *map(_text, _VALUES[type(trace)](trace))]
+    line = CONTENT_SEPARATOR.join(values)
+    if line.count(CONTENT_SEPARATOR) != len(values) - 1 or FIELD_SEPARATOR in line:
+        raise LocalProtocolError(
+            f"a trace of the message {trace.message_id!r} holds 0x01 or 0x02, its separators"
+        )
+    return line + FIELD_SEPARATOR
+
+
+def _text(value: str | int) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(int(value))

@@ -155,3 +155,25 @@ def test_java_reads_compressed_batches(
         for first in range(7):
             own = [n for n in numbers if n % 7 == first]
             assert own == sorted(own)
+
+
+@pytest.mark.parametrize("column", ["sharding_key", "delay_level"])
+def test_mqadmin_finds_the_traces_of_rows(
+    local_cluster: LocalCluster, tmp_path: Path, column: str
+) -> None:
+    repair(local_cluster)
+    topic = f"traced-{column.replace('_', '-')}"
+    make_topic(local_cluster, topic)
+    options = SinkOptions.parse(
+        nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path),
+        enableTrace=True, traceSample=1, producerGroup=f"group-{column[0]}",
+    )  # fmt: skip
+    columns = {"body": [b"x"] * 700, "message_id": [f"{column}-{n}" for n in range(700)]}
+    columns[column] = pa.array([1] * 700, pa.int32()) if "delay" in column else ["one"] * 700
+    assert run_task(options, CTX, columns).acked == 700
+    for number in (0, 699):  # The ids of all rows take two trace messages.
+        query = ("queryMsgTraceById", "-i", f"{column}-{number}")
+        until(lambda query=query: f"group-{column[0]}" in local_cluster.admin(*query), 60)
+        lines = local_cluster.admin(*query).splitlines()
+        (line,) = [line.split() for line in lines if line.startswith("Pub")]
+        assert line[-1] == "success", lines

@@ -1,0 +1,112 @@
+"""Traces of a sample of a task's requests: sent beside the rows, never in their way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.testing import Answer, Drop, FakeCluster
+from rocket_sink.wire.trace import MessageType, PubTrace, Trace
+from tests.decoding import decode_trace
+from tests.task.one_task import run_task
+
+TOPIC = "RMQ_SYS_TRACE_TOPIC"
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 1)
+        yield fake
+
+
+def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
+    defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+                "enableTrace": True, "traceSample": 1, "producerGroup": "g", **options}  # fmt: skip
+    return run_task(SinkOptions.parse(defaults), CTX, columns)
+
+
+def traces(cluster: FakeCluster) -> list[Trace]:
+    return [line for m in cluster.messages(TOPIC) for line in decode_trace(m.body.decode())]
+
+
+def test_a_batch_is_one_message_with_all_its_ids(cluster: FakeCluster, tmp_path: Path) -> None:
+    columns = {"body": [b"a", b"bcd"], "tags": ["x", None], "keys": [["k1", "k2"], None]}
+    assert send(cluster, tmp_path, columns).acked == 2
+    (message,) = cluster.messages(TOPIC)
+    stored = {m.body: m.properties["UNIQ_KEY"] for m in cluster.messages("t")}
+    first, second = decode_trace(message.body.decode())
+    assert isinstance(first, PubTrace) and isinstance(second, PubTrace)
+    assert (first.message_id, first.tags, first.keys) == (stored[b"a"], "x", "k1 k2")
+    assert (second.message_id, second.tags, second.keys) == (stored[b"bcd"], "", "")
+    assert (first.topic, first.producer_group, first.message_type) == ("t", "g", MessageType.NORMAL)
+    assert (first.body_length, second.body_length, first.success) == (1, 3, True)
+    assert first.store_host in {broker.address for broker in cluster.brokers}
+    assert set(message.properties["KEYS"].split(" ")) == {*stored.values(), "k1", "k2"}
+
+
+def test_a_large_batch_takes_several_messages(cluster: FakeCluster, tmp_path: Path) -> None:
+    """The ids of 3,000 messages are keys of 99,000 bytes; a message has room for 32,767."""
+    columns = {"body": [b"x"] * 3000, "sharding_key": ["one"] * 3000}
+    assert send(cluster, tmp_path, columns).requests == 1
+    assert {line.message_id for line in traces(cluster)} == {
+        message.properties["UNIQ_KEY"] for message in cluster.messages("t")
+    }
+    assert 4 <= len(cluster.messages(TOPIC)) <= 6
+
+
+def test_messages_of_a_group_are_drawn_one_by_one(cluster: FakeCluster, tmp_path: Path) -> None:
+    columns = {"body": [b"%d" % n for n in range(2000)], "delay_level": pa.array([1] * 2000)}
+    assert send(cluster, tmp_path, columns, traceSample=0.1).acked == 2000
+    ids = {m.properties["UNIQ_KEY"]: m.body for m in cluster.messages("t")}
+    lines = traces(cluster)
+    assert 100 < len(lines) < 320  # 6 standard deviations of 200
+    assert {line.message_type for line in lines} == {MessageType.DELAY}
+    assert {line.message_id for line in lines} <= ids.keys()
+    for line in lines:
+        assert isinstance(line, PubTrace)
+        assert line.body_length == len(ids[line.message_id])
+
+
+@pytest.mark.parametrize("options", [{"enableTrace": False}, {"traceSample": 0}])
+def test_none_without_the_option(
+    cluster: FakeCluster, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    assert send(cluster, tmp_path, {"body": [b"x"]}, **options).acked == 1
+    assert not cluster.messages(TOPIC)
+
+
+@pytest.mark.parametrize("behaviour", [Answer(13, "illegal"), Drop(), None])
+def test_a_trace_fails_and_delays_nothing(
+    cluster: FakeCluster, tmp_path: Path, behaviour: Any
+) -> None:
+    """None: the topic of traces has no route, and the brokers make none."""
+    options = {"requestMaxMessages": 1, "retryTimesWhenSendFailed": 0, "traceTopic": TOPIC}
+    for broker in cluster.brokers if behaviour is not None else ():
+        broker._script.add(
+            behaviour, matches=lambda frame: (frame.ext or {}).get("b") == TOPIC, times=None
+        )
+    if behaviour is None:
+        cluster.create_topic("t", 4)
+        options |= {"traceTopic": "nowhere", "createTopicKey": ""}
+    summary = send(cluster, tmp_path, {"body": [b"x"] * 500}, sendMsgTimeout=60_000, **options)
+    assert (summary.acked, summary.dead, summary.unknown) == (500, 0, 0)
+    assert len(cluster.messages("t")) == 500
+
+
+def test_the_sample_has_its_share(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocket_sink.producer.engine.engine import SendEngine
+    from rocket_sink.producer.tracing import RequestTraces
+
+    options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", traceSample=0.01)
+    sample = RequestTraces(options, SendEngine(options), random.Random(1))
+    counts = [len(sample._drawn(1 + n % 700)) for n in range(3000)]
+    assert sum(counts) == pytest.approx(0.01 * sum(1 + n % 700 for n in range(3000)), rel=0.05)
