@@ -225,6 +225,7 @@ class RequestTraces:
             places = stored.indices[drawn].tolist()
             offset_ids = [raw.decode() for raw in stored.offset_message_ids[drawn].tolist()]
         first, last = completion.attempts[0], completion.attempts[-1]
+        topic = without_namespace(self._namespace, result.queue.topic)
         lines = []
         # A broker may name the first message of a batch only.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
@@ -234,7 +235,7 @@ class RequestTraces:
                 time_ms=first.started_ms,
                 region_id=result.region_id or DEFAULT_REGION,
                 producer_group=self._group,
-                topic=without_namespace(self._namespace, result.queue.topic),
+                topic=topic,
                 message_id=properties.get(UNIQ_KEY, ""),
                 tags=properties.get("TAGS", ""),
                 keys=properties.get("KEYS", ""),
@@ -263,13 +264,16 @@ class RequestTraces:
         return int(math.log(1 - self._rng.random()) / math.log(1 - self._sample))
 
     def _send(self, lines: Sequence[Trace]) -> None:
-        for request in _requests(lines, self._topic, self._builder):
-            request.token, request.oneway = self, True
-            request.attempts, request.timeout_s = 1, _TIMEOUT_S
-            if self._in_flight < _IN_FLIGHT and self._engine.try_submit(request):
-                self._in_flight += 1
-            else:
-                self.dropped += 1
+        try:
+            for request in _requests(lines, self._topic, self._builder):
+                request.token, request.oneway = self, True
+                request.attempts, request.timeout_s = 1, _TIMEOUT_S
+                if self._in_flight < _IN_FLIGHT and self._engine.try_submit(request):
+                    self._in_flight += 1
+                else:
+                    self.dropped += 1
+        except RocketSinkError as error:
+            self._lose(error)
 
     def took(self, completion: Completion) -> bool:
         """Return whether the completion is that of a trace message, and count it then."""
@@ -277,9 +281,12 @@ class RequestTraces:
             return False
         self._in_flight -= 1
         if completion.error is not None:
-            self.dropped += 1
-            _LOG.warning("a message with traces is lost: %s", completion.error)
+            self._lose(completion.error)
         return True
+
+    def _lose(self, error: RocketSinkError) -> None:
+        self.dropped += 1
+        _LOG.warning("a message with traces is lost: %s", error)
 
     def close(self) -> None:
         """Give up traces that are not written within a moment; nothing else may be in flight."""

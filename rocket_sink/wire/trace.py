@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Final
 
@@ -75,8 +75,14 @@ _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",
     EndTransactionTrace: "EndTransaction",
 }
-_VALUES: Final[dict[type[Trace], Callable[[Any], tuple[str | int, ...]]]] = {
+_VALUES: Final[dict[type[Trace], Callable[[Any], tuple[Any, ...]]]] = {
     kind: attrgetter(*kind.__dataclass_fields__) for kind in _NAMES
+}
+_FORMS: Final[dict[type[Trace], str]] = {
+    kind: CONTENT_SEPARATOR.join(
+        [name, *("%d" if field.type in ("int", "MessageType") else "%s" for field in fields(kind))]
+    )
+    for kind, name in _NAMES.items()
 }
 
 
@@ -106,16 +112,11 @@ def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]
 
 
 def _encode_line(trace: Trace) -> str:
-    values = [_NAMES[type(trace)], *map(_text, _VALUES[type(trace)](trace))]
-    line = CONTENT_SEPARATOR.join(values)
-    if line.count(CONTENT_SEPARATOR) != len(values) - 1 or FIELD_SEPARATOR in line:
+    *values, flag = _VALUES[type(trace)](trace)
+    form = _FORMS[type(trace)]
+    line = form % (*values, "true" if flag else "false")
+    if line.count(CONTENT_SEPARATOR) != len(values) + 1 or FIELD_SEPARATOR in line:
         raise LocalProtocolError(
             f"a trace of the message {trace.message_id!r} holds 0x01 or 0x02, its separators"
         )
     return line + FIELD_SEPARATOR
-
-
-def _text(value: str | int) -> str:
-    if isinstance(value, str):
-        return value
-    return str(value).lower() if isinstance(value, bool) else str(int(value))

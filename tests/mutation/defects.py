@@ -1484,6 +1484,22 @@ ROWS: tuple[Defect, ...] = (
         "a transactional query behind a proxy sends half messages that nobody can end",
     ),
     Defect(
+        "traces-fail-tasks",
+        "rocket_sink/producer/tracing.py",
+        "        except RocketSinkError as error:\n            self._lose(error)\n",
+        "        except ValueError as error:\n            self._lose(error)\n",
+        ("tests/task/test_traces.py",),
+        "a row with long keys fails its task, because its trace has no room for them",
+    ),
+    Defect(
+        "samples-with-repeats",
+        "rocket_sink/producer/tracing.py",
+        "            self._next += 1 + self._gap()\n",
+        "            self._next += max(1, self._gap())\n",
+        ("tests/task/test_traces.py::test_every_second_request_is_in_a_sample_of_half",),
+        "more requests are traced than traceSample asks for",
+    ),
+    Defect(
         "letters-stay-compressed",
         "rocket_sink/task/pending.py",
         "                if self.sys_flag:\n",

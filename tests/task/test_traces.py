@@ -12,6 +12,8 @@ import pytest
 
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.tracing import RequestTraces
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.trace import MessageType, PubTrace, Trace
 from tests.decoding import decode_trace
@@ -102,11 +104,17 @@ def test_a_trace_fails_and_delays_nothing(
     assert len(cluster.messages("t")) == 500
 
 
-def test_the_sample_has_its_share(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rocket_sink.producer.engine.engine import SendEngine
-    from rocket_sink.producer.tracing import RequestTraces
+def test_keys_that_fill_a_message_lose_its_trace_only(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trace's keys are the row's and its id, for which the properties have no more room."""
+    columns = {"body": [b"x"], "keys": ["k" * 32_430], "message_id": ["0" * 40]}
+    assert send(cluster, tmp_path, columns).acked == 1
+    assert not cluster.messages(TOPIC) and "traces is lost" in caplog.text
 
-    options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", traceSample=0.01)
+
+def test_every_second_request_is_in_a_sample_of_half(cluster: FakeCluster) -> None:
+    options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", traceSample=0.5)
     sample = RequestTraces(options, SendEngine(options), random.Random(1))
-    counts = [len(sample._drawn(1 + n % 700)) for n in range(3000)]
-    assert sum(counts) == pytest.approx(0.01 * sum(1 + n % 700 for n in range(3000)), rel=0.05)
+    counts = [len(sample._drawn(1 + n % 7)) for n in range(7000)]
+    assert sum(counts) == pytest.approx(0.5 * 28_000, rel=0.05)
