@@ -197,7 +197,8 @@ class RequestTraces:
         self._rng = rng or random.Random()
         self._next = self._gap()
         """Requests before the next one of the sample."""
-        self._in_flight = 0
+        self.in_flight = 0
+        """Trace messages that are not written yet."""
         self.dropped = 0
         """Trace messages that were not sent."""
 
@@ -268,8 +269,8 @@ class RequestTraces:
             for request in _requests(lines, self._topic, self._builder):
                 request.token, request.oneway = self, True
                 request.attempts, request.timeout_s = 1, _TIMEOUT_S
-                if self._in_flight < _IN_FLIGHT and self._engine.try_submit(request):
-                    self._in_flight += 1
+                if self.in_flight < _IN_FLIGHT and self._engine.try_submit(request):
+                    self.in_flight += 1
                 else:
                     self.dropped += 1
         except RocketSinkError as error:
@@ -279,7 +280,7 @@ class RequestTraces:
         """Return whether the completion is that of a trace message, and count it then."""
         if completion.token is not self:
             return False
-        self._in_flight -= 1
+        self.in_flight -= 1
         if completion.error is not None:
             self._lose(completion.error)
         return True
@@ -290,7 +291,7 @@ class RequestTraces:
 
     def close(self) -> None:
         """Give up traces that are not written within a moment; nothing else may be in flight."""
-        if self._in_flight:
+        if self.in_flight:
             for completion in self._engine.drain(self._engine.clock() + _CLOSE_S):
                 self.took(completion)
 

@@ -180,7 +180,8 @@ class TaskSender:
     @property
     def _awaits_answers(self) -> bool:
         engine = self._engine
-        return bool(engine.pending or engine.has_completions or self._unhandled)
+        traces = 0 if self._traces is None else self._traces.in_flight
+        return bool(engine.pending > traces or engine.has_completions or self._unhandled)
 
     def _feed(self, rows: RowBatch) -> None:
         self.summary.rows_in += len(rows)
