@@ -845,8 +845,9 @@ class Driver:
         for other, deadline_s in list(self._window_waiters.items()):
             if other is window_waiter:
                 return True
-            if self.engine.clock() <= deadline_s:  # later an interrupted thread has left its mark
+            if self.engine.clock() <= deadline_s:
                 return False
+            self._window_waiters.pop(other, None)  # an interrupted thread has left it there
         return True
 
     def _closed(self) -> bool:
