@@ -1,9 +1,9 @@
 """A connection to an address: transport, protocol state and the frames to be written.
 
-Each request ends with exactly one call of its owner: `on_answer(frame, sent_s, now_s)`, or
-`on_failed(error, now_s)` with an error whose class tells whether the complete frame was written
-(UnknownOutcomeError) or not (NotSentError). A oneway request ends with `on_written(now_s)` instead
-of an answer. Times are monotonic seconds.
+Each request ends with exactly one call of its owner, `on_end(result, sent_s, now_s)`. The result is
+the answer, or an error whose class tells whether the complete frame was written
+(UnknownOutcomeError) or not (NotSentError); None: the request is oneway, and written. A group's
+owner gets several answers (`Connection.open_group`). Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from rocket_sink.wire.connection import (
     PeerRequest,
     Violation,
 )
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.frame import Answers, Frame
 
+Result: TypeAlias = "Frame | Answers | SendError | None"
 Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
@@ -220,7 +221,7 @@ class Channel:
             self.used_s = now_s
         if self.connection.has_written_oneway and not self.transport.unsent:
             for owner in self.connection.take_written_oneway():
-                owner.on_written(now_s)
+                owner.on_end(None, now_s, now_s)
 
     def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
         """Read and dispatch received bytes; True when there may be more.
@@ -255,9 +256,9 @@ class Channel:
         unasked = 0
         for event in events:
             if type(event) is Answered:
-                event.token.on_answer(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
+                event.token.on_end(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
             elif type(event) is AnsweredMany:
-                event.token.on_answers(event.answers, event.sent_s, now_s)  # type: ignore[attr-defined]
+                event.token.on_end(event.answers, event.sent_s, now_s)  # type: ignore[attr-defined]
             elif type(event) is Violation:
                 raise StreamEnded(self._unreadable(event.error)) from event.error
             else:
@@ -281,21 +282,21 @@ class Channel:
         extended_s = now_s + _EXTENSION_S if is_alive else now_s
         for expired in self.connection.expire(now_s, extended_s=extended_s):
             owner: Any = expired.token
+            error: SendError
             if expired.written:
                 text = f"no answer from {self.address} before the attempt's deadline"
-                owner.on_failed(RequestTimeoutError(text), now_s)
+                error = RequestTimeoutError(text)
             elif connecting:
                 self.write_queue.withdraw(owner)
-                owner.on_failed(self.transport.timed_out(), now_s)
+                error = self.transport.timed_out()
             elif self.write_queue.withdraw(owner):
-                owner.on_failed(
-                    UnwrittenError(f"{self.address} took no more bytes before the deadline"), now_s
-                )
+                error = UnwrittenError(f"{self.address} took no more bytes before the deadline")
             else:
                 # Partly written: the rest must follow, so the broker may still store it.
                 self.write_queue.disown(owner)
                 text = f"{self.address} took a part of the request before the attempt's deadline"
-                owner.on_failed(RequestTimeoutError(text), now_s)
+                error = RequestTimeoutError(text)
+            owner.on_end(error, None, now_s)
 
     def withdraw(self) -> list[Any]:
         """Remove untouched requests that are answered; returns their owners in order, without
@@ -318,7 +319,7 @@ class Channel:
             owner: Any = lost.token
             # The first frames of a group that was written in part may be stored.
             written = lost.written or (lost.grouped and owner is begun_owner) or self._is_writing
-            owner.on_failed(self._lost(cause, reason, written=written), now_s)
+            owner.on_end(self._lost(cause, reason, written=written), None, now_s)
 
     def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
         error: SendError

@@ -118,11 +118,11 @@ class Call:
     def __init__(self, done: Callable[[Frame | None, SendError | None, float], None]) -> None:
         self._done = done
 
-    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
-        self._done(frame, None, now_s)
-
-    def on_failed(self, error: SendError, now_s: float) -> None:
-        self._done(None, error, now_s)
+    def on_end(self, result: Any, sent_s: float | None, now_s: float) -> None:
+        if isinstance(result, Frame):
+            self._done(result, None, now_s)
+        else:
+            self._done(None, result, now_s)
 
 
 class WakeupState:
@@ -252,11 +252,11 @@ class NetworkClient:
     def call(
         self, address: str, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """Send a request frame; all errors go to `owner.on_failed`."""
+        """Send a request frame; all errors go to the owner."""
         try:
             channel = self.channel(address, now_s)
         except ConnectError as error:
-            owner.on_failed(error, now_s)
+            owner.on_end(error, None, now_s)
             return
         self.call_on(channel, frame, owner, deadline_s=deadline_s, now_s=now_s)
 
@@ -270,7 +270,7 @@ class NetworkClient:
                 owner = Watched(self.rpc_hooks, owner, channel.address, frame)
             head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
         except Exception as error:  # for what a hook has added
-            owner.on_failed(UnwrittenError(f"its frame cannot be made: {error!r}"), now_s)
+            owner.on_end(UnwrittenError(f"its frame cannot be made: {error!r}"), None, now_s)
             return
         buffers = [head, frame.body] if frame.body else [head]
         self.send(channel, owner, buffers, sum(map(len, buffers)), now_s)
@@ -292,7 +292,7 @@ class NetworkClient:
     ) -> int:
         """Send requests that differ in some header fields; return the first opaque id.
 
-        The owner gets each answer. `on_failed` is called once for the requests without an answer.
+        The owner gets each answer, and one error for all requests without an answer.
 
         Args:
             columns: {header field: its text in each frame} (`fill_frames`).
@@ -300,7 +300,7 @@ class NetworkClient:
         try:
             channel = self.channel(address, now_s)
         except ConnectError as error:
-            owner.on_failed(error, now_s)
+            owner.on_end(error, None, now_s)
             return 0
         count = len(next(iter(columns.values())))
         first = channel.connection.open_group(count, deadline_s=deadline_s, token=owner)
@@ -308,7 +308,7 @@ class NetworkClient:
             data = memoryview(fill_frames(frame, columns, first)).cast("B")
         except Exception as error:
             channel.connection.cancel(owner)
-            owner.on_failed(UnwrittenError(f"its frames cannot be made: {error!r}"), now_s)
+            owner.on_end(UnwrittenError(f"its frames cannot be made: {error!r}"), None, now_s)
             return 0
         self.send(channel, owner, (data,), len(data), now_s)
         return first

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from rocket_sink.errors import SendError
 from rocket_sink.net import log
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.requests import fields
@@ -76,9 +75,7 @@ class Watched:
         self._hooks, self._owner = hooks, owner
         self._address, self._request = address, request
 
-    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
-        self._hooks.after(self._address, self._request, frame)
-        self._owner.on_answer(frame, sent_s, now_s)
-
-    def on_failed(self, error: SendError, now_s: float) -> None:
-        self._owner.on_failed(error, now_s)
+    def on_end(self, result: Any, sent_s: float | None, now_s: float) -> None:
+        if isinstance(result, Frame):
+            self._hooks.after(self._address, self._request, result)
+        self._owner.on_end(result, sent_s, now_s)

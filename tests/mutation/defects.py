@@ -2163,8 +2163,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "commits-unanswered-are-taken-for-done",
         "rocket_sink/producer/admin/half_commits.py",
-        "            self._committer.ended(self._lane, position, None, error)\n",
-        "            self._committer.committed(self._lane, 1)\n",
+        "                self._committer.ended(self._lane, position, None, result)\n",
+        "                self._committer.committed(self._lane, 1)\n",
         ("tests/producer/admin/test_half_commits.py::test_what_has_no_answer_is_committed_again",),
         "half messages whose commit was lost on its way stay hidden, and the ledger says committed",
     ),
@@ -2586,10 +2586,23 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "every-error-gives-time",
         "rocket_sink/producer/engine/response_handler.py",
-        "        if verifies and attempt.counted <",
+        "        if waited and attempt.counted <",
         "        if attempt.request.verify_ids and attempt.counted <",
         ("tests/spark/test_effectively_once.py::test_a_broker_that_stays_away_is_given_up",),
         "effectively once: where a broker stays away, a task of strict order never ends",
+    ),
+    Defect(
+        "late-refusals-are-the-end",
+        "rocket_sink/producer/engine/response_handler.py",
+        "        waited = verifies or (is_late and bool(attempt.request.verify_ids))\n",
+        "        waited = verifies\n",
+        (
+            (
+                "tests/producer/engine/test_stored_checks.py"
+                "::test_a_late_refusal_leaves_time_for_another_attempt"
+            ),
+        ),
+        "effectively once: a message is given up that a broker refused after a long pause",
     ),
     Defect(
         "two-threads-make-a-dict",

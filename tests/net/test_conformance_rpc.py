@@ -43,11 +43,8 @@ def test_c54_sync_oneway_and_many_at_once(server, serializer):
     frames = []
 
     class Owner:
-        def on_answer(self, frame, sent_s, now_s):
-            frames.append(frame)
-
-        def on_failed(self, error, now_s):
-            raise error
+        def on_end(self, result, sent_s, now_s):
+            frames.append(result)
 
     now_s = client.clock()
     for number in range(20):

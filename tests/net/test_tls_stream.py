@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from rocket_sink.errors import SendError
 from rocket_sink.net import transport
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
@@ -47,11 +48,8 @@ class Sent:
     def __init__(self, number):
         self.name = b"%08d" % number
 
-    def on_answer(self, frame, sent_s, now_s):
-        raise AssertionError("nothing is answered")
-
-    def on_failed(self, error, now_s):
-        pass
+    def on_end(self, result, sent_s, now_s):
+        assert isinstance(result, SendError), "nothing is answered"
 
 
 @pytest.mark.timeout(120)

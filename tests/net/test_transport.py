@@ -233,11 +233,8 @@ class Asked:
         frame = Frame(1, None, b"hello")
         client.call(address, frame, self, deadline_s=now_s + deadline_s, now_s=now_s)
 
-    def on_answer(self, frame, sent_s, now_s) -> None:
-        self.end = bytes(frame.body)
-
-    def on_failed(self, error, now_s) -> None:
-        self.end = error
+    def on_end(self, result, sent_s, now_s) -> None:
+        self.end = bytes(result.body) if isinstance(result, Frame) else result
 
     def wait(self):
         while self.end is None:

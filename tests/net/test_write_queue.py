@@ -103,8 +103,8 @@ class Ended:
     def __init__(self) -> None:
         self.errors: list[SendError] = []
 
-    def on_failed(self, error: SendError, now_s: float) -> None:
-        self.errors.append(error)
+    def on_end(self, result: SendError, sent_s: float | None, now_s: float) -> None:
+        self.errors.append(result)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,10 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
-from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
+from rocket_sink.wire.frame import Frame
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
-    from rocket_sink.wire.frame import Frame
 
     Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -108,22 +107,19 @@ class _Commits:
         self._positions = positions
         self._is_open = np.ones(len(positions), bool)
 
-    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
-        index = frame.opaque - self.first_opaque
-        self._is_open[index] = False
-        self._committer.ended(self._lane, int(self._positions[index]), frame, None)
-
-    def on_answers(
-        self, answers: SendAnswers | PlainAnswers, sent_s: float | None, now_s: float
-    ) -> None:
-        self._is_open[answers.opaques - self.first_opaque] = False
-        self._committer.committed(self._lane, len(answers))
-
-    def on_failed(self, error: SendError, now_s: float) -> None:
-        open_positions = self._positions[self._is_open]
-        self._is_open[:] = False
-        for position in open_positions.tolist():
-            self._committer.ended(self._lane, position, None, error)
+    def on_end(self, result: Any, sent_s: float | None, now_s: float) -> None:
+        if isinstance(result, Frame):
+            index = result.opaque - self.first_opaque
+            self._is_open[index] = False
+            self._committer.ended(self._lane, int(self._positions[index]), result, None)
+        elif isinstance(result, SendError):
+            open_positions = self._positions[self._is_open]
+            self._is_open[:] = False
+            for position in open_positions.tolist():
+                self._committer.ended(self._lane, position, None, result)
+        else:
+            self._is_open[result.opaques - self.first_opaque] = False
+            self._committer.committed(self._lane, len(result))
 
 
 class HalfMessageCommitter:

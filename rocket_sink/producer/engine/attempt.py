@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rocket_sink.net.channel import Channel
+    from rocket_sink.net.channel import Channel, Result
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
     from rocket_sink.wire.frame import Frame
     from rocket_sink.wire.send_header import SendTemplate
+    from rocket_sink.wire.stored import StoredMessage
 
     Body = Any
     """bytes, or any object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
@@ -258,8 +259,27 @@ class AttemptHistory:
         """An earlier attempt stored it, less durably than asked for."""
 
 
-End: TypeAlias = "tuple[SendAttempt, Any, float | None, float]"
-"""An attempt, how it ended, when its last byte was written, and when it ended."""
+class CheckResult(NamedTuple):
+    """The end of a check (`engine.stored_check`).
+
+    Attributes:
+        error: the attempt's error.
+        message: the request's first message as it is stored, or None.
+        decided: whether a broker could say if the request is stored.
+    """
+
+    error: SendError
+    message: StoredMessage | None = None
+    decided: bool = True
+
+
+class End(NamedTuple):
+    """How an attempt ended, or messages of a group; `sent_s`: when its last byte was written."""
+
+    attempt: SendAttempt
+    result: Result | CheckResult
+    sent_s: float | None
+    at_s: float
 
 
 class SendAttempt:
@@ -350,15 +370,8 @@ class SendAttempt:
             self.history = AttemptHistory()
         return self.history
 
-    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
-        self.ends.append((self, frame, sent_s, now_s))
-
-    def on_written(self, now_s: float) -> None:
-        """End a oneway request: the kernel has all of it."""
-        self.ends.append((self, None, now_s, now_s))
-
-    def on_failed(self, error: SendError, now_s: float) -> None:
-        self.ends.append((self, error, None, now_s))
+    def on_end(self, result: Result | CheckResult, sent_s: float | None, now_s: float) -> None:
+        self.ends.append(End(self, result, sent_s, now_s))
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

@@ -31,6 +31,7 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
+    CheckResult,
     Completion,
     End,
     SendAttempt,
@@ -48,7 +49,7 @@ from rocket_sink.producer.engine.questions import Questions
 from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
 from rocket_sink.producer.engine.routes import NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
+from rocket_sink.producer.engine.stored_check import StoredChecks
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.producer.identity import Identity
 from rocket_sink.producer.telemetry import ClientMetrics
@@ -112,7 +113,7 @@ class SendEngine:
         self.routes = Routes(options, self.name_servers, self._shared)
         self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)
         self.stored_checks = StoredChecks(
-            options, self.client, self.routes, self._verified, self.reread_credentials
+            options, self.client, self.routes, self.reread_credentials
         )
         self.waiting = WaitingRequests(self.routes, self.brokers)
         self._questions = Questions(self.client)
@@ -413,7 +414,7 @@ class SendEngine:
     def _end(
         self,
         attempt: SendAttempt,
-        result: Frame | CheckResult | Exception | None,
+        result: Any,
         sent_s: float | None,
         at_s: float,
         *,
@@ -427,17 +428,18 @@ class SendEngine:
         """
         handler, step = self._handler, None
         try:
-            if isinstance(result, Frame):
-                step = handler.answered(attempt, result, sent_s, at_s)
-            elif isinstance(result, SendError):
-                step = handler.failed(attempt, result, sent_s, at_s, feedback=feedback)
-            elif isinstance(result, CheckResult):
-                step = handler.verified(attempt, result, at_s)
-            elif result is None:
-                attempt.release()
-                step = Completion(attempt.request.token, Outcome.UNKNOWN, None, None)
-            else:
-                step = self._unhandled(attempt, result)
+            match result:
+                case Frame():
+                    step = handler.answered(attempt, result, sent_s, at_s)
+                case SendError():
+                    step = handler.failed(attempt, result, sent_s, at_s, feedback=feedback)
+                case CheckResult():
+                    step = handler.verified(attempt, result, at_s)
+                case None:
+                    attempt.release()
+                    step = Completion(attempt.request.token, Outcome.UNKNOWN, None, None)
+                case _:
+                    raise result
         except Exception as error:
             # The owner must not wait for an end that is lost.
             step = self._unhandled(attempt, error)
@@ -596,10 +598,7 @@ class SendEngine:
                 again = NextStep(owner.next_attempt(owner.ready_s, counts=False))
                 self._follow(owner, again, now_s)
             else:
-                owner.on_failed(UnwrittenError(f"{address} takes no more bytes"), now_s)
-
-    def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
-        self._ends.append((attempt, result, None, now_s))
+                owner.on_end(UnwrittenError(f"{address} takes no more bytes"), None, now_s)
 
     def _abandon_pending(self, error: SendError) -> None:
         """Complete all pending requests now."""
@@ -609,7 +608,7 @@ class SendEngine:
         self.stored_checks.abandon(now_s)
         for attempt in self.waiting.drain_all():
             if not attempt.done:
-                attempt.on_failed(error.copy(), now_s)
+                attempt.on_end(error.copy(), None, now_s)
         self._settle(now_s)
         for channel in self.client.channels:
             if channel.connection.in_flight:

@@ -26,7 +26,7 @@ from rocket_sink.producer.engine.attempt import (
     StoredFrames,
     buffers_of,
 )
-from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
+from rocket_sink.wire.columns.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
 
 Texts: TypeAlias = npt.NDArray[np.bytes_]
@@ -72,15 +72,6 @@ class GroupAttempt(SendAttempt):
     def is_whole(self) -> bool:
         """Whether no message was answered or has left."""
         return self.open_count == self.size
-
-    def on_answers(
-        self, answers: SendAnswers | PlainAnswers, sent_s: float | None, now_s: float
-    ) -> None:
-        if isinstance(answers, SendAnswers):
-            self.ends.append((self, answers, sent_s, now_s))
-            return
-        for index in range(len(answers)):  # Brokers do not answer sends so.
-            self.on_answer(answers.frame(index), sent_s, now_s)
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
         """Take answers that say that messages are stored."""

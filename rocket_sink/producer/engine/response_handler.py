@@ -24,11 +24,13 @@ from rocket_sink.errors import (
     TopicNotFoundError,
 )
 from rocket_sink.message import MessageQueue, SendResult
+from rocket_sink.net.channel import Result
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
     AttemptHistory,
     AttemptRecord,
+    CheckResult,
     Completion,
     SendAttempt,
     Wait,
@@ -38,7 +40,6 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
-from rocket_sink.producer.engine.stored_check import CheckResult
 from rocket_sink.routing.retry import (
     Action,
     Decision,
@@ -49,7 +50,7 @@ from rocket_sink.routing.retry import (
     outcome_of_code,
 )
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.columns.answers import SendAnswers
+from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.responses import (
     DEFAULT_REGION,
@@ -152,26 +153,35 @@ class ResponseHandler:
         return _completed(attempt, _result_of(attempt, answer, rtt_s), records)
 
     def group_ended(
-        self, attempt: GroupAttempt, what: Any, sent_s: float | None, now_s: float
+        self,
+        attempt: GroupAttempt,
+        result: Result | CheckResult,
+        sent_s: float | None,
+        now_s: float,
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
         """Handle answers to a group's messages, or its failure. Return attempts of the messages
         that leave the group, each with its end.
 
         Stored messages stay in the group, for `part_ended`.
         """
-        if isinstance(what, SendAnswers):
-            rtt_s = self._group_stored(attempt, len(what), sent_s, now_s)
-            attempt.answered(what, rtt_s)
-        elif isinstance(what, SendAnswerFrame):
-            rtt_s = self._group_stored(attempt, 1, sent_s, now_s)
-            attempt.answered_one(what.opaque, what.answer, rtt_s)
-        elif isinstance(what, Frame):
-            return [(attempt.leave(what.opaque - attempt.first_opaque), what)]
-        elif isinstance(what, NotSentError) and attempt.is_whole:
-            return [(attempt, what)]
-        else:
-            # Copy the error, because `verified` changes its facts.
-            return [(single, what.copy()) for single in attempt.leave_all()]
+        match result:
+            case SendAnswers():
+                attempt.answered(result, self._group_stored(attempt, len(result), sent_s, now_s))
+            case SendAnswerFrame():
+                rtt_s = self._group_stored(attempt, 1, sent_s, now_s)
+                attempt.answered_one(result.opaque, result.answer, rtt_s)
+            case Frame():
+                return [(attempt.leave(result.opaque - attempt.first_opaque), result)]
+            case PlainAnswers():  # Brokers do not answer sends so.
+                return [
+                    (attempt.leave(frame.opaque - attempt.first_opaque), frame)
+                    for frame in map(result.frame, range(len(result)))
+                ]
+            case NotSentError() if attempt.is_whole:
+                return [(attempt, result)]
+            case SendError():
+                # Copy the error, because `verified` changes its facts.
+                return [(single, result.copy()) for single in attempt.leave_all()]
         return []
 
     def _group_stored(
@@ -221,7 +231,9 @@ class ResponseHandler:
         attempt.release()
         history, limits = attempt.known_history(), self._limits
         verifies = error.outcome is Outcome.UNKNOWN and bool(attempt.request.verify_ids)
-        if verifies and attempt.counted < (attempt.request.attempts or limits.max_attempts):
+        is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
+        waited = verifies or (is_late and bool(attempt.request.verify_ids))
+        if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
             # A long wait for a certain answer must not use up the time of the next attempt. An
             # error without a wait extends nothing: such errors may not count as attempts, and would
             # repeat for ever.
@@ -251,7 +263,7 @@ class ResponseHandler:
         self, attempt: SendAttempt, result: CheckResult, now_s: float
     ) -> Completion | NextStep:
         """Handle the broker's word on whether it stored an attempt without an answer."""
-        message, error = result.found, result.error
+        message, error = result.message, result.error
         if message is not None:
             code = int(ResponseCode.SUCCESS)
             answer = SendAnswer(

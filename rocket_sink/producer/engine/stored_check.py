@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from rocket_sink.errors import (
     AuthenticationError,
@@ -46,7 +46,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import SendAttempt
+from rocket_sink.producer.engine.attempt import CheckResult, SendAttempt
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire.codes import ResponseCode
@@ -133,20 +133,6 @@ def _found(answer: Frame, message_id: str) -> StoredMessage | None:
     return min(matches, key=lambda message: message.torn, default=None)
 
 
-class CheckResult(NamedTuple):
-    """The end of a check.
-
-    Attributes:
-        error: the attempt's error.
-        found: the request's first message as it is stored, or None.
-        decided: whether a broker could say if the request is stored.
-    """
-
-    error: SendError
-    found: StoredMessage | None = None
-    decided: bool = True
-
-
 @dataclass(eq=False)
 class StoredCheck:
     """The question whether one attempt's request is stored."""
@@ -169,7 +155,6 @@ class StoredChecks:
     """The open checks of an engine, stepped by its tick.
 
     Args:
-        on_result: called with the result of each check.
         reread: reads the credentials again after a refusal.
     """
 
@@ -178,13 +163,11 @@ class StoredChecks:
         options: SinkOptions,
         client: NetworkClient,
         routes: Routes,
-        on_result: Callable[[SendAttempt, CheckResult, float], None],
         reread: Callable[[float], bool],
     ) -> None:
         self._reread = reread
         self._client = client
         self._routes = routes
-        self._on_result = on_result
         self._timeout_s = options.stored_check_timeout_ms / 1000
         self._delay_s = options.stored_check_delay_ms / 1000
         self.open: dict[StoredCheck, None] = {}
@@ -288,4 +271,4 @@ class StoredChecks:
         del self.open[check]
         # The time of the check does not count as the request's.
         check.attempt.deadline_s += now_s - check.opened_s
-        self._on_result(check.attempt, result, now_s)
+        check.attempt.on_end(result, None, now_s)

@@ -15,6 +15,7 @@ from rocket_sink.producer.admin.half_commits import HALVES, Half, HalfMessageCom
 from rocket_sink.producer.transactions import UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode, ResponseCode
+from rocket_sink.wire.columns.answers import PlainAnswers
 from rocket_sink.wire.ids import decode_offset_message_id
 from tests.producer.waiting import until
 
@@ -42,13 +43,14 @@ def halves(make_producer):
 def at_once(monkeypatch):
     """Return a list that gets the number of answers in each reading."""
     counts = []
-    plain = half_commits._Commits.on_answers
+    plain = half_commits._Commits.on_end
 
-    def counted(self, answers, *more):
-        counts.append(len(answers))
-        plain(self, answers, *more)
+    def counted(self, result, *more):
+        if isinstance(result, PlainAnswers):
+            counts.append(len(result))
+        plain(self, result, *more)
 
-    monkeypatch.setattr(half_commits._Commits, "on_answers", counted)
+    monkeypatch.setattr(half_commits._Commits, "on_end", counted)
     return counts
 
 
