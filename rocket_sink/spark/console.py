@@ -99,9 +99,11 @@ class Accounts:
                 facts = {**sums, "first_error": errors[run, epoch]}
                 warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
 
-    def say_end(self, run: str, query: str) -> None:
-        """Say what became of the rows of a run that ended; nothing if the ledger has none."""
+    def say_end(self, run: str, query: str) -> Counter[str]:
+        """Say what became of the rows of a run that ended, and return the counts; nothing if the
+        ledger has none."""
         if (counts := self._sums.pop(run, None)) is not None:
             spools = [s for s in self._place.spools if waiting_epochs(s, s.filesystem())]
             more = "; the last epochs wait for `rocket-sink ledger fold`" if spools else ""
             say_end(f"the query {query}", counts, self._place.uri, more)
+        return counts or Counter()

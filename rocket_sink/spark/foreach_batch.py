@@ -34,6 +34,7 @@ from rocket_sink.ledger.table import (
     LedgerToken,
     check_not_ahead,
     ensure_table,
+    first_line,
     last_txn_version,
     prove_executors,
     txn_app_id,
@@ -42,6 +43,7 @@ from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_end, say_start, warn_of_losses
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
 from rocket_sink.spark.frames import plan_of, select_needed
@@ -146,6 +148,8 @@ class BatchWriter:
         self._refuse(session)
         if query not in self._started:
             say_start(self._options, "foreachBatch", query)
+            if run != query and is_classic(session):
+                lineage.started(self._options, run, query, df.schema)
         if not self._options.ledger:
             self._started.add(query)
             results = self._results(df, "foreach_batch", epoch, query, run)
@@ -179,6 +183,18 @@ class BatchWriter:
 
     def write(self, df: DataFrame) -> WriteSummary:
         """Send a batch; the figures are the ledger's (without one, the tasks')."""
+        run = str(uuid.uuid4())
+        lineage.started(self._options, run, "write", df.schema, is_stream=False)
+        try:
+            summary = self._write(df, run)
+        except BaseException as error:
+            lineage.failed(run, f"{type(error).__name__}: {first_line(error)}")
+            lineage.ended(run, {})
+            raise
+        lineage.ended(run, {"acked": summary.acked, "degraded": summary.degraded})
+        return summary
+
+    def _write(self, df: DataFrame, run: str) -> WriteSummary:
         session, token = df.sparkSession, None
         check_session(self._options, session)
         if df.isStreaming:
@@ -187,7 +203,6 @@ class BatchWriter:
                 "df.writeStream.foreachBatch(sink.write_batch), or sink.stream(df)"
             )
         started_s = time.monotonic()
-        run = str(uuid.uuid4())
         check_rights(self._options)
         plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
         if self._options.ledger:

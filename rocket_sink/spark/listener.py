@@ -12,6 +12,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,8 +33,9 @@ from rocket_sink.ledger.upkeep.expire import Retention, expire_daily
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
+from rocket_sink.spark import lineage
 from rocket_sink.spark.console import Accounts, say_start
-from rocket_sink.spark.session_checks import refuse_query
+from rocket_sink.spark.session_checks import query_schema, refuse_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,6 +133,7 @@ class FoldThread:
         for place in list(self._accounts) if self._queries else ():
             self._read_accounts(place)
         self._say_ends(set(self._queries))
+        lineage.finish()
 
     def add(
         self, place: LedgerPath, interval_s: float, app_id: str = "",
@@ -167,8 +170,9 @@ class FoldThread:
         if self._intervals:
             self._notify([progress], urgent=False)
 
-    def ended(self, run_id: str | None = None) -> None:
+    def ended(self, run_id: str | None = None, error: str | None = None) -> None:
         """Note the end of a query: its last rows should not wait."""
+        lineage.failed(run_id or "", error or "")
         with self._wake:
             self._running.discard(run_id or "")
             self._ended.add(run_id or "")
@@ -243,10 +247,11 @@ class FoldThread:
     def _say_ends(self, runs: set[str]) -> None:
         """Say on the console what became of the rows of these runs, which have ended."""
         runs &= set(self._queries)
-        for accounts in list(self._accounts.values()) if runs else ():
-            for run in runs:
-                accounts.say_end(run, self._queries[run])
         for run in runs:
+            counts = Counter[str]()
+            for accounts in list(self._accounts.values()):
+                counts += accounts.say_end(run, self._queries[run])
+            lineage.ended(run, counts)
             del self._queries[run]
 
     def _fold(self, place: LedgerPath) -> bool:
@@ -432,6 +437,8 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
             sink = refuse_query(session, str(event.id), folder.ledgers)
             if sink is not None:
                 say_start(*sink, str(event.id))
+                if lineage.is_on() and (schema := query_schema(session, str(event.id))):
+                    lineage.started(sink[0], str(event.runId), str(event.id), schema)
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             folder.progressed(event.progress)
@@ -440,6 +447,6 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
             pass
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            folder.ended(str(event.runId))
+            folder.ended(str(event.runId), event.exception)
 
     return FoldListener()

@@ -42,6 +42,7 @@ from rocket_sink.task.totals import exceeds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 _LOG: Final = log.logger(__name__)
@@ -273,15 +274,25 @@ def _foreach_sink(writer: Any) -> ForeachSink | None:
     return next((_foreach_sinks[mark] for mark in marks), None)
 
 
+def query_schema(session: Any, query_id: str) -> StructType | None:
+    """Return the columns of a running query's frame."""
+    running = session._jsparkSession.streams().get(query_id)
+    return _schema_of(running.streamingQuery().analyzedPlan()) if running is not None else None
+
+
+def _schema_of(plan: Any) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(plan.schema().json()))
+
+
 def _wrong_columns(plan: Any, options: SinkOptions) -> str:
     """Return why the columns of a query do not fit the row contract; empty if they do.
 
     Tasks of a foreach query see values only, and cannot tell a time without a zone.
     """
-    from pyspark.sql.types import StructType
-
     try:
-        resolve_columns(StructType.fromJson(json.loads(plan.schema().json())), options)
+        resolve_columns(_schema_of(plan), options)
     except ColumnError as error:
         return error.text
     return ""

@@ -1,0 +1,157 @@
+"""OpenLineage events of a driver's runs: START, then COMPLETE or FAIL with the rows stored.
+
+OpenLineage's own client sends them (extra `lineage`; the project releases it monthly, and Airflow
+and dbt use it), to where its environment variables say. Without the client, or without one of
+those variables, nothing is sent. A thread sends: a collector that is down costs one warning a run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.table import first_line
+from rocket_sink.message_rules import with_namespace
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.process_end import finish_at_end
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_LOG: Final = log.logger(__name__)
+_LAST_S: Final = 10.0
+"""Longest wait for a collector when the driver ends."""
+_lock: Final = ForkLock()
+_runs: Final[dict[str, _Run]] = {}
+_emitters: Final[list[_Emitter]] = []
+
+
+@dataclass
+class _Run:
+    """A run that has started: its job's name and kind, where its rows go, and why it failed."""
+
+    job: str
+    is_stream: bool
+    dataset: tuple[str, str] | None
+    fields: list[tuple[str, str]]
+    error: str = ""
+
+
+def is_on() -> bool:
+    """Return whether the client is there, and its environment says where events go."""
+    is_set = any(name.startswith("OPENLINEAGE_") for name in os.environ)
+    return is_set and importlib.util.find_spec("openlineage") is not None
+
+
+def started(
+    options: SinkOptions, run: str, query: str, schema: StructType, *, is_stream: bool = True
+) -> None:
+    """Send START, once per run."""
+    if run in _runs or not is_on():
+        return
+    topic = with_namespace(options.namespace, options.topic) if options.topic else ""
+    dataset = (f"rocketmq://{options.name_servers[0]}", topic) if topic else None
+    fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    name = options.app_id or f"rocket_sink.{query}"
+    _runs[run] = _Run(name, is_stream, dataset, fields)
+    _emit("START", run, _runs[run], {})
+
+
+def failed(run: str, error: str) -> None:
+    """Note that a run has failed; `ended` sends it."""
+    if run in _runs:
+        _runs[run].error = error
+
+
+def ended(run: str, counts: Mapping[str, int]) -> None:
+    """Send COMPLETE or FAIL of a run that has started, with the rows that are stored."""
+    if (state := _runs.pop(run, None)) is not None:
+        _emit("FAIL" if state.error else "COMPLETE", run, state, counts)
+
+
+def finish() -> None:
+    """Wait for the events that are under way, some seconds at most."""
+    for emitter in _emitters:
+        emitter.finish()
+
+
+def _emit(kind: str, run: str, state: _Run, counts: Mapping[str, int]) -> None:
+    with _lock:
+        if not _emitters:
+            _emitters.append(_Emitter())
+    _emitters[0].events.put((kind, run, state, datetime.now(timezone.utc).isoformat(), counts))
+
+
+def _event(kind: str, run: str, state: _Run, at: str, counts: Mapping[str, int]) -> Any:
+    from openlineage.client import event_v2 as ol
+    from openlineage.client import facet_v2 as facets
+
+    from rocket_sink import __version__
+
+    outputs = []
+    if state.dataset is not None:
+        fields = [facets.schema_dataset.SchemaDatasetFacetFields(*field) for field in state.fields]
+        rows = counts.get("acked", 0) + counts.get("degraded", 0) if counts else None
+        statistics = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+            rows
+        )
+        outputs.append(
+            ol.OutputDataset(
+                *state.dataset,
+                facets={"schema": facets.schema_dataset.SchemaDatasetFacet(fields=fields)},
+                outputFacets={"outputStatistics": statistics} if counts else {},
+            )
+        )
+    job_type = facets.job_type_job.JobTypeJobFacet(
+        processingType="STREAMING" if state.is_stream else "BATCH", integration="SPARK",
+        jobType="QUERY",
+    )  # fmt: skip
+    failure = facets.error_message_run.ErrorMessageRunFacet(state.error, "PYTHON")
+    return ol.RunEvent(
+        eventType=ol.RunState[kind],
+        eventTime=at,
+        run=ol.Run(run, {"errorMessage": failure} if state.error else {}),
+        job=ol.Job(
+            os.environ.get("OPENLINEAGE_NAMESPACE", "default"), state.job, {"jobType": job_type}
+        ),
+        outputs=outputs,
+        producer=f"https://pypi.org/project/rocket-sink/{__version__}",
+    )
+
+
+class _Emitter:
+    """The thread that sends events, in their order."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[tuple[Any, ...]] = queue.Queue()
+        self.of_pid = os.getpid()
+        threading.Thread(target=self._run, name="rocket-sink-lineage", daemon=True).start()
+        finish_at_end(self)
+
+    def finish(self) -> None:
+        until_s = time.monotonic() + _LAST_S
+        while self.events.unfinished_tasks and time.monotonic() < until_s:
+            time.sleep(0.02)
+
+    def _run(self) -> None:
+        client = None
+        while True:
+            kind, run, *rest = self.events.get()
+            try:
+                from openlineage.client import OpenLineageClient
+
+                client = client or OpenLineageClient()
+                client.emit(_event(kind, run, *rest))
+            except Exception as error:  # the client's, its transport's, or the collector's
+                _LOG.warning("OpenLineage: no %s of the run %s: %s", kind, run, first_line(error))
+            finally:
+                self.events.task_done()

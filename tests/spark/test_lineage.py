@@ -1,0 +1,159 @@
+"""Lineage of runs, judged by OpenLineage's published JSON schemas, in openlineage/."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import referencing
+
+pytest.importorskip("openlineage.client")
+
+from rocket_sink.errors import DeliveryError
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark import lineage
+from rocket_sink.spark.sink import RocketSink
+from rocket_sink.testing import FakeCluster
+from tests.spark.test_listener import wait_for
+
+SCHEMAS = [json.loads(p.read_text()) for p in (Path(__file__).parent / "openlineage").iterdir()]
+REGISTRY = referencing.Registry().with_contents((schema["$id"], schema) for schema in SCHEMAS)
+RUNS = {"$ref": "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"}
+DEADLINE_S = 120.0
+
+
+class Collector(HTTPServer):
+    """A collector that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def of_runs(self) -> dict[str, list[dict[str, Any]]]:
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for event in list(self.events):
+            runs.setdefault(event["run"]["runId"], []).append(event)
+        return runs
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        self.server.events.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(201)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(lineage, "_emitters", [])
+    with Collector() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
+        yield server
+        server.shutdown()
+
+
+def judge(event: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(RUNS, registry=REGISTRY).validate(event)
+    (output,) = event["outputs"]
+    for facet in [
+        *output["facets"].values(), *output.get("outputFacets", {}).values(),
+        *event["job"]["facets"].values(), event["run"]["facets"].get("errorMessage"),
+    ]:  # fmt: skip
+        if facet is not None:
+            schema = {"$ref": facet["_schemaURL"]}
+            jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(facet)
+
+
+@pytest.mark.spark
+def test_a_write_and_queries_of_two_lanes_have_a_start_and_an_end(
+    spark: Any, tmp_path: Path, collector: Collector
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
+    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
+        )
+        runs = []
+        for lane in (sink.stream(rows), rows.writeStream.foreachBatch(sink.write_batch)):
+            place = str(tmp_path / f"checkpoint-{len(runs)}")
+            query = lane.option("checkpointLocation", place).trigger(availableNow=True).start()
+            assert query.awaitTermination(DEADLINE_S)
+            runs.append(str(query.runId))
+        bad = RocketSink(sink.options.with_(max_epoch_failures=0))
+        with pytest.raises(DeliveryError):
+            bad.write(spark.createDataFrame([(None,)], "body STRING"))
+        wait_for(lambda: len(collector.events) >= 6)
+    for event in collector.events:
+        judge(event)
+        (output,) = event["outputs"]
+        assert (output["namespace"], output["name"]) == (
+            f"rocketmq://{cluster.name_server}", "flights",
+        )  # fmt: skip
+        fields = output["facets"]["schema"]["fields"]
+        assert [(field["name"], field["type"]) for field in fields] == [("body", "string")]
+        assert event["job"]["namespace"] == "shop"
+    by_run = collector.of_runs()
+    for run in runs:
+        start, end = by_run.pop(run)
+        assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
+        assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
+    ((start, end),) = by_run.values()
+    assert (start["eventType"], end["eventType"]) == ("START", "FAIL")
+    assert end["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
+
+
+class Schema:
+    """The part of Spark's schema that events need."""
+
+    fields = ()
+
+
+def test_a_collector_that_is_down_costs_a_warning(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(lineage, "_LAST_S", DEADLINE_S)
+    run = "01890a5d-ac96-774b-bcce-b302099a8057"
+    options = SinkOptions.parse(nameServer="h:9876", topic="t")
+    lineage.started(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
+    lineage.finish()
+    assert f"no START of the run {run}" in caplog.text
+    lineage.ended(run, {})
+    lineage.ended(run, {})
+    assert collector.events == []
+
+
+@pytest.mark.parametrize("variable", [None, "OPENLINEAGE_DISABLED"])
+def test_nothing_is_sent_without_a_wish(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    if variable:
+        monkeypatch.setenv(variable, "true")
+    else:
+        monkeypatch.delenv("OPENLINEAGE_URL")
+        monkeypatch.delenv("OPENLINEAGE_NAMESPACE")
+    run = "01890a5d-ac96-774b-bcce-b302099a8057"
+    options = SinkOptions.parse(nameServer="h:9876", topic="t")
+    lineage.started(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
+    lineage.ended(run, {"acked": 1})
+    lineage.finish()
+    assert collector.events == []
