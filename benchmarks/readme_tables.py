@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, Final
 
 from benchmarks.curves import curves_of, lines_of
@@ -119,7 +120,9 @@ def with_figures(text: str, results: Iterable[Results]) -> str:
     Raises:
         ConfigurationError: the markers are missing.
     """
-    tables = "\n".join(markdown(run) for run in results)
+    tables = "\n".join(
+        f"Run {name}: {markdown(run)}" for name, run in zip(ascii_uppercase, results, strict=False)
+    )
     return with_marked(text, START_MARK, END_MARK, tables)
 
 

@@ -1,0 +1,96 @@
+"""A consumer under OpenTelemetry's Java agent: its spans have the producer's span as their parent.
+
+The agent's jar is no dependency: fetch io.opentelemetry.javaagent:opentelemetry-javaagent by Maven.
+"""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("opentelemetry.proto.collector.trace.v1")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import SpanContext
+
+from rocket_sink import Message, Producer, TableProducer
+from rocket_sink.cluster import LocalCluster
+from tests.clusters import make_topic, repair
+from tests.java_client import FOLDER, GENERATIONS, java_command, run_java
+
+HOME = Path.home() / ".m2/repository/io/opentelemetry/javaagent/opentelemetry-javaagent"
+AGENTS = sorted(HOME.glob("*/opentelemetry-javaagent-*.jar"))
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not AGENTS, reason=f"no OpenTelemetry agent for Java in {HOME}"),
+]
+
+
+class Collector(HTTPServer):
+    """Keeps the spans that are exported to it by OTLP."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers["content-length"]))
+        for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_java_consumers_spans_have_the_senders_span_as_parent(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repair(local_cluster)
+    topic = "java-spans"
+    make_topic(local_cluster, topic)
+    column = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with (
+        Producer(nameServer=local_cluster.name_server) as producer,
+        TableProducer(nameServer=local_cluster.name_server, topic=topic) as tables,
+    ):
+        with TracerProvider().get_tracer("test").start_as_current_span("work") as span:
+            producer.send(Message(topic, b"alone"))
+            producer.send_batch([Message(topic, b"%d" % n) for n in range(3)])
+        tables.send(pa.table({"body": [b"row"] * 4, "traceparent": [column] * 4}))
+    java_command(FOLDER / "PushTopic.java", GENERATIONS[0])  # compiled without the agent
+    with Collector() as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        settings = {
+            "otel.traces.exporter": "otlp", "otel.metrics.exporter": "none",
+            "otel.logs.exporter": "none", "otel.exporter.otlp.protocol": "http/protobuf",
+            "otel.exporter.otlp.endpoint": f"http://127.0.0.1:{collector.server_port}",
+            "otel.bsp.schedule.delay": "200",
+        }  # fmt: skip
+        options = [f"-javaagent:{AGENTS[-1]}", *(f"-D{k}={v}" for k, v in settings.items())]
+        monkeypatch.setenv("JAVA_TOOL_OPTIONS", " ".join(options))
+        run_java(
+            FOLDER / "PushTopic.java", local_cluster.name_server, topic, "8",
+            version=GENERATIONS[0],
+        )  # fmt: skip
+        collector.shutdown()
+    ours: SpanContext = span.get_span_context()
+    parents = [(s.trace_id.hex(), s.parent_span_id.hex()) for s in collector.spans if s.kind == 5]
+    assert sorted(parents) == sorted(
+        [(f"{ours.trace_id:032x}", f"{ours.span_id:016x}")] * 4
+        + [tuple(column.split("-")[1:3])] * 4
+    )
