@@ -88,9 +88,9 @@ def test_a_java_consumers_spans_have_the_senders_span_as_parent(
             version=GENERATIONS[0],
         )  # fmt: skip
         collector.shutdown()
-    ours: SpanContext = span.get_span_context()
+    context: SpanContext = span.get_span_context()
     parents = [(s.trace_id.hex(), s.parent_span_id.hex()) for s in collector.spans if s.kind == 5]
     assert sorted(parents) == sorted(
-        [(f"{ours.trace_id:032x}", f"{ours.span_id:016x}")] * 4
+        [(f"{context.trace_id:032x}", f"{context.span_id:016x}")] * 4
         + [tuple(column.split("-")[1:3])] * 4
     )
