@@ -1,15 +1,15 @@
 """Notes of a backfill for others: its claim, its marks, and what is settled since its plan.
 
 Marks are written around each chunk of dead letters, before and after; a dead letter that was stored
-has a resolution instead of the second one. So what a killed backfill may have sent is known to the
-next one, which asks the brokers about just these, and a dead letter that fails again and again can
-be left alone.
+has a resolution instead of the second one. So the next backfill knows what a killed one may have
+sent, and asks the brokers about just these. It can also leave a dead letter alone that fails again
+and again.
 
-Two backfills at once would both send the same dead letters. A driver takes the lock `backfill` of
-the ledger before it plans and keeps it to its end; of a dead one it is free at once (local), or
-when its heartbeats stop. A driver that was only taken for dead, and the workers that outlive a
-killed one, learn from a note, the claim's token, that another one has the claim: tasks look at it
-before they send, and send nothing more.
+Two backfills at once would both send the same dead letters. A driver takes the ledger's lock
+`backfill` before it plans and keeps it to its end. A dead driver's lock is free at once (local), or
+when its heartbeats stop. A driver that was wrongly taken for dead, and workers that outlive a
+killed driver, learn of a new claim from a note with its token: tasks read the note before they
+send, and then send nothing more.
 
 A task may begin hours after its backfill was planned, and dead letters may have been parked since.
 The commits after the plan's version are few: their files are read (`follower`). Rewrites of files
@@ -62,8 +62,8 @@ class BackfillClaim:
         """Take the claim.
 
         Args:
-            wait_s: longest wait for a backfill that lives; None: as long as it takes.
-            on_wait: called once, with who has it, before the first wait.
+            wait_s: longest wait for a running backfill; None: no limit.
+            on_wait: called once with the holder, before the first wait.
 
         Raises:
             LedgerError: another backfill had it all the time; the text says which process.
@@ -84,12 +84,12 @@ class BackfillClaim:
             raise
 
     def release(self) -> None:
-        """Give it up; nothing when it is not held."""
+        """Give the claim up, if it is held."""
         self._lock.release()
 
 
 class ClaimCheck:
-    """A task's side: whether its driver's claim still holds."""
+    """The check of a task that its driver still has the claim."""
 
     def __init__(
         self, place: LedgerPath, token: str, clock: Callable[[], float] = time.monotonic
@@ -127,7 +127,7 @@ NO_WAY: Final = frozenset(
         "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
     }
 )  # fmt: skip
-"""Error codes that tell of the way to the brokers and nothing of the dead letter."""
+"""Error codes of the way to the brokers, which say nothing about the dead letter."""
 
 
 def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
@@ -173,7 +173,8 @@ def tries(rows: DataFrame) -> DataFrame:
 
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:
-    """`letter_id` of the dead letters that a commit after this version settled, and none took back.
+    """Return `letter_id` of the dead letters that commits after this version settled and did not
+    take back.
 
     Raises:
         LedgerError: the table's log or a file of it cannot be read.

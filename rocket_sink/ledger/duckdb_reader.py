@@ -41,7 +41,7 @@ _MEMORY: Final = "1GB"
 """Memory of queries; what exceeds it goes to temporary files."""
 _MANY: Final = 16
 _SMALL: Final = 64 * 1024
-"""Bytes; in a file of a fold there is more about the columns than in them."""
+"""Files with fewer bytes are copied: they hold more metadata than rows."""
 _GLOB: Final = frozenset("*?[")
 """Characters that make a path a pattern for DuckDB."""
 _TYPES: Final = {
@@ -58,10 +58,10 @@ _SPARKS: Final = (
     "CREATE MACRO timestamp_micros(us) AS make_timestamptz(us)",
     "CREATE MACRO collect_set(x) AS list(DISTINCT x)",
     "CREATE MACRO sort_array(x) AS list_sort(x)",
-    # DuckDB's own passes over rows whose x is null.
+    # DuckDB's own max_by skips rows whose x is null.
     "CREATE MACRO max_by(x, y) AS arg_max_null(x, y)",
 )
-"""Functions of Spark's under their names."""
+"""Definitions of Spark's functions under their names in Spark."""
 
 
 class QuickLedger:
@@ -73,9 +73,10 @@ class QuickLedger:
         self.path = place.root
         spools = [(spool, spool.filesystem()) for spool in place.spools]
         self.unfolded_epochs = sum(waiting_epochs(*spool) for spool in spools)
-        """Epochs of which tasks have written rows that are not in the table yet, or not all."""
+        """Number of epochs with rows in the spool that are not in the table yet."""
         self.quarantined_files = sum(len(quarantined(*spool)) for spool in spools)
-        # Rows that do not fit into memory are letters' bodies, too: nobody else may read them.
+        # Rows that do not fit into memory go to this folder. They may be letters' bodies, which
+        # nobody else may read.
         self._scratch = tempfile.TemporaryDirectory(prefix="rocket-sink-duckdb-")
         self._session = duckdb.connect(config={
             "memory_limit": _MEMORY,
@@ -90,15 +91,14 @@ class QuickLedger:
         self._parts: dict[str, str] = {}
         with _readable(self.path):
             self._open(place, table)
-        # Views instead of WITH, which reads whatever is named twice whole, in all its columns.
+        # Use views: a WITH that is named twice is read whole, in all its columns.
         for name, text in VIEWS.items():
             self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
-        """Make `ledger_rows`: by DuckDB's own reader where a table's files are all there is to it.
-
-        It knows how many rows a file has, which tells it what to hold in a join, and takes a
-        quarter of the time and half of the memory of a scan through Arrow.
+        """Make `ledger_rows`, by DuckDB's own reader if the table consists of its files alone.
+        DuckDB then knows the files' row counts, which helps it to plan joins; a scan through Arrow
+        takes four times as long and twice the memory.
         """
         files = data_files(place, table)
         has_files_only = table.protocol().min_reader_version == 1
@@ -113,7 +113,7 @@ class QuickLedger:
         self._define_rows({kind: _rows_of(kind, names) for kind, names in paths.items()})
 
     def _define_rows(self, parts: dict[str, str]) -> None:
-        """Make the view of all rows: from a query for each kind, and of rows not folded yet."""
+        """Make the view of all rows: those of each kind, and those that are not folded yet."""
         folded = " UNION ALL ".join(parts.values()) or f"SELECT {_terms({})} WHERE false"
         rows = f"{folded} UNION ALL BY NAME SELECT * FROM unfolded_rows"  # noqa: S608
         self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
@@ -163,8 +163,8 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # DuckDB raises a RuntimeError if its message, of damaged bytes, is no text. It takes a file
-    # that is gone for a pattern, which the locked session may not look for.
+    # DuckDB raises a RuntimeError if damaged bytes make its message no text. For a missing file it
+    # searches the name as a pattern, which the locked session may not do.
     except (
         duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
         duckdb.PermissionException, RuntimeError, OSError,
@@ -217,12 +217,13 @@ def _in_duckdb(text: str) -> str:
 
 
 def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
-    """Runs queries over the ledger's views, by DuckDB where it can; None if there is no table.
+    """Return a runner of queries over the ledger's views, by DuckDB if possible; None if there is
+    no table.
 
     Raises:
         LedgerError: the table is no ledger of this version.
     """
-    # Spark takes seconds for a query, in which a view of the run would stand still.
+    # Prefer DuckDB: Spark takes seconds for a query, and a live view would stand still meanwhile.
     quick = open_quick(place.root) if place.is_local else None
     if quick is not None:
         return quick.query
@@ -234,9 +235,9 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     """Open the ledger at a path; return None if only Spark can read it, or its error.
 
-    That is: without the extra `fast`, on a remote file system, below a folder whose name delta-rs
-    may read differently, and where there is no table, a foreign one, or one of another schema
-    version or with features that delta-rs does not know.
+    Spark is needed without the extra `fast`, on a remote file system, and in a folder whose name
+    delta-rs may read differently; also if there is no table, or a table that is foreign, of another
+    schema version, or has features that delta-rs does not know.
 
     Raises:
         LedgerError: its log is damaged, has no commit, or names files that are not a ledger's.

@@ -4,24 +4,25 @@ A note of the kind `starts` is of one task attempt:
 
     <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
 
-A task attempt writes its file before its first send and then looks at the others' of its epoch. An
-epoch may have left messages on the brokers when the file of another run is there (a restart), of
-another attempt of the partition (a task's retry) or of another attempt of the stage, or when the
-query has begun a later epoch (its checkpoint was cut back). Otherwise nothing of it was sent. Each
-run of a query is a generation of its own, one above all that it finds: when a later one shows up, a
-second driver has the query, or this worker has outlived its own, and it must not go on.
+A task attempt writes its file before its first send and then reads the other files of its epoch.
+The epoch may have left messages on the brokers if there is a file of another run (a restart), of
+another attempt of the partition (a task's retry) or of the stage, or if the query has begun a later
+epoch (its checkpoint was cut back). Otherwise nothing of the epoch was sent. Each run of a query
+has a generation, which is one above all that the run finds. If a later generation shows up, a
+second driver runs the query or this worker has outlived its driver, and it must stop.
 
-In the foreachBatch lane the driver notes which epoch it began last (`epochs`): what died there
-before Delta's commit has left no rows in the ledger, so who runs the epoch again doubts for it. A
-batch write is noted until it has ended well (`writes`): only its `appId` tells that two are one.
+In the foreachBatch lane the driver notes the last epoch that it began (`epochs`). An epoch that
+died before Delta's commit left no rows in the ledger, so the next run takes its messages for
+possibly sent. A batch write is noted until it has ended well (`writes`); by its `appId` a
+repetition is known.
 
 A note of the kind `queries` names the streaming query of an `appId`, which replaces Spark's query
-id in the ledger: only the checkpoint has that. So where the id behind an `appId` is another one
-than it was, the checkpoint was deleted or is not the one that belongs to it: epochs are counted
-from 0 again, and what the ledger says of them is about others.
+id in the ledger. Spark keeps its id in the checkpoint. If an `appId` comes with another id, the
+checkpoint was deleted or belongs to another query: epochs count from 0 again, and the ledger's rows
+of these epochs are about other data.
 
-A note of the kind `ends` is there while half messages of an epoch are committed, and after it when
-the committer was killed.
+A note of the kind `ends` exists while half messages of an epoch are committed, and stays if the
+committer is killed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _KEPT: Final = 3
 """Epochs whose files are kept; the newest alone shows that a checkpoint was cut back."""
 _PROCESSES_REMEMBER: Final = 64
 _CHECK_S: Final = 1.0
-"""Shortest time between two looks for a later run: a listing takes an object store some 50 ms."""
+"""Shortest time between two looks for a later run: an object store takes some 50 ms to list a
+folder."""
 
 Brokers = Mapping[str, frozenset[str]]
 """Names of brokers, by topic."""
@@ -56,10 +58,10 @@ Brokers = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class PriorAttempts:
-    """Earlier attempts at an epoch: what they may have sent, and where to.
+    """Earlier attempts at an epoch, which may have sent messages.
 
     Attributes:
-        since_ms: when the first of them began, ms since 1970 on its own clock.
+        since_ms: start of the first one, ms since 1970 by its own clock.
         brokers: by topic, names of the brokers that they may have sent to.
     """
 
@@ -94,7 +96,7 @@ class EpochStarts:
         self._folder = folder_part(ctx.query_id)
 
     def begin(self, brokers: Brokers) -> PriorAttempts | None:
-        """Note durably that this task attempt begins; None when no other one was before it.
+        """Note durably that this task attempt begins; return the earlier attempts, or None.
 
         Raises:
             CheckpointError: a later run of the query has begun.
@@ -112,7 +114,7 @@ class EpochStarts:
             return _earlier(store, others) if others else None
 
     def note_brokers(self, brokers: Brokers) -> None:
-        """Note durably, in place of those of before, which brokers may get what is sent next.
+        """Note durably which brokers may get the next messages; this replaces the earlier note.
 
         Raises:
             LedgerError: the ledger's folder cannot be written.
@@ -130,10 +132,10 @@ class EpochStarts:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Called before each request; looks once a second whether a later run has begun.
+        """Check, before each request and at most once a second, that no later run has begun.
 
         Raises:
-            CheckpointError: it has; this attempt must send nothing more.
+            CheckpointError: a later run has begun; this attempt must send nothing more.
         """
         now_s = self._clock()
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
@@ -187,9 +189,8 @@ class EpochStarts:
 
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
-    """Note that the driver begins an epoch; True when it had begun it, or a later one, before.
-
-    False where the folder cannot be read or written: nothing depends on it but what is counted.
+    """Note that the driver begins an epoch; return whether it had begun this or a later one before.
+    Returns False if the folder cannot be read or written, because only counts depend on the answer.
     """
     name, last = folder_part(query_id), -1
     try:
@@ -210,8 +211,8 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
         write: name of the write.
 
     Returns:
-        The name of an earlier write that has not ended, and True; the ledger lacks its sends.
-        Otherwise, or if the folder cannot be read or written, `write` and False.
+        The name of an earlier write that has not ended, and True: the ledger lacks its sends.
+        `write` and False if there is none, or if the folder cannot be read or written.
     """
     note = {"at_ms": now_ms(), "write": write}
     try:
@@ -220,27 +221,27 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
     except (OSError, LedgerError):
         return write, False
     except (ValueError, KeyError, TypeError):
-        return write, True  # The note that is there names no write.
+        return write, True  # The existing note names no write.
 
 
 def end_write(place: LedgerPath, app_id: str) -> None:
-    """Note that the write has ended: the ledger has it."""
+    """Note that the write has ended, and that the ledger has its rows."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place, _WRITES).remove(folder_part(app_id))
 
 
 def forget_tasks(place: LedgerPath, query_id: str) -> None:
-    """Remove what the tasks of a batch write have noted: it is over, and none will have its id."""
+    """Remove the notes of an ended batch write's tasks, because no later write has its id."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place, _STARTS).remove_folder(folder_part(query_id))
 
 
 @functools.lru_cache(maxsize=_PROCESSES_REMEMBER)
 def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
-    """Note that the `appId` names this query of Spark's; looked up once per process.
+    """Note that the `appId` names this query of Spark's; checked once per process.
 
     Raises:
-        CheckpointError: it names another one.
+        CheckpointError: the `appId` names another query.
         LedgerError: the ledger's folder cannot be read or written.
     """
     store, name = NoteStore(place, _QUERIES), folder_part(app_id)
@@ -281,9 +282,9 @@ def query_of(place: LedgerPath, app_id: str) -> str | None:
 class CommitMarker:
     """The note of one epoch whose half messages are being committed.
 
-    Its holder holds `ends_lock`, writes it before the first request, and removes it when the ledger
-    says that the epoch is ended. Where it is there already, an earlier one may have committed some
-    of them: brokers commit as often as they are asked.
+    The holder of `ends_lock` writes the note before the first request, and removes it when the
+    ledger has the epoch's end. A note that exists already says that some half messages may be
+    committed. Brokers commit a half message as often as they are asked.
     """
 
     def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:
@@ -308,7 +309,8 @@ class CommitMarker:
             return True
 
     def remove(self) -> None:
-        """Remove the note: the ledger has the end. A remaining file costs only a question later."""
+        """Remove the note: the ledger has the end. A note that cannot be removed only costs a query
+        later."""
         with contextlib.suppress(OSError):
             NoteStore(self._place, _ENDS).remove(self._name)
 

@@ -4,13 +4,13 @@
          -> append with txnAppId = the ledger, txnVersion = the number
          -> delete the files -> drop the manifest
 
-It may be killed at any point and repeated. It takes everything that is finished, not one event's
-share: Spark's listener events come late, and those of a shutdown never.
+A fold may be killed at any point and repeated. It takes all finished files, not only those of the
+event that started it: Spark's listener events come late, and at a shutdown never.
 
-A manifest is the note of what one fold takes (kind `folds`, by number). It is there from before
-the append until all its files are deleted. A fold that finds a manifest completes it with the very
-same files and number: should another process's append of it still be under way, Delta lets one of
-the two through, and both are equal.
+A manifest is the note of the files that one fold takes (kind `folds`, by number). It exists from
+before the append until all its files are deleted. A fold that finds a manifest completes it with
+the same files and number. If another process still appends them, Delta accepts one of the two equal
+appends.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _read(store: NoteStore, name: str) -> Manifest:
 _AT_ONCE: Final = 8
 """Files that the driver reads at a time."""
 DRIVER_BYTES: Final = 32 * 1024 * 1024
-"""Bytes up to which the driver reads the files itself: starting tasks takes longer."""
+"""Limit of bytes that the driver reads itself, because starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Spool bytes per task of a fold that is read by tasks; Parquet makes about a tenth of it."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
@@ -153,7 +153,7 @@ _FAULT_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
 
 
 class _Fault(NamedTuple):
-    """Why a file cannot go in."""
+    """The reason why a file cannot be folded."""
 
     damaged: bool
     text: str
@@ -163,10 +163,10 @@ class _Fault(NamedTuple):
 class FoldSummary:
     """The result of a call of `fold`.
 
-    `torn_files` were cut by a crash: their whole batches are in. `damaged` names the files that did
-    not hold what their tasks wrote, and were put aside; `left` those that stay in the spool, for
-    they cannot be read now. `recovered` folds were begun by a process that died. `busy`: another
-    live fold had the lock, `holder`, and nothing was done.
+    `torn_files` were cut by a crash; their whole batches are in the table. `damaged` names files
+    with other content than their tasks wrote, which were put aside. `left` names files that cannot
+    be read now and stay in the spool. `recovered` folds were begun by a process that died. `busy`:
+    another live fold had the lock, `holder`, and nothing was done.
     """
 
     folds: int = 0
@@ -229,14 +229,13 @@ def fold(
 
 
 FOLDERS: Final = "_rocket_sink_folders"
-"""Attribute of a Spark context: what folds the ledgers of its queries, by session."""
+"""Attribute of a Spark context: {session: thread that folds the ledgers of its queries}."""
 _ENDED_S: Final = 5.0
 
 
 def await_ended_queries(spark: SparkSession) -> None:
-    """Wait, for some seconds at most, for what Spark has still to tell of queries that have ended.
-
-    Returns at once where no query of this process that writes to a ledger has just ended.
+    """Wait, for some seconds at most, for Spark's last events of queries that have ended. Returns
+    at once if no query of this process that writes to a ledger has just ended.
     """
     if not is_classic(spark):
         return
@@ -300,7 +299,7 @@ class _Folder:
                 self._complete(manifest)
                 self._add(recovered=1)
                 folded_paths.update(manifest.paths(self._spool))
-            else:  # of a table that is gone: this one has none of its rows
+            else:  # The table of that manifest is gone; this table has none of its rows.
                 self._notes.remove(manifest.name)
         files = [info for info in files if info.path not in folded_paths]
         self._step("listed")
@@ -315,10 +314,10 @@ class _Folder:
         return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"
 
     def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
-        # Delta's log is the only memory of numbers that cannot be lost apart from the rows.
+        # Take the number from Delta's log, which cannot be lost without the rows.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
-        # Asked for by `_check_ours`, of folds of a store's spool only.
+        # `_check_ours` needs the version, for folds of a store's spool only.
         version = 0 if self._spool.is_local else table_version(self._spark, self._place)
         self._step("manifest")
         return write_manifest(self._notes, self._spool, ledger_id, number, files, version)
@@ -355,8 +354,8 @@ class _Folder:
     def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
         """Return the manifest without files that cannot be folded; damaged files are set aside.
 
-        It is not committed, so it may change; it does so first, for no manifest lists what is not
-        there.
+        A manifest that is not committed may change. It is written anew before files are set aside,
+        so it never names a missing file.
         """
         if not wrong:
             return manifest
@@ -385,8 +384,8 @@ class _Folder:
     def _faults(self, manifest: Manifest) -> dict[str, _Fault]:
         """Return the faults of files by path, found by tasks.
 
-        A file may be larger than memory, and its first rows go in before its end is read: so tasks
-        read it twice.
+        Tasks read each file twice: a file may be larger than memory, so its first rows are appended
+        before its end is read.
         """
         tasks, read = self._tasks(manifest.paths(self._spool), _fault_rows)
         return {
@@ -408,7 +407,7 @@ class _Folder:
     def _append(
         self, manifest: Manifest, read: Mapping[str, _Rows | _Fault] | None, app_id: str
     ) -> bool:
-        """Append the rows that were read, or let tasks read them; return `Append.is_own`."""
+        """Append the rows, which were read here or are read by tasks; return `Append.is_own`."""
         paths = manifest.paths(self._spool)
         # Stores get whole files only.
         torn = sum(not is_whole(path, self._fs) for path in paths) if self._spool.is_local else 0
@@ -469,7 +468,7 @@ class _Folder:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(path)
         if self._spool.is_local:
-            # The folders of epoch and query, when no task writes there.
+            # Remove the folders of epoch and query, unless a task writes there.
             with contextlib.suppress(OSError):
                 Path(path).parent.rmdir()
                 Path(path).parent.parent.rmdir()

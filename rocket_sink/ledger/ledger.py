@@ -1,4 +1,4 @@
-"""`Ledger`: what users ask the ledger."""
+"""`Ledger`, the public way to read and maintain a ledger."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _LISTING_TASKS: Final = 32
 """Delta's VACUUM lists a table's folders by 10,000 tasks by default; a ledger has few folders."""
 
 _VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
-"""Spark's Delta notes a VACUUM in the log; on S3 it could overwrite a commit of delta-rs."""
+"""Setting by which Spark's Delta notes a VACUUM in the log; on S3 that could overwrite a commit of
+delta-rs."""
 
 
 class Ledger:
@@ -67,7 +68,8 @@ class Ledger:
 
     @property
     def path(self) -> str:
-        """The table's folder: absolute, for a relative one would be another in each worker."""
+        """The table's folder; absolute, because workers would take a relative path for another
+        folder."""
         return self._place.root if self._place.is_local else self._place.uri
 
     @property
@@ -106,14 +108,14 @@ class Ledger:
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
         """Fold all finished spool files in.
 
-        After a query of this process has ended, also note that Spark calls its last epochs done.
-        It is no error if there is nothing to fold.
+        After a query of this process has ended, also note that Spark has confirmed its last epochs.
+        An empty spool is no error.
         """
         await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
-        """Sync, and refuse to go on with less than what tasks have written.
+        """Sync, and raise an error unless all rows of tasks are in the table.
 
         Raises:
             LedgerError: another fold had the lock all the time.
@@ -135,8 +137,8 @@ class Ledger:
     def quarantined(self) -> list[str]:
         """Return the damaged spool files that folds have set aside; the table lacks their rows.
 
-        One that is whole after all (a bad disk that was read again) goes in by the next fold when
-        it is moved back to its folder below `_spool`.
+        If a file is readable after all (a bad disk that was read again), move it back to its folder
+        below `_spool`; the next fold takes it.
         """
         spools = self._place.spools
         return [path for spool in spools for path in quarantined(spool, spool.filesystem())]
@@ -159,14 +161,14 @@ class Ledger:
     def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
         """Return dead letters, in the columns of the row contract and their own.
 
-        Pending are those that are not `settled` and whose task attempt is the one that counts: a
-        failed attempt's dead letters are the business of the attempt after it. Sort by `epoch`,
+        A dead letter is pending if it is not `settled` and its task attempt counts: the dead
+        letters of a failed attempt are superseded by those of the next attempt. Sort by `epoch`,
         `partition`, `ordinal` for the order in which a key's dead letters were given up.
         """
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """Return the resolutions of dead letters; an `unparked` takes back those before it."""
+        """Return the resolutions of dead letters; `unparked` takes back the earlier ones."""
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:
@@ -176,18 +178,19 @@ class Ledger:
     def backfills(self, spark: SparkSession) -> DataFrame:
         """Return `letter_id`, `tries`, `open` of the letters that backfills were about to send.
 
-        `tries`: backfills that failed for the dead letter's own sake (a broker out of reach is
-        none); `open`: one may have stored it without an answer.
+        `tries` counts backfills that failed because of the dead letter itself, not because of an
+        unreachable broker. `open`: a backfill may have stored it without an answer.
         """
         return backfill_marks.tries(self.rows(spark))
 
     def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
         """Return a row per epoch with half messages (`delivery=transactional`).
 
-        `open`: in the ledger, so decided, but not known to be ended at all brokers; `pending`
-        leaves out the others. `halves` are to become visible, `committed` are, `refused` ones
-        their brokers do not have any more. Half messages of attempts that failed before the
-        epoch's append are in no ledger: they are never committed, and brokers drop them.
+        `open`: the epoch is in the ledger, so it is decided, but not all brokers are known to have
+        ended it; `pending` returns only open epochs. `halves` counts the messages that are to
+        become visible, `committed` those that are, `refused` those that their brokers do not have
+        any more. Half messages of attempts that failed before the epoch's append are in no ledger:
+        they are never committed, and brokers drop them.
         """
         transactions = views.view(self.rows(spark), "transactions")
         return transactions.where("open") if pending else transactions
@@ -202,11 +205,11 @@ class Ledger:
         `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
         partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
         tasks of a confirmed epoch and no account has (other folders than the ledger's, files that
-        are gone). A send of a `TableProducer` that failed counts as nothing, and adds up.
-        `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its
-        rows; `num_input_rows` is what Spark says it read from its sources. `superseded_attempts`
-        and `superseded_rows` are those of attempts that do not count, killed ones included: brokers
-        may have stored these rows, and store them again for the attempt that counts.
+        are gone). A failed send of a `TableProducer` counts as no rows, and adds up. `confirmed`:
+        Spark reported the epoch as done, or `write_batch` has committed its rows; `num_input_rows`
+        is what Spark says it read from its sources. `superseded_attempts` and `superseded_rows` are
+        those of attempts that do not count, killed ones included: brokers may have stored these
+        rows, and store them again for the attempt that counts.
         """
         return views.view(self.rows(spark), "epochs")
 
@@ -223,9 +226,10 @@ class Ledger:
     ) -> Report:  # fmt: skip
         """Return what `rocket-sink report` shows: the verdict and the figures, as a value.
 
-        Folds first, as the command does; while another process folds, `unfolded_epochs` says how
-        many epochs are missing. Notebooks show it as tables, `print(report)` as text,
-        `ledger.report.to_html(report)` is the page (`charts` fills its charts).
+        The ledger is folded first, as by the command; while another process folds,
+        `unfolded_epochs` says how many epochs are missing. Notebooks show the report as tables,
+        `print(report)` as text, and `ledger.report.to_html(report)` as a page, with charts if
+        `charts` is true.
 
         Args:
             query: a streaming query's id, or its beginning.
@@ -233,9 +237,9 @@ class Ledger:
             epochs: the longest list of epochs wanted.
 
         Raises:
-            LedgerError: also, no query, or several, whose id begins so.
+            LedgerError: also if no query, or several, have an id that begins so.
         """
-        # Tasks import this module, too, and make no report.
+        # The import is here because tasks import this module and make no report.
         from rocket_sink.ledger.duckdb_reader import reader_of
         from rocket_sink.ledger.report import Scope, figures
 
@@ -268,19 +272,18 @@ class Ledger:
         self, spark: SparkSession, older_than: Mapping[str, dt.timedelta] | None = None, *,
         settled_bodies: dt.timedelta | None = dt.timedelta(days=7), dry_run: bool = False,
     ) -> Expired:  # fmt: skip
-        """Drop old rows, and bodies of dead letters that were stored or dropped.
-
-        What something still asks for stays: pending dead letters, open transactions, resolutions
-        of dead letters that stay, and the last two epochs of each query. Streams, folds and
-        reports may run meanwhile. Files that were replaced are deleted six hours later.
+        """Drop old rows, and bodies of dead letters that were stored or dropped. Rows that are
+        still needed stay: pending dead letters, open transactions, resolutions of dead letters that
+        stay, and the last two epochs of each query. Streams, folds and reports may run meanwhile.
+        Files that were replaced are deleted six hours later.
 
         Args:
             older_than: by kind of row; a kind that is not named stays.
-            settled_bodies: how long ago a dead letter was settled at least; None: bodies stay.
+            settled_bodies: least time since a dead letter was settled; None: bodies stay.
             dry_run: only count.
 
         Raises:
-            LedgerError: also, Spark's Delta commits to the ledger.
+            LedgerError: also if Spark's Delta commits to the ledger.
         """
         rows_ms = {kind: _millis(age) for kind, age in (older_than or {}).items()}
         bodies_ms = None if settled_bodies is None else _millis(settled_bodies)

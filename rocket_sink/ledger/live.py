@@ -1,10 +1,10 @@
-"""A ledger as it grows: for a terminal that shows a run, and for metrics.
+"""The new rows of a growing ledger, for a terminal that shows a run, and for metrics.
 
 `LiveFigures` sums its new rows: what was stored and what was not, and how the brokers do. `observe`
 makes metrics of them, by OpenTelemetry, for the ledgers that this driver folds. Without an SDK
 nothing is read: OpenTelemetry asks for values when a reader collects them, and only then are the
-ledger's new rows read. So they tell of all tasks, whichever host they ran on, and are as old as the
-last fold at most (`foldIntervalMs`).
+ledger's new rows read. So the metrics cover the tasks of all hosts, and are at most as old as the
+last fold (`foldIntervalMs`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COLUMNS: Final = (
 _NO_BROKER: Final = "-"
 _STORED: Final = (Outcome.ACKED.value, Outcome.ACKED_DEGRADED.value)
 _MOST_OFTEN_S: Final = 1.0
-"""Readers of several metrics at once read the ledger once."""
+"""Shortest time between two readings; several metrics that are collected at once share one."""
 
 BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf
@@ -71,7 +71,7 @@ Waiting = Mapping[str, int]
 
 @dataclass
 class BrokerSums:
-    """The sums of a broker since the beginning; `-` stands for what reached no broker.
+    """The sums of a broker since the beginning; the broker `-` has attempts that reached no broker.
 
     `answers` are those of the last reading that had any: {class of `latency_class`: weight}.
     """
@@ -95,7 +95,7 @@ class BrokerSums:
             self.durations[BOUNDS_S[at]] += weight
 
     def latency_ms(self, share: float) -> float | None:
-        """Return the time from the last byte that this share of the newest answers did not pass."""
+        """Return the latency that this share of the newest answers did not exceed."""
         return percentile(sorted(self.answers.items()), share)
 
     def is_isolated(self) -> bool:
@@ -104,13 +104,12 @@ class BrokerSums:
 
 
 class LiveFigures:
-    """The sums of one ledger since they were made; safe to be read from several threads.
-
-    `run_id` may be set to leave out what other runs and queries write.
+    """The sums of one ledger's new rows since this object was made; safe to be read from several
+    threads. Set `run_id` to leave out the rows of other runs and queries.
 
     Args:
-        pending: counts the pending dead letters; asked when some may have come or gone. None: they
-            are not told.
+        pending: counts the pending dead letters; called when some may have come or gone. None: they
+            are not counted.
     """
 
     def __init__(self, place: LedgerPath, pending: Callable[[], Waiting] | None = None) -> None:
@@ -130,9 +129,8 @@ class LiveFigures:
         """Brokers with answers in the reading that is under way."""
 
     def refresh(self) -> bool:
-        """Take in what was committed since; True if anything was.
-
-        What cannot be read now is logged, and read by a later call.
+        """Take in the commits since the last call; return whether there were any. Commits that
+        cannot be read now are logged, and read by a later call.
         """
         with self._lock:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
@@ -146,7 +144,7 @@ class LiveFigures:
                 if self._count_pending is not None and self._pending_is_old:
                     self.pending = self._count_pending()
                     self._pending_is_old = False
-            except Exception as error:  # Spark's, too, whose session may have ended
+            except Exception as error:  # an error of Spark's, too, whose session may have ended
                 _LOG.warning(
                     "the ledger %s cannot be followed now: %s", self.place.uri, first_line(error)
                 )
@@ -163,7 +161,7 @@ class LiveFigures:
         elif kind == ISOLATION:
             for broker, cause, until in _values(rows, "broker_name", "cause", "isolated_until"):
                 self._add_isolation(broker, cause, until)
-        # A dead letter counts once its attempt is known to.
+        # A dead letter counts once its attempt is known to count.
         self._pending_is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
 
     def _add_accounts(self, rows: pa.Table) -> None:
@@ -177,7 +175,7 @@ class LiveFigures:
         for name in pc.unique(names).to_pylist():
             broker_rows = rows.filter(pc.equal(names, name))
             sums = self.brokers.setdefault(name, BrokerSums())
-            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # Other rows are waits.
+            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # Rows without bytes are waits.
             stored, failed = sent.filter(is_stored), broker_rows.filter(~is_stored)
             sums.requests += _sum(sent["frames"].fill_null(1))
             sums.retries += _sum(pc.greater(sent["attempt"], 1))
@@ -186,7 +184,8 @@ class LiveFigures:
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
             if answers:
-                # A reading may have several files. Readers' threads see one sum or the next.
+                # A reading may have several files. Replace the sum whole, because other threads
+                # read it.
                 before = sums.answers if name in self._answered else Counter[int]()
                 sums.answers = before + answers
                 self._answered.add(name)
@@ -267,7 +266,7 @@ class Metric(NamedTuple):
 
 
 def _rows(found: LiveFigures) -> Values:
-    # From 0 on: Prometheus sees no increase in a series that begins with it.
+    # Begin each series at 0, because Prometheus sees no increase in its first value.
     for outcome in OUTCOMES:
         yield found.rows[outcome], {"outcome": outcome}
 
@@ -354,7 +353,8 @@ _lock: Final = ForkLock()
 
 
 def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
-    """Tell OpenTelemetry of a ledger from now on; nothing without its API, or when it is known.
+    """Make metrics of a ledger from now on; do nothing without OpenTelemetry's API, or twice for a
+    ledger.
 
     Raises:
         LedgerError, OSError: as `LiveFigures`.
@@ -375,7 +375,7 @@ def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
 
 
 def register(meter: Meter, followed: Mapping[LedgerPath, LiveFigures]) -> None:
-    """Make all metrics; each tells of what `followed` has when a reader collects it."""
+    """Make all metrics; each gives the sums of the ledgers in `followed` when it is collected."""
     for metric in METRICS:
         create: Any = (
             meter.create_observable_counter if metric.is_counter else meter.create_observable_gauge

@@ -1,4 +1,4 @@
-"""The ledger's locks: one holder at a time, and a dead one's is taken over.
+"""The ledger's locks: each has one holder at a time, and a dead holder's lock is taken over.
 
 On a local file system the kernel holds them (`private_file.FileLock`), elsewhere a file with
 its holder's name and a heartbeat (`Lease`).
@@ -7,9 +7,9 @@ Fischer's algorithm takes a lease ("A fast mutual exclusion algorithm", Lamport 
 write the own name where none is, wait for longer than any writer can need between its look and its
 write, and go on only if the name is still there. While it is held a thread writes the name again
 with the next number. A text that has not changed for the lease that it names is of a dead holder:
-its reader measures that on its own monotonic clock, so no two clocks are compared. It rests on that
-wait and on the heartbeats; behind the folds' lock stands Delta, which commits one of two folds of a
-number.
+its reader measures that on its own monotonic clock, so no two clocks are compared. A lease depends
+on that wait and on the heartbeats. If the folds' lock fails, Delta still commits only one of two
+folds with the same number.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 LEASE_S: Final = 30.0
-"""Time for which a killed holder on another host blocks others, from their first look."""
+"""Time for which a killed holder on another host blocks others, counted from their first look."""
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may take between finding no holder and having written its name."""
+"""Longest time that a writer may need from finding no holder until its name is written."""
 _POLL_S: Final = 1.0
 _LONGEST_LEASE_S: Final = 3600
 
@@ -52,7 +52,8 @@ class Lease:
     """
 
     _seen: ClassVar[dict[str, tuple[str, float]]] = {}
-    """Path -> its text, and when this process first saw it: looks that do not wait add up."""
+    """{path: (text, time at which this process first saw it)}, so repeated looks without a wait add
+    up."""
     _guard: ClassVar[ForkLock] = ForkLock()
 
     def __init__(self, filesystem: fs.FileSystem, path: str, *, lease_s: float = LEASE_S) -> None:
@@ -70,10 +71,10 @@ class Lease:
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> bool:
-        """Take the lock; False when another live holder had it all the time.
+        """Take the lock; return False if another live holder had it all the time.
 
         Args:
-            wait_s: longest wait; None: as long as it takes.
+            wait_s: longest wait; None: no limit.
             on_wait: called once with the holder's description before the first wait.
         """
         make_folder_of(self._fs, self._path)
@@ -87,7 +88,7 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Give it up; nothing when it is not held, or in a child of the process that holds it."""
+        """Give the lock up, if it is held by this process; a forked child does nothing."""
         thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
@@ -101,10 +102,10 @@ class Lease:
         return describe_holder(self._text() or "")
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Make sure that the lock is held, before something that no two processes may do.
+        """Raise unless the lock is held; call this before work that no two processes may do.
 
         Args:
-            ahead_s: how long that takes at most: the lock has to be held for so long from now.
+            ahead_s: longest time that the work takes, for which the lock has to be held from now.
 
         Raises:
             LedgerError: the lock could not be renewed in time, and another process may hold it.
@@ -135,7 +136,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # A process that lives may have lost it all the same, in an outage of the store.
+        # A live process, too, may have lost its lease, in an outage of the store.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)
@@ -143,7 +144,7 @@ class Lease:
                 self._seen[self._path] = text, now_s
                 return False
         is_lease = len(words) == 4 and words[2].isascii() and words[2].isdigit()
-        # A text that is no lease, or is empty, is of a writer that died while it wrote.
+        # An empty text, or one that is no lease, comes from a writer that died while it wrote.
         lease_s = min(int(words[2]) / 1000, _LONGEST_LEASE_S) if is_lease else self._lease_s
         return now_s - before[1] > lease_s
 
@@ -156,7 +157,8 @@ class Lease:
                     self._lost = True
                     return
                 self._write()
-                # A process that was stopped in between may have written over its successor's name.
+                # A process that was stopped before this write may have overwritten its successor's
+                # name.
                 self._lost = self._is_over()
                 self._renewed_s = begun_s
             self._lost = self._lost or self._is_over()
@@ -178,7 +180,7 @@ class Lease:
 
 LOCK_NAME: Final = "lock"
 ENDS_LOCK: Final = "transactions.lock"
-"""Held by the only one that ends epochs of the ledger."""
+"""The lock whose holder alone ends epochs of the ledger."""
 
 
 class LedgerLock:
@@ -205,11 +207,11 @@ class LedgerLock:
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> bool:
-        """Take it; False when another live process had it all the time.
+        """Take the lock; return False if another live process had it all the time.
 
         Args:
-            wait_s: longest wait; None: as long as it takes.
-            on_wait: called once, with who has it, before the first wait.
+            wait_s: longest wait; None: no limit.
+            on_wait: called once with the holder, before the first wait.
         """
         with self._errors():
             if self._place.is_local:
@@ -217,7 +219,7 @@ class LedgerLock:
             return self._lock.acquire(wait_s, on_wait=on_wait)
 
     def release(self) -> None:
-        """Give it up; nothing when it is not held."""
+        """Give the lock up, if it is held."""
         with self._errors():
             self._lock.release()
 
@@ -227,7 +229,7 @@ class LedgerLock:
             return self._lock.holder()
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Make sure that the lock is held for so long from now (`Lease.check`).
+        """Raise unless the lock is held for `ahead_s` from now (`Lease.check`).
 
         The kernel's lock of a local ledger is held until its process ends.
         """
@@ -257,7 +259,7 @@ def make_folder(place: LedgerPath) -> None:
 def ledger_lock(
     place: LedgerPath, wait_s: float, *, name: str = LOCK_NAME
 ) -> Iterator[LedgerLock | None]:
-    """Hold a lock of the ledger; gives None when another live process had it all the time."""
+    """Hold a lock of the ledger; yield None if another live process had it all the time."""
     lock = LedgerLock(place, name)
     if not lock.acquire(wait_s):
         yield None

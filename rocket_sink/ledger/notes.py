@@ -1,9 +1,9 @@
-"""Notes beside the ledger's table: what drivers and tasks leave for others, by kind.
+"""Notes beside the ledger's table, by which drivers and tasks tell facts to other processes.
 
     <ledger>/_notes/<kind>/<name>.json
 
-Each is one JSON value, whole or not at all, also with several writers. Delta looks into no folder
-whose name starts with `_`. A note lives until what it tells of is over:
+A note is one JSON value, which readers see whole or not at all, also with several writers. Delta
+looks into no folder whose name starts with `_`. A note lives until its subject is over:
 
 | kind | tells | over |
 |---|---|---|
@@ -23,9 +23,9 @@ whose name starts with `_`. A note lives until what it tells of is over:
 Writers that must agree on one note (`agree`) link a file in a local folder. A store has no such
 call in pyarrow. There each writer puts its text into the note's claim, of the kind `claims`, unless
 a claim is there. It waits until all writers that saw none have put theirs, and makes the claim's
-text the note. On S3 the put is conditional (`If-None-Match`): delta-rs puts the first commit of a
-table so, and the claim is that commit. A store that ignores the condition keeps the last claim that
-was put before the wait is over.
+text the note. On S3 the put is conditional (`If-None-Match`): the claim is the first commit of a
+table, which delta-rs puts with this condition. A store that ignores the condition keeps the last
+claim that was put before the wait is over.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
 """The kinds of notes that writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may take between finding no claim and having put one."""
+"""Longest time that a writer may need from finding no claim until its own is put."""
 
 
 class NoteStore:
     """The notes of one kind of one ledger, by name; a name may have folders in it.
 
-    Made anew for each use, for a file system's handles must not cross a fork.
+    Make it anew for each use, because a file system's handles must not cross a fork.
 
     Raises:
         LedgerError: as `LedgerPath.filesystem`.
@@ -72,14 +72,14 @@ class NoteStore:
         return f"{self._path(name)}{_SUFFIX}"
 
     def write(self, name: str, value: Any) -> None:
-        """Write a note durably, in place of the one that is there."""
+        """Write a note durably; replace an existing one."""
         self._put(self.where(name), json.dumps(value).encode())
 
     def agree(self, name: str, value: Any) -> tuple[Any, bool]:
-        """Return the note that all writers take, and whether it is this value, written just now.
+        """Return the note that all writers agree on, and whether this call wrote it.
 
         Raises:
-            ValueError: the note that is there is no JSON.
+            ValueError: the existing note is no JSON.
         """
         data = json.dumps(value).encode()
         while (note := self.read(name)) is None:
@@ -101,7 +101,7 @@ class NoteStore:
         return None if data is None else json.loads(data)
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of the notes in a folder and below; by default of all of the kind."""
+        """Return the names of the notes in a folder and below; by default all notes of the kind."""
         from pyarrow import fs
 
         selector = fs.FileSelector(
@@ -114,7 +114,8 @@ class NoteStore:
     def remove(self, *names: str) -> None:
         """Remove notes that are over, if they are there."""
         for name in names:
-            # The claim first: a writer leaves a note alone that is there, whether claimed or not.
+            # Remove the claim first: a writer keeps an existing note, whether there is a claim or
+            # not.
             has_claim = self._kind in _CLAIMED and not self._place.is_local
             for path in ([self._claim(name)] if has_claim else []) + [self.where(name)]:
                 with contextlib.suppress(FileNotFoundError):
@@ -139,11 +140,11 @@ class NoteStore:
         return write_bytes(self._files, path, data, is_local=self._place.is_local, replace=replace)
 
     def _agreed(self, name: str, data: bytes) -> bytes:
-        """Return the text that all writers of a note take which is not there yet."""
+        """Return the text that all writers of a new note agree on."""
         claim, error = self._claim(name), None
         if is_s3(self._place.uri) and keeps_transactions():
             error = _commit_claim(self._place, self._claim_table(name), data)
-        # A store may know no conditions, or let delta-rs in by other credentials only.
+        # The store may not support conditions, or refuse delta-rs's credentials.
         if read_bytes(self._files, claim) is None:
             self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)
@@ -195,10 +196,9 @@ def write_bytes(
     """Write a file that readers see whole or not at all.
 
     Args:
-        replace: False leaves a local file that is there alone; pyarrow cannot in a store.
+        replace: False keeps an existing local file; in a store pyarrow cannot.
 
-    Returns:
-        False when another's file was left there.
+    Returns: False if an existing file was kept.
     """
     if not is_local:
         with filesystem.open_output_stream(path) as out:

@@ -4,9 +4,9 @@ A path without a scheme is local, whatever Spark's default file system is, so th
 and driver (Spark) cannot mean two places. pyarrow's file systems are imported where one is needed:
 the data source names a ledger in processes that live for one call (`spark.datasource`).
 
-A place that pyarrow cannot reach still has a table that Spark reads and appends to; only the files
-beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` says why. What Spark
-brings to the driver of such a ledger's rows waits in a folder of the driver's user
+If pyarrow cannot reach a place, Spark still reads the table and appends to it. Only the files
+beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` says why. Rows of such
+a ledger that Spark brings to the driver wait in a folder of the driver's user
 (`LedgerPath.driver_folder`).
 """
 
@@ -38,9 +38,9 @@ QUARANTINE: Final = "_quarantine"
 _PART_LENGTH: Final = 80
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""Two characters and more: one is a Windows drive."""
+"""A URI's scheme has two characters or more; one is a Windows drive."""
 _ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}
-"""Hadoop's names for what pyarrow calls otherwise."""
+"""{Hadoop's name of a scheme: pyarrow's name}."""
 _KNOWN: Final = frozenset({"s3", "gs", "gcs", "abfs", "hdfs", "viewfs", "file"})
 """Schemes of `pyarrow.fs.FileSystem.from_uri`."""
 _SETTINGS: Final = {
@@ -67,7 +67,7 @@ class LedgerPath:
             location for another one). Nothing in it is escaped, as Hadoop's paths have it.
         root: the folder in the terms of `filesystem()`.
         is_local: files are appended, renamed and locked by the operating system.
-        problem: why pyarrow could not reach the folder when it was looked at; empty: it could.
+        problem: the reason why pyarrow cannot reach the folder; empty if it can.
         storage: address and credentials of its store, as far as Spark's configuration has them.
     """
 
@@ -87,17 +87,17 @@ class LedgerPath:
 
     @property
     def quarantine(self) -> str:
-        """Folder of damaged spool files, below the names that they had in the spool."""
+        """Folder of damaged spool files, under the names that they had in the spool."""
         return f"{self.spool}/{QUARANTINE}"
 
     @property
     def has_spool(self) -> bool:
-        """False where pyarrow has no such file system: no task can have spooled anything there."""
+        """Whether pyarrow has such a file system; without it no task can have spooled rows."""
         return self.is_local or bool(self.storage) or _scheme(self.uri) in _KNOWN
 
     @property
     def driver_folder(self) -> LedgerPath:
-        """Folder in which rows that Spark brought to the driver wait if the store cannot hold them.
+        """Folder for rows that Spark brought to the driver and that the store cannot hold.
 
         Below `$XDG_STATE_HOME`, of this host and user; only its spool is used.
         """
@@ -108,7 +108,7 @@ class LedgerPath:
 
     @property
     def spools(self) -> tuple[LedgerPath, ...]:
-        """The places of the ledger's spool files, the one to write to first."""
+        """The places of the ledger's spool files; the first one is written to."""
         if self.is_local:
             return (self,)
         own = self.driver_folder
@@ -122,9 +122,8 @@ class LedgerPath:
         return _remedy(_scheme(self.uri))
 
     def filesystem(self) -> fs.FileSystem:
-        """Return pyarrow's file system, made anew: its handles must not cross a fork.
-
-        The one of a local ledger follows no link below the ledger's folder (`plain_files`).
+        """Return a new file system of pyarrow's, because handles must not cross a fork. For a local
+        ledger it follows no link below the ledger's folder (`plain_files`).
 
         Raises:
             LedgerError: pyarrow has no such file system, or cannot reach it.
@@ -154,8 +153,9 @@ def failing(
 def path_part(text: str) -> str:
     """Return `text`, for example a query's id, as one component of a path.
 
-    It has no `_`, so that is free to join parts. Two texts may have one: `claim_app_id` refuses the
-    second of two queries. A long one ends in a digest: what tells two apart may be at its end.
+    The result has no `_`, so `_` may join parts. Two texts may give one component; `claim_app_id`
+    refuses the second of such queries. A long text is cut and ends in a digest, because two texts
+    may differ at their ends only.
     """
     part = re.sub(r"[^A-Za-z0-9.-]", "-", text)
     if len(part) <= _PART_LENGTH:
@@ -169,18 +169,19 @@ def folder_part(text: str) -> str:
 
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:
-    """Return whether objects show only when they are whole, and folders are objects that stay."""
+    """Return whether the file system is an object store: objects show only when whole, and folders
+    are objects that stay."""
     return filesystem.type_name in ("s3", "gcs", "abfs")
 
 
 def make_folder_of(filesystem: fs.FileSystem, path: str) -> None:
-    """Make the folder of a file that is to be written, where file systems have folders."""
+    """Make the folder of a file that is to be written, if the file system has folders."""
     if not is_object_store(filesystem):
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether it names a store; nothing is asked for."""
+    """Return whether the path names a store, without asking any store."""
     text = os.fspath(path).strip()
     return _SCHEME.match(text) is not None and not text.startswith("file:")
 
@@ -188,8 +189,8 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
     """Return the place of a ledger. Relative paths become absolute, so call it on the driver.
 
-    A `uri` of ours gives the place that it is of. In URIs with `file://`, which are others', `%`
-    and two digits stand for a character.
+    `LedgerPath.uri` gives the same place again. In other `file://` URIs, `%` and two digits stand
+    for a character.
 
     Raises:
         LedgerError: no path, or one that Spark, pyarrow and delta-rs would read differently.
@@ -223,7 +224,7 @@ def _path_of(uri: str) -> str:
 
 
 def _local(path: str) -> LedgerPath:
-    # Two slashes at the start, which Python keeps, would make a URI's host of the first folder.
+    # Python keeps two slashes at the start, which would make the first folder a URI's host.
     root = re.sub("^//", "/", str(Path(path).absolute()))
     if root != root.rstrip():
         raise LedgerError(

@@ -6,15 +6,15 @@ A note of the kind `pending` is {topic: [keys]} of one task attempt, by the name
 
 A task attempt that gave up messages of sharding keys writes its keys before its end; the tasks of
 later epochs, and of other queries with this ledger, read all such files when they begin: one
-listing, of an empty folder as a rule. A complete attempt removes the files of attempts that went
-before it, for its rows are theirs. A driver lets go of keys (`release`): of those of attempts that
-do not count, and of those with no pending dead letter any more; whenever the spool is folded, and
-before each epoch of the foreachBatch lane. Only files whose attempt the ledger can know about are
-looked at, so dead letters that are still on their way hold their keys.
+listing, of an empty folder as a rule. A complete attempt removes the files of earlier attempts,
+because it has the same rows. A driver releases keys of attempts that do not count, and keys without
+a pending dead letter (`release`). It does so after each fold, and before each epoch of the
+foreachBatch lane. It only looks at files of attempts that are in the ledger, so keys of dead
+letters on their way stay held.
 
-Rows that were refused for what they are (reason `data`) hold no key: nothing sends them as they
-are. Rows that were held back (`held_back`) hold theirs only behind a dead letter that was given up
-and counts: else keys of an attempt that never counted would hold themselves for ever.
+Rows that were refused for their content (reason `data`) hold no key, because they are never sent as
+they are. Rows that were held back (`held_back`) hold their keys only behind a dead letter that was
+given up and counts: otherwise keys of an attempt that never counts would hold themselves for ever.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class _Note(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Query, epoch and partition, which a task attempt and its repetitions share."""
+        """Query, epoch and partition, which all attempts at a task share."""
         return self.query, self.epoch, self.partition
 
     @property
     def sql_place(self) -> str:
-        """Epoch and partition in a text of SQL."""
+        """Epoch and partition as a text of SQL."""
         return f"{self.epoch}~{self.partition}"
 
     @property
     def attempt(self) -> tuple[str, int, str, str, str]:
-        """Names the task attempt."""
+        """The name of the task attempt."""
         return (*self.place, self.run, self.task)
 
 
@@ -95,7 +95,7 @@ class PendingKeys:
         return held_keys
 
     def note(self, ctx: RunContext, keys: Mapping[str, Iterable[str]]) -> None:
-        """Hold these keys from now on; durable on return."""
+        """Hold these keys from now on; the note is durable on return."""
         lists = {topic: sorted(names) for topic, names in keys.items() if names}
         if not lists:
             return
@@ -105,10 +105,9 @@ class PendingKeys:
             NoteStore(self._place, _KIND).write("~".join(map(str, parts)), lists)
 
     def withdraw_earlier(self) -> None:
-        """Hold no longer what earlier attempts noted; for an attempt that is complete and durable.
-
-        Earlier ones are those that `held_for` found: a worker that outlives its driver must not
-        remove what the attempt after it has noted.
+        """Remove the notes of earlier attempts; called by an attempt that is complete and durable.
+        Only notes that `held_for` saw are removed: a worker that outlives its driver must not
+        remove the notes of a later attempt.
         """
         if self._earlier:
             with _errors(self._place):
@@ -116,7 +115,7 @@ class PendingKeys:
 
 
 def withdraw(place: LedgerPath, query_id: str) -> None:
-    """Let go of all keys of a batch write that failed: its dead letters are in no ledger.
+    """Release all keys of a batch write that failed: its dead letters are in no ledger.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -128,9 +127,9 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
 
 
 def release(spark: SparkSession, place: LedgerPath) -> int:
-    """Let go of the keys that need not be held any more; returns how many files went.
-
-    Costs a listing while no key is held, the spool's and three queries of the ledger otherwise.
+    """Release the keys that need not be held any more; return the number of removed files. While no
+    key is held this costs one listing; otherwise also a listing of the spool and three queries of
+    the ledger.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -143,7 +142,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         notes = list(_notes(store))
         if not notes:
             return 0
-        # Before the table is read: a fold deletes what is in it.
+        # List the spool before the table is read: a fold deletes files that are in the table.
         unfolded = {
             epoch for spool in place.spools for epoch in spooled_epochs(spool, spool.filesystem())
         }
@@ -165,7 +164,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
-    """Take these keys (topic, sharding key) out of all notes: no dead letter of theirs is pending.
+    """Remove these keys (topic, sharding key) from all notes; they have no pending dead letter.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -183,7 +182,7 @@ def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
 
 
 class _Attempts:
-    """The complete task attempts in the table that the notes ask for, and each query's last epoch.
+    """The complete task attempts of the notes' tasks, and each query's last epoch, from the table.
 
     Args:
         unfolded: (query, epoch) with files in the spool.
@@ -199,7 +198,7 @@ class _Attempts:
         self._last = {path_part(query_id): epoch for query_id, epoch in ids.items()}
         if not ids:
             return
-        # The driver gets the attempts at these places alone, whatever else the ledger has.
+        # Query the attempts at these places only, however large the ledger is.
         places = ", ".join(f"'{place}'" for place in {note.sql_place for note in notes})
         queries = " OR ".join(is_text("query_id", query_id) for query_id in ids)
         attempts = query(
@@ -216,12 +215,12 @@ class _Attempts:
     def knows(self, note: _Note) -> bool:
         """Return whether the table has the dead letters of the note's attempt, if they count.
 
-        Another attempt in its place is not enough: this one may be newer, and on its way.
+        Another attempt at its task is not enough: the note's attempt may be newer, and on its way.
         """
         return note.attempt in self._counts or self._is_past(note)
 
     def overruled(self, note: _Note) -> bool:
-        """Return whether another attempt is known to count in the place of this one."""
+        """Return whether another attempt is known to count instead of this one."""
         return not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:
@@ -231,8 +230,9 @@ class _Attempts:
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Keys with a pending dead letter, and one that was given up for itself, settled or not: by its
-    outcome, or because the broker refused it. Rows that were refused here hold nobody back."""
+    """Return the keys with a pending dead letter, and with a dead letter (settled or not) that was
+    sent and failed or was refused by the broker. Rows that were refused before the send hold no
+    key."""
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (
@@ -259,7 +259,7 @@ def _notes(store: NoteStore) -> Iterator[_Note]:
 
 def _read(store: NoteStore, name: str) -> dict[str, list[str]]:
     try:
-        return store.read(name) or {}  # released meanwhile
+        return store.read(name) or {}  # another process may have released the keys meanwhile
     except ValueError as error:
         path = store.where(name)
         raise LedgerError(

@@ -87,8 +87,7 @@ class GroupFacts(NamedTuple):
     @classmethod
     def of(cls, stored: StoredFrames, message_ids: pa.Array, *, half: bool) -> GroupFacts:
         """
-        Args:
-            message_ids: client ids of all messages of the group.
+        Return the facts of a group. Args: message_ids: client ids of all messages of the group.
         """
         ids = message_ids.take(pa.array(stored.indices))
         halves = None
@@ -133,7 +132,7 @@ def send_rows(
         )
     }  # fmt: skip
     values["at"] = _millis([a.started_ms for a in attempts])
-    # A wait that no broker was asked in names none, or only the one that it was for.
+    # A wait reached no broker, so it names none, or only the broker that it waited for.
     values["broker_name"] = [a.broker_name or None for a in attempts]
     values["broker_address"] = [a.broker_address or None for a in attempts]
     values["queue_id"] = [a.queue_id if a.queue_id >= 0 else None for a in attempts]
@@ -141,7 +140,7 @@ def send_rows(
     values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
     values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]
     values["message_id"] = [a.message_id or None for a in attempts]
-    # The broker names all ids of a batch; the first tells the place of the others, 33 bytes each.
+    # Keep only the first of a batch's offset ids: the others follow from it and take 33 bytes each.
     values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
     values["request"] = None if requests is None else list(requests)
     values["maybe_duplicate"] = (
@@ -166,8 +165,8 @@ def in_flight_rows(
 ) -> pa.RecordBatch:
     """Return rows to append before the answers, so that a killed worker's sends show up.
 
-    `Ledger.sends` drops each once a row with the same task attempt and request is there; what is
-    left is the unknown of attempts that died.
+    `Ledger.sends` drops each once a row with the same task attempt and request is there; the
+    remaining ones are the unknown sends of attempts that died.
     """
     values: dict[str, Any] = {
         "request": list(requests), "topic": topic, "message_count": list(message_count),
@@ -217,8 +216,8 @@ def epoch_row(
     """Return the accounts of one task attempt.
 
     Args:
-        counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and whatever else the
-            kind has; names that it does not have are left out, so `TaskSummary.as_dict()` does.
+        counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and other columns of
+            the kind. Other names are ignored, so `TaskSummary.as_dict()` may be passed.
         complete: the attempt reached the end of its input with every row accounted for.
     """
     column_names = set(columns_of(EPOCH))
@@ -237,7 +236,7 @@ def confirmed_row(
 ) -> pa.RecordBatch:
     """Return the driver's row of an epoch that Spark reported as done (a progress event).
 
-    It has no `complete`: that is how the row is told from the accounts of a task.
+    It has no `complete`, unlike the accounts of a task.
 
     Args:
         num_input_rows: rows that Spark read from its sources; a filter makes the sink's fewer.
@@ -278,8 +277,8 @@ def in_order(
 
     Args:
         sequence: of their append (`appender.Append`).
-        file: number of their spool file in the fold. Rows of one that has more than 262,144 share
-            the last place in it.
+        file: number of their spool file in the fold. Rows of a file after the first 262,144 share
+            the last place.
     """
     row = 0
     for batch in batches:
@@ -338,10 +337,10 @@ def _nulls(count: int) -> tuple[pa.Array, ...]:
     return tuple(pa.nulls(count, field.type) for field in LEDGER_SCHEMA)
 
 
-# A task hands over small batches by the dozen, and their empty columns cost more than the others.
+# Cache them: a task writes many small batches, whose empty columns cost more than the others.
 _few_nulls = functools.lru_cache(maxsize=16)(_nulls)
 _FEW: Final = 64
-"""Rows; columns of more would hold memory worth mentioning."""
+"""Number of rows up to which columns of nulls are cached; larger ones would hold much memory."""
 
 
 def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
@@ -361,7 +360,7 @@ def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
 
 
 def _is_one_value(type_: pa.DataType, value: Sequence[Any]) -> bool:
-    """Tell a list of texts, one value of a list column, from a list of lists, a column."""
+    """Return whether a list is one value of a list column (texts), not a column (lists)."""
     nested = pa.types.is_list(type_) or pa.types.is_map(type_)
     return nested and all(isinstance(item, str) for item in value) and len(value) > 0
 
@@ -385,14 +384,15 @@ def dead_letter_rows(
     include_body: bool = True,
     secrets: Iterable[str] = (),
 ) -> list[pa.RecordBatch]:
-    """Return rows of given-up messages, in the order of the columns, in batches if big.
+    """Yield rows of given-up messages in the given order, in batches if they are large.
 
     Args:
         columns: arrays, or single values for all rows: those of `RowBatch.columns()` and the
             kind's own. `reason`, and arrays for at least one column, are needed. Text that is not
             UTF-8 is kept with the replacement character; `body` is exact bytes.
         first_ordinal: the first row's place among the dead letters of its task attempt; the caller
-            counts on, so that the dead letters of a key keep their order.
+            adds the number of rows for its next call, so that the dead letters of a key keep their
+            order.
         include_body: False keeps length and digest only, and a backfill cannot send the dead
             letter.
 
@@ -457,7 +457,7 @@ def _instants(millis: pa.Array) -> pa.Array:
 
 
 def _one_each(keys: pa.Array) -> pa.Array:
-    """Return a text per row as a list of one text per row; null stays null."""
+    """Return a column of texts as a column of lists with one text; null stays null."""
     present = keys.is_valid()
     offsets = np.concatenate([[0], np.cumsum(present.to_numpy(zero_copy_only=False))])
     starts = pa.array(offsets, pa.int32(), mask=np.append(~np.asarray(present), False))

@@ -27,12 +27,12 @@ TRANSACTION: Final = "transaction"
 KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL, TRANSACTION)
 
 REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "consumer")
-"""Classes of dead letters: the row itself; the way to the broker, or a busy or broken broker; a
-topic closed to us; no valid answer, so perhaps stored; an earlier message of its key failed; a
-consumer group gave it up (exported from its dead-letter topic)."""
+"""Classes of dead letters by cause, in order: the row itself; the way to the broker, or a busy or
+broken broker; a topic closed to us; no valid answer, so perhaps stored; an earlier failed message
+of the key; a consumer group that gave the message up (exported from its dead-letter topic)."""
 
 UNPARKED: Final = "unparked"
-"""The resolution that takes back the one before it: the dead letter is pending again."""
+"""The resolution that takes back the previous one, so the dead letter is pending again."""
 
 RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 """Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
@@ -60,7 +60,7 @@ _TYPES: Final[dict[str, pa.DataType]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column: Spark's type name, the kinds that use it, and what it says."""
+    """A column: Spark's type name, the kinds that use it, and its meaning."""
 
     name: str
     sql_type: str
@@ -175,8 +175,8 @@ COLUMNS: Final[tuple[Column, ...]] = (
 # fmt: on
 
 SEQUENCE: Final = "sequence"
-"""Column that orders rows: a row that was appended after another was in the table has the greater
-number, whatever the writers' clocks say."""
+"""Column that orders rows by their appends, independent of the writers' clocks: a later row has the
+greater number."""
 
 RUN_COLUMNS: Final = (
     "query_id", "run_id", "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id",
@@ -193,8 +193,8 @@ STATS_COLUMNS: Final = (
 
 
 UNFOLDED: Final = {kind: f"unfolded {kind}" for kind in (SEND, ISOLATION)}
-"""Kinds that readers see rows under which are not in the table yet. A row may be seen under both of
-its kinds for a moment, so nothing is counted over both."""
+"""{kind: name under which readers see its rows that are not in the table yet}. A row may be under
+both names for a moment, so no query counts over both."""
 
 
 def columns_of(kind: str) -> tuple[str, ...]:

@@ -33,12 +33,12 @@ _LEAST_MS: Final = 0.001
 _IDS_SHOWN: Final = 5
 GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
                         ("rtt_ms", 0.01))  # fmt: skip
-"""A row of a group has its percentiles: (column, share of its messages that it stands for)."""
+"""Percentile columns of a group's row: (column, share of the messages that it stands for)."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The rows that are meant; None stands for all.
+    """The selected rows; None stands for all.
 
     `query_id` may be the beginning of an id, as reports show it; `since` is included, `until` not.
     """
@@ -71,7 +71,8 @@ class Scoped:
 
 
 def is_text(column: str, text: str, form: str = "{}") -> str:
-    """Return a condition; text that needs quotes in Spark or DuckDB becomes hexadecimal digits."""
+    """Return the condition that a column is this text; text that needs quotes becomes hexadecimal
+    digits."""
     column = form.format(column)
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
         return f"{column} = '{text}'"
@@ -82,7 +83,7 @@ def full_id(query: Query, given: str, path: str) -> str:
     """Return the full id of a query; reports show its first characters only.
 
     Raises:
-        LedgerError: no query, or several, whose id begins so.
+        LedgerError: no query, or several, have an id that begins so.
     """
     begins = is_text("query_id", given, f"substr({{}}, 1, {len(given)})")
     rows = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
@@ -144,11 +145,11 @@ def middle_ms(class_: int) -> float:
 def percentile(
     counts: Iterable[tuple[int, float]], share: float, longest: float | None = None
 ) -> float | None:
-    """Return the latency (ms) that a share of the answers did not exceed; None of none.
+    """Return the latency (ms) that a share of the answers did not exceed; None without answers.
 
     Args:
         counts: (class, weight), sorted by class.
-        longest: the longest latency there is.
+        longest: the longest latency of all answers.
     """
     classes = list(counts)
     total = sum(weight for _, weight in classes)

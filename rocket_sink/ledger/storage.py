@@ -1,9 +1,9 @@
 """Address and credentials of a ledger's object store: Hadoop's properties, for other readers, too.
 
 Spark reaches a store by `spark.hadoop.fs.*`; driver and tasks reach it by pyarrow as well, for the
-files beside the table, and the driver by delta-rs. So that they are set once, the driver reads the
-properties of its session, and hands them to tasks with the ledger's token (`ledger.table`). What is
-not set there pyarrow and delta-rs take from the environment.
+files beside the table, and the driver by delta-rs. Users set them once: the driver reads the
+properties of its session, and hands them to tasks with the ledger's token (`ledger.table`). pyarrow
+and delta-rs take missing properties from the environment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DELTA_RS: Final = {
 }  # fmt: skip
 """delta-rs's names of pyarrow's arguments."""
 _PATIENCE: Final = {"max_retries": "12", "backoff_config.init_backoff": "500ms"}
-"""About half a minute, as S3A has; by default delta-rs fails after some seconds without a store."""
+"""Retries for about half a minute, as in S3A; by default delta-rs gives up after some seconds."""
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _ENDPOINT_S3: Final = "AWS_ENDPOINT_URL_S3"
 _OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
@@ -62,8 +62,8 @@ def properties_for(uri: str) -> Properties:
 def active_session() -> Any:
     """Return the classic or Connect session of this process, or None; never start one.
 
-    The thread's own, else the process's: Spark knows no active session in a thread that has not
-    run anything yet. None in a worker, and where pyspark was never imported.
+    The thread's session counts before the process's, because Spark knows no active session in a
+    thread that has not run anything yet. Workers, and processes without pyspark, have None.
     """
     if "pyspark.sql" not in sys.modules:
         return None
@@ -77,14 +77,14 @@ def active_session() -> Any:
 
 
 def is_classic(spark: SparkSession | None) -> bool:
-    """Return False for Spark Connect, whose client has no JVM to ask, and for None."""
+    """Return whether the session has a JVM: not a Spark Connect session, and not None."""
     return getattr(spark, "_jsparkSession", None) is not None
 
 
 def session_properties(session: SparkSession, uri: str) -> Properties:
     """Return a classic session's Hadoop properties that a ledger's store needs.
 
-    Also from a credential provider (`hadoop.security.credential.provider.path`).
+    They include those of a credential provider (`hadoop.security.credential.provider.path`).
     """
     return _values(session.sparkContext._jsc.hadoopConfiguration(), _names(uri))
 
@@ -146,7 +146,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
     if "endpoint_override" in arguments:
         endpoint = f"{arguments['scheme']}://{arguments['endpoint_override']}"
     if endpoint:
-        # delta-rs takes the one that is for S3 alone before the other.
+        # delta-rs prefers the variable that is for S3 alone.
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
     return {**options, **_PATIENCE, "AWS_CONDITIONAL_PUT": "etag"}
@@ -156,10 +156,10 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
 def keeps_transactions() -> bool:
     """Return False for delta-rs before 1.6, which commits files without transactions.
 
-    A package manager may leave one that another package wants.
+    A package manager may keep an old version that another package wants.
     """
     log_level = os.environ.get("RUST_LOG")
-    # Read at the import. Its warnings are of commits that came first, which is no fault.
+    # delta-rs reads this at its import. It warns of commits that came first, which is no fault.
     os.environ["RUST_LOG"] = log_level or "error"
     try:
         from deltalake import __version__
@@ -176,7 +176,7 @@ def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
     try:
         return fs.S3FileSystem(allow_delayed_open=True, **arguments)
     except TypeError:
-        # An Arrow before that option: three requests.
+        # An older Arrow lacks the option, and needs three requests.
         return fs.S3FileSystem(**arguments)
 
 

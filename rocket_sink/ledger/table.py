@@ -1,20 +1,16 @@
-"""The Delta table: made once, checked at each use, asked for what it has committed.
+"""The Delta table: how it is made, checked at each use, and asked for its commits. The ledger's id
+is Delta's own id of the table. It names the folds in Delta's transaction log, so a new table never
+skips rows because of its predecessor's folds.
 
-The ledger's id is Delta's own id of the table; it names the folds in Delta's transaction log, so a
-table that was made anew never skips rows for what the one before it had.
-
-Proof that driver and tasks have one ledger: a file that the driver made and the tasks find.
-
-The file is a note of the kind `tokens` with a random name. The driver makes one, or takes the one
-that is there, before it hands the sink to its tasks. The name travels with the sink's
-configuration, and a task looks for the file before its first send. A folder of the same path on a
-worker's own disk has another one or none: rows that were given up would end up there while the
-query succeeds. The same look proves that the task can write to the ledger: otherwise that shows
-after the rows were sent, and each retry sends them again.
-
-A file of any name proves it, so two drivers that start on a new ledger at once need no agreement.
-Local paths are looked at by each task, object stores once per worker process. What is written to
-try it is a folder (local) or an object, which goes at once.
+Driver and tasks have one ledger if the tasks find a file that the driver made. The file is a note
+of the kind `tokens` with a random name. The driver makes it, or takes an existing one, before it
+hands the sink to its tasks. The name travels with the sink's configuration, and a task looks for
+the file before its first send. A folder of the same path on a worker's own disk lacks this file;
+without the check, given-up rows would be lost there while the query succeeds. The same check proves
+that the task can write to the ledger. Otherwise the write would fail after the rows were sent, and
+each retry would send them again. Any driver's file will do, so two drivers that start on a new
+ledger at once need no agreement. Each task checks a local path; each worker process checks an
+object store once. The test of writing makes a folder (local) or an object, and removes it at once.
 """
 
 from __future__ import annotations
@@ -77,7 +73,7 @@ _CONFLICT: Final = re.compile(
 """Text of Delta's error when another commit came first."""
 _OURS: Final = "rocket_sink.errors."
 _AWAY: Final = re.compile(r"AccessDenied|Forbidden|SocketTimeout|ConnectException|UnknownHost")
-"""Names in errors of a store that tell nothing of the table."""
+"""Words in errors of a store that say nothing about the table."""
 _SESSIONS: Final = {
     "JavaPackage": "this Spark session has no Delta Lake, by which the ledger is made and read: "
     "start it with rocket_sink.build_session, or give spark-submit --packages "
@@ -88,11 +84,11 @@ _SESSIONS: Final = {
     "starts, or start it with rocket_sink.build_session",
     "stopped SparkContext": "this Spark session was stopped: begin a new one",
 }
-"""Errors of sessions that cannot read the table, by a sign in their text."""
+"""{part of an error's text: advice}, for sessions that cannot read the table."""
 _HISTORY: Final = 100
-"""Commits of the table that are looked through for the rows of a fold that has just been made."""
+"""Number of commits that are searched for the rows of the last fold."""
 PROPERTIES: Final = {
-    # History must not be edited; `upkeep.rewrite` tells what takes rows out.
+    # Nobody may edit history; only `upkeep.rewrite` takes rows out.
     "delta.appendOnly": "true",
     # Files that were merged, and old commits, stay for readers that are open.
     "delta.deletedFileRetentionDuration": "interval 6 hours",
@@ -120,7 +116,7 @@ def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None
     """Open the table if delta-rs makes all of an application's commits; else return None.
 
     Raises:
-        LedgerError: a store of which delta-rs makes them cannot be read now.
+        LedgerError: delta-rs makes them, and the store cannot be read now.
     """
     if not is_classic(spark):
         return None
@@ -130,7 +126,7 @@ def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
-    """True when a Delta table is there, of whatever schema.
+    """Return whether a Delta table is there, of any schema.
 
     Raises:
         LedgerError: only Spark's Delta can tell, and the session has none.
@@ -165,7 +161,7 @@ def check_table(spark: SparkSession, place: LedgerPath) -> str:
     """
     identity = _identity(spark, place)
     if identity.version is None and _has_our_columns(spark, place):
-        # The table is being made: another process is between the two steps of `_made`.
+        # Another process is making the table, and is between the two steps of `_made`.
         return identity.ledger_id
     return _checked(place, identity)
 
@@ -212,7 +208,7 @@ def has_delta(spark: SparkSession) -> bool:
 
 
 def no_delta(place: LedgerPath) -> str:
-    """Return what to do where only Spark's Delta will do."""
+    """Return the advice for places where only Spark's Delta works."""
     return (
         f"the ledger {place.uri} needs Spark's Delta, which this session does not have: add the "
         "package io.delta:delta-spark and Delta's settings (spark.sql.extensions, "
@@ -232,7 +228,7 @@ def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) ->
 def _below(uri: str, file: str) -> tuple[str, str]:
     """Return the path of a file of Spark's below the table's folder, and its kind."""
     (store, name), (own_store, root) = (_store_and_path(unquote(text)) for text in (file, uri))
-    # A URI without a host is of Spark's default file system, whose host Spark's own paths name.
+    # A URI without a host is on Spark's default file system, whose host is in Spark's paths.
     if not own_store or store == own_store:
         name = name.removeprefix(f"{root}/")
     return name, name.partition("/")[0].removeprefix("kind=")
@@ -256,8 +252,8 @@ def missing(place: LedgerPath) -> LedgerError:
 def txn_app_id(query_id: str) -> str:
     """Return the `txnAppId` of a query's foreachBatch epochs; `txnVersion` is the epoch.
 
-    It holds the query id, which lives in the checkpoint: a new checkpoint counts epochs from 0
-    again, and Delta would skip them all, sends included, under an old id.
+    The id contains the query id, which is kept in the checkpoint. A new checkpoint counts epochs
+    from 0 again, and under an old id Delta would skip them all, with their sends.
     """
     return f"rocket-sink/epochs/{query_id}"
 
@@ -296,9 +292,8 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
-    """Whether the fold whose manifest has that token is in the table, by a commit after `version`.
-
-    None: not known, for the log does not reach back so far.
+    """Return whether a commit after `version` has the fold whose manifest has this token; None if
+    the log does not reach back so far.
     """
     table = open_direct(spark, place)
     if table is not None:
@@ -325,8 +320,8 @@ def check_not_ahead(
 ) -> None:
     """Refuse a start whose ledger has epochs after `first_epoch`, the first one to be run.
 
-    Delta would skip those epochs, and the sends below them, without a word. An epoch that is
-    equal is right: it was recorded, and the crash came before Spark noted its end.
+    Delta would skip those epochs and their sends without an error. An equal epoch is right: it was
+    recorded, and the crash came before Spark noted its end.
 
     Raises:
         CheckpointError: says what is ahead of what and how to go on.
@@ -346,12 +341,11 @@ def check_not_ahead(
 
 
 def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
-    """Return the table after it is made, and has its version.
-
-    Several queries may start on one ledger. A change of the table's version makes each append fail
-    that is under way, of `write_batch` after it has sent; so one at a time looks and changes, under
-    a lock. Where there can be none (a file system that pyarrow does not know), or another host does
-    not see it, Delta lets one through and the others read the table again.
+    """Make the table if needed, set its version, and return it. Several queries may start on one
+    ledger. A change of the table's version makes every running append fail, that of `write_batch`
+    after its sends. So one process at a time checks and changes it, under a lock. Without a lock (a
+    file system that pyarrow does not know, or another host), Delta accepts one change and the
+    others read the table again.
     """
     # The import is here because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
@@ -418,7 +412,8 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether the columns are ours; a kill may have left a table without a version."""
+    """Return whether the table has our columns; a killed process may have left it without a
+    version."""
     with reading(place):
         columns = spark.read.format("delta").load(place.uri).columns
     return columns == [column.name for column in COLUMNS]
@@ -483,13 +478,13 @@ def _delta_table() -> Any:
 
 @contextlib.contextmanager
 def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
-    """Around each read of the table by Spark's Delta.
+    """Turn errors of a read by Spark's Delta into a LedgerError.
 
     Args:
-        before: what the error says first.
+        before: the first words of the error.
 
     Raises:
-        LedgerError: the table cannot be read; in the place of Spark's and Java's own errors.
+        LedgerError: the table cannot be read.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -515,8 +510,8 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error; for Java's errors, their message without the stack.
 
-    Of an error of ours that failed a task, the line that says it; Spark shows it in the stack only
-    where tasks were writing a table.
+    For our own error that failed a task, return its line; if tasks were writing a table, Spark
+    shows it only in the stack.
     """
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
@@ -543,15 +538,15 @@ _BETWEEN_LOOKS_S: Final = 1.0
 """NFS clients remember for some seconds that a file was not there."""
 
 _proved: set[tuple[str, LedgerPath]] = set()
-"""Applications whose executors have looked at a ledger."""
+"""Applications whose executors have been checked for a ledger."""
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
 """Whether delta-rs commits to a ledger on a store, by application: all of an application's commits
 are made in one way, for Spark's Delta could overwrite those of delta-rs."""
 _not_before_s: dict[tuple[str, LedgerPath], float] = {}
-"""When a store that pyarrow did not reach is looked for again, by application."""
+"""{(application, ledger): time of the next try to reach the store by pyarrow}."""
 _LOOK_AGAIN_S: Final = 300.0
 _deciding = ForkLock()
-"""Lock of the decision: several queries of a driver may begin at the same time."""
+"""Lock of `_allowed`, because several queries of a driver may begin at the same time."""
 _tried: set[LedgerToken] = set()
 """Ledgers to which this process, or its parent before a fork, has written."""
 
@@ -562,8 +557,8 @@ class LedgerToken:
 
     Attributes:
         uri: of the ledger, as Spark names it.
-        name: of the file. Empty: the driver's files are out of reach (from a Spark Connect
-            client), and the table must be there, which the driver has made.
+        name: name of the file; empty if the driver's files are out of reach (a Spark Connect
+            client). Then the driver has made the table, which must be there.
         spools: tasks write spool files.
         storage: how to reach the store, which only the driver's session knows.
     """
@@ -574,12 +569,12 @@ class LedgerToken:
     storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
     def use(self) -> None:
-        """Called by a task before it looks for the ledger."""
+        """Make the store's properties known; called by a task before it looks for the ledger."""
         if self.storage:
             remember(self.storage, self.uri)
 
     def check(self) -> None:
-        """Called by a task before its first send.
+        """Check that this is the driver's ledger; called by a task before its first send.
 
         Raises:
             LedgerError: another folder than the driver's, or one that cannot be written or
@@ -651,7 +646,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
 
 def _refuse_foreign(place: LedgerPath) -> None:
-    """Look before the first file is written there; by delta-rs, for there may be no session.
+    """Check before the first file is written there; by delta-rs, because there may be no session.
 
     Raises:
         LedgerError: the folder is another Delta table.
@@ -666,8 +661,8 @@ def _refuse_foreign(place: LedgerPath) -> None:
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
     """Return the token for executors that write data files; None if none do.
 
-    On disks of their own the files would be lost to the table, which names them, and a fold deletes
-    what it has appended.
+    If executors wrote to disks of their own, the table would name files that are lost, after the
+    fold has deleted their rows from the spool.
     """
     if not _has_executors(spark) or not (place.is_local or _may_commit(spark, place)):
         return None
@@ -675,10 +670,9 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
 
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
-    """Let executors look once per session, before Spark's own tasks read the table's log.
-
-    These would fail with a missing file and no word of the reason. Executors that come later are
-    looked at by what they run.
+    """Let executors check the folder once per session, before Spark's tasks read the table's log:
+    those would fail with a missing file and no reason. Executors that start later are checked by
+    their tasks.
 
     Raises:
         LedgerError: an executor has another folder, or cannot write; says what to change.
@@ -707,7 +701,7 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
     """Whether delta-rs commits to a table on a store; settled once per application.
 
-    A store that pyarrow does not reach may be away: it is looked for again after a while.
+    A store that pyarrow does not reach may be away, so it is tried again after a while.
 
     Raises:
         LedgerError: the store cannot be asked now.
@@ -741,8 +735,8 @@ def _has_executors(spark: SparkSession) -> bool:
     return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"
 
 
-# The data source asks in processes that live for one call: pyarrow's file systems and what writes
-# files are imported where they are needed.
+# Imports are where they are needed, because the data source runs in processes that live for one
+# call, and pyarrow's file systems load slowly.
 
 
 def _names(place: LedgerPath) -> list[str]:
@@ -765,9 +759,8 @@ def _exists(place: LedgerPath, path: str) -> bool:
 
 
 def _write(place: LedgerPath, *, spools: bool) -> None:
-    """Make and remove something where the task will write.
-
-    A folder, where there are folders: the fold takes files in the spool for rows.
+    """Make and remove a test object where the task will write. On file systems it is a folder,
+    because a fold takes files in the spool for rows.
     """
     name = f"_try-{uuid.uuid4().hex}"
     if place.is_local:
@@ -784,7 +777,7 @@ def _write(place: LedgerPath, *, spools: bool) -> None:
     make_folder_of(filesystem, path)
     with filesystem.open_output_stream(path) as file:
         file.write(b"-")
-    # Tasks need no right to delete; what stays is one byte per worker process.
+    # Tasks need no right to delete; the remaining objects are one byte per worker process.
     with contextlib.suppress(OSError):
         filesystem.delete_file(path)
 

@@ -1,4 +1,4 @@
-"""The rows of the ledger that count: the views behind `Ledger`, as SQL over all its rows.
+"""The views behind `Ledger`, as SQL over all its rows; they select the rows that count.
 
 A task attempt counts if it is complete and the last of its partition. Within a run the last attempt
 is the one that Spark started last; over runs it is the last in the table. Once Spark has confirmed
@@ -73,14 +73,14 @@ def _rows(kind: str, **instead: str) -> str:
 
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
-"""Tables may have times beyond Python's, of which one would keep all letters from being read."""
+"""Term that nulls times outside Python's range: one such time would make all letters unreadable."""
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 
 def _newest_rows(kind: str) -> str:
-    """Return the rows of one kind, those that are not folded yet among them."""
+    """Return a query for the rows of one kind, with those that are not folded yet."""
     return f"{_rows(kind)} OR kind = '{UNFOLDED[kind]}'"
 
 
@@ -89,8 +89,8 @@ VIEWS: Final = {
     "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
     "latest_answers": f"SELECT * FROM ({_newest_rows(SEND)}) s WHERE outcome <> '{IN_FLIGHT}'",
     "latest_isolations": _newest_rows(ISOLATION),
-    # A complete task attempt has awaited all its answers. Only of the others, which died, need the
-    # requests be held against the answers: a ledger may have as many of the ones as of the others.
+    # Join requests and answers only for attempts that died, because a complete attempt has awaited
+    # all its answers. A ledger has many requests, so the join would be large.
     "died_in_flight": f"""
         SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
         ANTI JOIN (SELECT * FROM ledger_rows WHERE kind = '{EPOCH}' AND complete) c
@@ -136,7 +136,7 @@ VIEWS: Final = {
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
         FROM epoch_rows WHERE complete IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
-    # `_current` is false where another run of the epoch was confirmed.
+    # `_current` is false if another run of the epoch was confirmed.
     "task_runs": """
         SELECT *, max(_order) OVER (PARTITION BY query_id, epoch, run_id) AS _run_order,
             max(at) OVER (PARTITION BY query_id, epoch, run_id) AS _run_at,
@@ -156,9 +156,9 @@ VIEWS: Final = {
                 task_attempt_id DESC NULLS LAST, _order DESC, at DESC
         ) = 1 AS counts FROM task_runs""",
     "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
-    # A letter without a partition comes from no task, and nothing can supersede it; but those of a
-    # send of `TableProducer` that failed as a whole do not count, as those of a failed task. An
-    # export that runs twice gives the same letters.
+    # A letter without a partition comes from no task, so nothing can supersede it. Letters of a
+    # failed send of `TableProducer` do not count, like those of a failed task. An export that runs
+    # twice gives the same letters.
     "counted_letters": f"""
         SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
             SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY sequence, at) AS _nth
@@ -198,8 +198,8 @@ VIEWS: Final = {
             GROUP BY {", ".join(_ATTEMPT)}, request
             HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
         ) r GROUP BY {", ".join(_ATTEMPT)}""",
-    # The view sums all that brokers may have stored of attempts that do not count. A killed attempt
-    # may still run as long as no other attempt has taken its place.
+    # The view sums the rows of attempts that do not count, which brokers may have stored. A killed
+    # attempt may still run until another attempt has taken its place.
     "superseded": f"""
         SELECT query_id, epoch, count(*) AS superseded_attempts,
             CAST(sum(perhaps_stored) AS BIGINT) AS superseded_rows
@@ -213,9 +213,10 @@ VIEWS: Final = {
                 ON {_same("k", "a", ("query_id", "epoch"))}
                     AND (k.partition = a.partition OR k.run_id <> a.run_id)
         ) s GROUP BY query_id, epoch""",
-    # An epoch that only the driver knows had no rows to send: then tasks are silent. In the
-    # foreachBatch lane the commit of an epoch's rows is its end. A send of `TableProducer` that
-    # failed counts as nothing: its caller has the error, and no later attempt takes its place.
+    # An epoch with only the driver's row had no rows to send, because tasks without rows write
+    # nothing. In the foreachBatch lane an epoch ends with the commit of its rows. A failed send of
+    # `TableProducer` counts as no rows: its caller has the error, and no later attempt takes its
+    # place.
     "epochs": f"""
         SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
             coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
@@ -250,9 +251,9 @@ VIEWS: Final = {
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
-    # Half messages that are in the ledger and stored are all decided, to be committed: only the
-    # foreachBatch lane and batch writes have any, and their rows are in the table when, and only
-    # when, the epoch's append is. Those of failed attempts are in no append.
+    # All stored half messages in the ledger are decided to be committed: only the foreachBatch lane
+    # and batch writes have half messages, and their rows come into the table with the epoch's
+    # append. Half messages of failed attempts are in no append.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",
@@ -272,7 +273,7 @@ VIEWS: Final = {
             FROM epoch_ends GROUP BY query_id, epoch
         ) e ON h.query_id = e.query_id AND h.epoch = e.epoch""",
 }  # fmt: skip
-"""Name -> query over `ledger_rows` (the whole table) and the views before it."""
+"""{name: query over `ledger_rows` (the whole table) and earlier views}."""
 
 
 def queried(rows: DataFrame, select: str) -> DataFrame:

@@ -46,7 +46,7 @@ class BatchAccumulator:
         self._closed = False
 
     def takes(self, message: Message) -> bool:
-        """The message may be batched."""
+        """Return whether the message may be batched."""
         return (
             message.sharding_key is None
             and not message.is_single
@@ -124,7 +124,7 @@ class BatchAccumulator:
                 end = start + len(encoded)
                 self._submit(batch.entries[start:end], ids[start:end], encoded)
         except Exception as error:
-            # `add` has returned: nobody else would tell the futures.
+            # Fail the futures here: `add` has returned, so nothing else would end them.
             for _, future in batch.entries[end:]:
                 future.ended(None, error)
 
@@ -137,7 +137,7 @@ class BatchAccumulator:
                 future.ended(None, error)
 
     def send_singly(self, entries: list[Entry], ids: list[str]) -> None:
-        """After the broker refused the batch, so that only the illegal message fails."""
+        """Send the messages of a refused batch one by one, so that only the illegal one fails."""
         for (message, future), message_id in zip(entries, ids, strict=True):
             try:
                 self._driver.submit_again(self._builder.single(named(message, message_id)), future)

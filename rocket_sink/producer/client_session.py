@@ -85,7 +85,7 @@ class ClientSession:
         self.driver.close(timeout_s)
 
     def finish(self) -> None:
-        """Send what was taken, as the process ends."""
+        """Send all accepted messages, as the process ends."""
         self.driver.finish()
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
@@ -107,6 +107,6 @@ class ClientSession:
                 extra={"peer": channel.address},
             )
         except Exception:
-            # The error must not end the thread that drives now, which may be the producer's.
+            # Go on: the error must not end the driving thread, which may be the producer's.
             _LOG.exception("the request %d of %s was not served", frame.code, channel.address)
         return True

@@ -1,16 +1,17 @@
 """Sharing one engine between threads: leader and followers.
 
-A thread that waits for an answer drives the engine if no other thread does (the leader). The
-followers sleep until their request is complete, or until the leader's is and it wakes one of them
-to lead. The producer's own thread sends heartbeats while no caller drives; from the first
-asynchronous send on it leads.
+A thread that waits for an answer drives the engine if no other thread does (the leader). A follower
+sleeps until its request is complete, or until the leader's request is complete and the leader wakes
+the follower to lead. The producer's own thread sends heartbeats while no caller drives; from the
+first asynchronous send on it leads.
 
 The lock guards the engine. It is released while the leader waits for sockets, so that other threads
 can submit. Callbacks run without it on the leading thread, and may send.
 
 An exception may come between any two steps of a thread: Ctrl-C, or a signal handler that raises. A
-thread that has the lock marks each use of the engine. Who finds the mark of another one resets the
-engine. No thread waits without a deadline, and futures that nobody knows any more end after theirs.
+thread that has the lock marks each use of the engine. A thread that finds another thread's mark
+resets the engine. No thread waits without a deadline. Futures whose requests were lost end after
+their deadlines.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ STEP_S: Final = 0.05
 _HEARTBEATS_S: Final = 0.5
 """Longest wait for the answers to heartbeats; later ones are read the next time."""
 _CHECKS_PER_INTERVAL: Final = 3
-"""Checks for due heartbeats per interval, so that one is late by a third of it at most."""
+"""Checks for due heartbeats per interval; a heartbeat is late by a third of it at most."""
 _GRACE_S: Final = 1.0
 """Time after a request's deadline in which its end becomes known."""
 _LOST_S: Final = 5.0
 """Time after which a request that has not ended is taken for lost."""
 _FUTURES: Final = 4096
-"""Futures after which those that have ended are dropped; otherwise they are after `_IDLE_S`."""
+"""Number of futures from which on ended ones are dropped at once; else after `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
 """Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
 
@@ -86,7 +87,7 @@ class Waiter:
         return self.completion is not None
 
     def prepare_wait(self) -> None:
-        """Called under the driver's lock, before `wait`."""
+        """Prepare for `wait`, under the driver's lock."""
         self._gate = threading.Lock()
         self._gate.acquire()
         self.asleep = True
@@ -97,28 +98,28 @@ class Waiter:
         self._gate.acquire(timeout=timeout_s)
 
     def wake(self) -> None:
-        """Called under the driver's lock."""
+        """End the wait, under the driver's lock."""
         if self.asleep and self._gate is not None:
             self.asleep = False
             self._gate.release()
 
 
 class Token(Protocol):
-    """The owner of a request, who is told of its end."""
+    """The owner of a request, which gets its end."""
 
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
-        """Called without the lock, on the leading thread."""
+        """Take the completion; called without the lock, on the leading thread."""
 
     def done(self) -> bool:
         """Return whether the request has ended."""
 
 
 class TimerTask(Protocol):
-    """A task that the leader runs at a time, without the lock; it may send."""
+    """A task that the leader runs when it is due, without the lock. The task may send."""
 
     def due_s(self) -> float | None:
-        """When to run (monotonic seconds); None: not scheduled."""
+        """The time of the next run (monotonic seconds); None if not scheduled."""
 
     def run(self, now_s: float) -> None: ...
 
@@ -140,7 +141,8 @@ class SubmissionQueue:
         """Completions of requests that failed here."""
 
     def takes(self, request: SendRequest) -> bool:
-        """The request may be queued: it is small, there is room, and no rate limit applies."""
+        """Return whether the request may be queued: it is small, there is room, and no rate limit
+        applies."""
         engine = self._engine
         return (
             len(request.body) < SUBMITTED_BYTES
@@ -149,10 +151,10 @@ class SubmissionQueue:
         )
 
     def drain(self) -> None:
-        """Submit to the engine as many requests as its window has room for, together those that
-        may share a group."""
+        """Submit as many requests to the engine as its window has room for, in groups where
+        possible."""
         requests, window = self.requests, self._engine.window
-        # Hooks of requests see each one by itself.
+        # Hooks must see each request by itself, so it cannot be in a group.
         grouping = len(requests) >= GROUP_LEAST and not self._engine.client.rpc_hooks
         groups: dict[Hashable, list[SendRequest]] = {}
         count = size = 0
@@ -173,7 +175,7 @@ class SubmissionQueue:
                 self._submit_together(together[start : start + GROUP_MOST])
 
     def _submit_together(self, together: list[SendRequest]) -> None:
-        """Submit requests as a group, or in their order; what there is no room for goes back."""
+        """Submit requests as a group or in order; put requests without room back into the queue."""
         if len(together) >= GROUP_LEAST:
             unsubmitted = [] if self._submit(group_request(together)) else together
         else:
@@ -182,7 +184,7 @@ class SubmissionQueue:
         self.requests.extendleft(reversed(unsubmitted))
 
     def _submit(self, request: SendRequest) -> bool:
-        """False: there is no room."""
+        """Submit a request; return whether the engine had room."""
         try:
             return self._engine.try_submit(request)
         except Exception as error:
@@ -199,7 +201,7 @@ class SubmissionQueue:
 
     def take_back(self, request: SendRequest) -> bool:
         """Remove a request; False when it was not in the queue."""
-        # A copy: other threads append meanwhile.
+        # Copy the queue, because other threads append meanwhile.
         for position, waiting in enumerate(list(self.requests)):
             if waiting is request:
                 del self.requests[position]
@@ -227,21 +229,22 @@ class Driver:
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
         self._leadership = 0
-        """Number of the latest leadership: a thread ends only the one that it knows."""
+        """Number of the latest leadership, by which a thread ends only its own one."""
         self._leading = threading.Lock()
-        """Held while a thread leads: an interrupted one may leave its name in `_leader`."""
+        """Held while a thread leads. `_leader` may still name an interrupted thread."""
         self._in_step = False
-        """The engine is in use; without the lock: the thread that used it was interrupted."""
+        """Whether a thread uses the engine. If so while the lock is free, that thread was
+        interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, float] = {}
         """Threads that wait for the window in the order in which they get places, each with the
         end of its wait (engine's clock)."""
         self.is_started = False
-        """The producer's thread was started, as far as the system has one to give."""
+        """Whether the producer's thread was started, or the system refused to start one."""
         self._thread: threading.Thread | None = None
         self._thread_leads = False
         self._end_of_rest = threading.Event()
-        """Set when the producer's thread has more to do than heartbeats."""
+        """Set to wake the producer's thread for other work than heartbeats."""
         self.closing = False
         self._finishing = False
         """The producer's thread ends once nothing is pending."""
@@ -249,7 +252,8 @@ class Driver:
         self.futures: deque[SendFuture] = deque()
         """Futures of new asynchronous sends; callers append theirs without the lock."""
         self._older_futures: list[tuple[float, SendFuture]] = []
-        """Futures that have not ended, and since when they are known here (engine's clock)."""
+        """Futures that have not ended, each with the time at which the driver first saw it
+        (engine's clock)."""
         self._next_look_s = 0.0
         self._rest_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
         if engine.heartbeats.detects:
@@ -267,14 +271,14 @@ class Driver:
         return result_of(self._sent(request, messages, mode))
 
     def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
-        """Returns when the frame is written.
+        """Submit a request without an answer; return when the frame is written.
 
         Java 5.x loses the message silently when it cannot connect; here an error is raised.
 
         Raises:
             NotSentError: no route, no connection, a broker too old for the message, no room in the
                 window or the rate limits, or no byte written before the time-out.
-            RequestTimeoutError: a part of it was written before the time-out.
+            RequestTimeoutError: a part of the frame was written before the time-out.
         """
         request.oneway, request.attempts, request.timeout_s = True, 1, self._timeout_s
         error = self._sent(request, messages, "oneway").error
@@ -313,7 +317,8 @@ class Driver:
                 with self.lock:
                     if self.closing:
                         raise ProducerClosedError("the producer is closed")
-                    # The leader may write small requests with a callback together.
+                    # Only a large request is written at once: the leader may write small ones
+                    # together.
                     large = len(request.body) >= SUBMITTED_BYTES
                     self._begin_step()
                     self._wakeup.flush_immediately = large or waiter.on_done is None
@@ -340,8 +345,8 @@ class Driver:
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
         """Submit a request of an asynchronous send, without the lock while there is room.
 
-        Starts the producer's thread. Where no thread can be started, as when the process ends,
-        the request has ended when this returns.
+        Starts the producer's thread. If no thread can be started, because the process ends, drive
+        until the request has ended.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -368,24 +373,24 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
             if is_back:
                 self.submit(request, waiter)
-            # Another thread that sends may have drained it, and drives for itself alone.
+            # Another thread may have drained the request, and drives only for its own.
             self._drive_to_end(waiter)
 
     def _drive_to_end(self, waiter: Token) -> None:
-        """Drive until a request has ended: no thread may do it."""
+        """Drive until a request has ended, because no other thread may do so."""
         until_s = self._last_deadline_s()
         while not waiter.done() and self.engine.clock() < until_s:
             self._drive_until(waiter.done, None, STEP_S)
 
     def _last_deadline_s(self) -> float:
-        """Return when all requests that the engine has by now have ended (engine's clock)."""
+        """Return the latest deadline of the engine's present requests (engine's clock)."""
         return self.engine.clock() + self.engine.longest_s + _GRACE_S
 
     def submit_again(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a part of a request that has ended: also while the producer closes.
+        """Submit a part of a request that has ended; allowed while the producer closes.
 
         Raises:
-            ProducerClosedError: it is closed.
+            ProducerClosedError: the producer is closed.
         """
         with self.lock:
             self._check_open()
@@ -394,7 +399,7 @@ class Driver:
         self.engine.client.wake()
 
     def wait(self, waiter: Waiter) -> Completion:
-        """Wait until the request is complete, which is soon after its deadline at the latest."""
+        """Wait until the request is complete, at the latest soon after its deadline."""
         until_s = self._last_deadline_s() + _LOST_S
         while waiter.completion is None:
             self._drive_until(waiter.done, waiter, _IDLE_S)
@@ -423,7 +428,7 @@ class Driver:
 
     @property
     def is_leading(self) -> bool:
-        """The calling thread drives the engine: it is in a callback."""
+        """Return whether the calling thread drives the engine, so that it is in a callback."""
         return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
@@ -445,8 +450,8 @@ class Driver:
         return routes[0]
 
     def invoke(self, address: str, frame: Frame) -> Frame:
-        """Send an administrative request and wait for its answer, of any code. Repeated once when
-        the credentials were refused and have changed.
+        """Send an administrative request and wait for its answer, of any code. The request is
+        repeated once if the credentials were refused and have changed since.
 
         Raises:
             NotSentError, UnknownOutcomeError: of the connection.
@@ -486,7 +491,7 @@ class Driver:
         return answer
 
     def oneway(self, address: str, frame: Frame) -> None:
-        """Send a oneway request; what the kernel does not take is written later.
+        """Send a oneway request; the rest is written later if the kernel does not take all.
 
         Raises:
             NotSentError: no connection, or the producer is closed.
@@ -531,8 +536,8 @@ class Driver:
         the group. Java's client has scheduled tasks for them (MQClientInstance.startScheduledTask,
         LatencyFaultToleranceImpl.startDetector).
 
-        The system may have no thread to give, and Python starts none while it ends. The next
-        asynchronous send tries again.
+        The system may refuse a thread, and Python starts none while it ends. The next asynchronous
+        send then tries again.
         """
         self.is_started = True
         if self._thread_leads:
@@ -578,14 +583,13 @@ class Driver:
         _call_back(done)
 
     def finish(self) -> None:
-        """Send what was taken, as the process ends; log how many messages were not delivered.
-
-        This takes no longer than the requests' own deadlines. No thread runs in the background
-        afterwards: asynchronous sends of those who are still there return when they have ended.
+        """Send all accepted messages, as the process ends; log how many were not delivered. This
+        takes no longer than the requests' own deadlines. Afterwards no thread runs in the
+        background, so asynchronous sends of other threads wait for their end.
         """
         thread = self._thread
         if self.closing:
-            if thread is not None:  # it closes a producer that was abandoned
+            if thread is not None:  # the thread closes a producer that was abandoned
                 thread.join(self.engine.longest_s + _GRACE_S)
             return
         with self.lock:
@@ -614,10 +618,9 @@ class Driver:
                 )  # fmt: skip
 
     def abandon(self) -> None:
-        """Let the producer's thread, if there is one, send what was taken, close, and end; one that
-        rests when it looks for heartbeats the next time.
-
-        Called by the garbage collector, perhaps in a thread that has the lock.
+        """Let the producer's thread, if there is one, send all accepted messages, close, and end. A
+        resting thread does so at its next heartbeat. The garbage collector calls this, perhaps in a
+        thread that has the lock.
         """
         self._is_abandoned = True
         self.engine.client.wake()
@@ -639,14 +642,14 @@ class Driver:
     def _drive_until(
         self, over: Callable[[], bool], waiter: Waiter | None, timeout_s: float
     ) -> None:
-        """Lead until `over` or about `timeout_s`; or follow while another thread leads."""
+        """Lead until `over` or for about `timeout_s`; follow while another thread leads."""
         me = threading.get_ident()
         with self.lock:
             if over():
                 return
             nested = self.is_leading
             if self._leader == me and not nested:
-                self._leader = None  # an interrupt has kept it from that
+                self._leader = None  # An interrupt has kept the last leader from this.
             lead = nested or self._leader is None
             if lead and not nested:
                 self._leader, self._leadership = me, self._leadership + 1
@@ -658,11 +661,11 @@ class Driver:
         if not lead:
             try:
                 follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
-            finally:  # an interrupt ends the wait, too
+            finally:  # also after an interrupt
                 with self.lock:
                     is_unled = leadership == self._leadership and not self._leading.locked()
                     if follower.asleep and is_unled:
-                        self._leader = None  # it was interrupted before it could
+                        self._leader = None  # Another thread's interrupt kept it from this.
                     follower.asleep = False
                     self._followers.pop(follower, None)
             return
@@ -672,7 +675,7 @@ class Driver:
         try:
             with self._leading:
                 if leadership != self._leadership:
-                    return  # it took so long that another thread leads
+                    return  # Another thread leads, because this took so long.
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
                 self._lead(over, timeout_s)
@@ -689,7 +692,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Let a follower lead if nobody does: the one that was woken last may not have to."""
+        """Let a follower lead if no thread does; the one woken last may have ended its wait."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -743,7 +746,7 @@ class Driver:
             if waiter.on_done is not None:
                 called.append((waiter, completion))
             if type(waiter) is Waiter:
-                # A cycle would wait for the garbage collector.
+                # Break the reference cycle, which only the garbage collector would free.
                 completion.token = None
                 waiter.completion = completion
                 waiter.wake()
@@ -760,9 +763,10 @@ class Driver:
         ]
 
     def _end_lost(self) -> None:
-        """End the futures that should have ended long ago: an interrupt has lost their requests."""
+        """End futures long past their deadlines, because an interrupt lost their requests."""
         now_s, options = self.engine.clock(), self.engine.options
-        # A request may wait for the window, or be sent again alone, and then has its time anew.
+        # A request has its time twice: it may wait for the window, or leave a batch and be sent
+        # again.
         longest_s = 2 * self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
@@ -851,7 +855,7 @@ class Driver:
         return True
 
     def _closed(self) -> bool:
-        # A method: mypy would take a second look at the attribute for unreachable.
+        # This is a method, because mypy would take a second test of the attribute for unreachable.
         return self.engine.closed
 
     def _check_open(self) -> None:
@@ -871,12 +875,12 @@ class Driver:
 
 
 def _call_back(done: list[tuple[Token, Completion]]) -> None:
-    """Call the callbacks, without the lock; an interrupt of one keeps for the end of all."""
+    """Call the callbacks, without the lock. An interrupt is raised after all of them."""
     interrupt: KeyboardInterrupt | None = None
     done.reverse()
     while done:
         try:
-            while done:  # an interrupt may come between two of them, too
+            while done:  # An interrupt may come between two calls, too.
                 waiter, completion = done.pop()
                 assert waiter.on_done is not None
                 waiter.on_done(completion)

@@ -2,12 +2,10 @@
 
 The standard class makes a condition of a dozen objects, which costs more than the message. Most
 sends end before a thread waits for them. So the condition is made on its first use. One atomic
-`dict.setdefault` decides whether that was before the end, and the standard code runs, or after it,
-and no thread has to be woken.
-
-That dict is one of our own. Python 3.10 and 3.11 make the `__dict__` of an instance on its first
-use, and a garbage collection in the middle can let another thread make it, too: the process ends
-with a segmentation fault.
+`dict.setdefault` decides whether that use came before the end of the send. If so, the standard code
+runs; if not, no thread has to be woken. The dict is an attribute of its own. Python 3.10 and 3.11
+make the `__dict__` of an instance on its first use, and a garbage collection in the middle can let
+another thread make it, too: the process ends with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class SendFuture(Future[SendResult]):
         self._hooks, self._context, self._callback = hooks, context, callback
         self._once: dict[str, Any] = {}
 
-    # What `Future.__init__` makes, each on its first use.
+    # Attributes that `Future.__init__` sets; here each is made on its first use.
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
@@ -87,7 +85,7 @@ class SendFuture(Future[SendResult]):
         self.ended(completion.result, completion.error)
 
     def ended(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Set the result or the error, and call the callback; the first end counts."""
+        """Set the result or the error, and call the callback; later calls do nothing."""
         if self._state == _FINISHED:
             return
         if self._context is not None:
@@ -124,7 +122,7 @@ class SendFuture(Future[SendResult]):
 def end_all(
     ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]],
 ) -> None:
-    """End each future; an interrupt (Ctrl-C) in a callback keeps until all have ended."""
+    """End each future; an interrupt (Ctrl-C) in a callback is raised after all have ended."""
     interrupt: KeyboardInterrupt | None = None
     for future, result, error in ends:
         try:

@@ -69,13 +69,13 @@ class SendHook:
     """Base class; override some methods. They are called from any sending or driving thread."""
 
     def before_send(self, context: SendContext) -> None:
-        """Before the request is submitted."""
+        """Called before the request is submitted."""
 
     def after_send(self, context: SendContext) -> None:
-        """After the result or error."""
+        """Called after the result or error."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """After the end of a transaction."""
+        """Called after the end of a transaction."""
 
 
 class Hooks:

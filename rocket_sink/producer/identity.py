@@ -17,7 +17,7 @@ from rocket_sink.wire.ids import MessageIds
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()
 _named: Final[dict[str, int]] = {}
-"""{client id by `instanceName`: the process that had it first}; a forked child has its parent's."""
+"""{client id by `instanceName`: pid of the first process with it}; a forked child inherits it."""
 
 
 def local_ip() -> str:
@@ -33,7 +33,7 @@ def local_ip() -> str:
 
 
 class Identity:
-    """Made once per client and process; stale in a forked child (`of_pid`)."""
+    """Identity of a client in one process; invalid in a forked child (`of_pid`)."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.of_pid = os.getpid()
@@ -41,8 +41,9 @@ class Identity:
         instance = options.instance_name or f"{self.of_pid}#{secrets.token_hex(4)}"
         client_id = f"{self.ip}@{instance}"
         if options.instance_name and _named.setdefault(client_id, self.of_pid) != self.of_pid:
-            # Brokers know one connection of a client id: replies would go to the parent, and be
-            # dropped once one of the two unregisters (ProducerManager.clientChannelTable).
+            # Brokers know one connection per client id (ProducerManager.clientChannelTable). With
+            # the parent's id, the child's replies would go to the parent, or nowhere once one of
+            # them unregisters.
             client_id = f"{client_id}#{self.of_pid}"
         self.client_id = client_id
         self.group = with_namespace(options.namespace, options.producer_group)
@@ -53,8 +54,8 @@ class Identity:
     def claim(self) -> None:
         """Reserve this client id and group in this process, until `release`.
 
-        Brokers identify clients by both: the first of two such clients that closes would unregister
-        the other, which would then get no transaction checks and replies.
+        Brokers identify clients by both: if two clients share them, the first one that closes
+        unregisters the other, which then gets no transaction checks or replies.
 
         Raises:
             ConfigurationError: reserved already (Java: MQClientInstance.registerProducer).

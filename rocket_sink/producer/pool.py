@@ -67,10 +67,10 @@ class ProducerPool:
         return engine
 
     def release(self, engine: SendEngine, *, usable: bool = True) -> None:
-        """Return an engine; one that is not usable, broken, or has pending requests is closed.
+        """Return an engine; close it if it is broken, not `usable`, or has pending requests.
 
         Raises:
-            RuntimeError: it is not leased (returned twice, or of another pool).
+            RuntimeError: the engine is not leased (returned twice, or to another pool).
         """
         with self._lock:
             self._after_fork()
@@ -88,7 +88,7 @@ class ProducerPool:
 
     @contextmanager
     def engine(self, options: SinkOptions) -> Iterator[SendEngine]:
-        """`acquire` and `release`; after an exception it is not used again."""
+        """Acquire an engine and release it; close it after an exception."""
         engine = self.acquire(options)
         try:
             yield engine

@@ -1,4 +1,4 @@
-"""The end of a process: what its producers have taken is sent first.
+"""The end of a process: messages that its producers accepted are sent first.
 
 Python ends when its last thread that is no daemon does, and a child of `multiprocessing` by
 `os._exit`. Both call `finish_all` before. A process that is killed, or calls `os._exit` itself,
@@ -17,7 +17,8 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.net import log
 
 _LAST: Final = -100
-"""Priority among the finalizers of `multiprocessing`: a program's own run before, and may send."""
+"""Priority among the finalizers of `multiprocessing`; a program's own ones run first, and may send.
+"""
 
 
 class Sender(Protocol):
@@ -26,7 +27,7 @@ class Sender(Protocol):
     of_pid: int
 
     def finish(self) -> None:
-        """Send what was taken. Asynchronous sends wait for their end from now on."""
+        """Send all accepted messages. From now on `send_async` blocks until the send has ended."""
 
 
 _LOG: Final = log.logger(__name__)
@@ -40,7 +41,7 @@ def finish_at_end(sender: Sender) -> None:
     """Call `finish` when this process ends."""
     with _lock:
         _senders.add(sender)
-        # It runs before the end of what began earlier, as Spark's JVM.
+        # Register again as the last one: the last one runs first, before the end of Spark's JVM.
         atexit.unregister(finish_all)
         atexit.register(finish_all)
         processes = sys.modules.get("multiprocessing.process")
@@ -48,7 +49,8 @@ def finish_at_end(sender: Sender) -> None:
         if is_child and os.getpid() not in _registered:
             from multiprocessing.util import Finalize
 
-            # A child forgets its parent's finalizers, and never calls those of `atexit`.
+            # A child of `multiprocessing` drops its parent's finalizers, and never calls those of
+            # `atexit`.
             Finalize(None, finish_all, exitpriority=_LAST)
             _registered.add(os.getpid())
 

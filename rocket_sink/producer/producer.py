@@ -56,9 +56,9 @@ class Producer:
 
     `send`, `send_async` and `send_oneway` put a message with a sharding key into the queue of the
     key (`shardingHash`); batches, transactions and requests do not look at it. With
-    `ordering=strict` the key never moves, and waits for a broker that is away (a new `Producer`
-    goes by the route as it is then); with `best_effort` it moves while its broker is isolated; with
-    `none` it moves, too, and a queue may have many requests in flight, as in Java.
+    `ordering=strict` a key never moves, and waits while its broker is away; only a new `Producer`
+    begins with the route of its time. With `best_effort` a key moves while its broker is isolated.
+    With `none` a key moves, too, and a queue may have many requests in flight, as in Java.
 
     Args:
         options: parsed options, or give them by name (`nameServer=...`).
@@ -79,10 +79,9 @@ class Producer:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
         self.on_transaction_check = transaction_listener
-        """Called with the half message of a transaction check; returns its state.
-
-        It runs on its own thread, one check at a time. An exception counts as UNKNOWN: the broker
-        checks again (see `producer.transactions`).
+        """A function that gets the half message of a transaction check and returns its state. The
+        function runs on a thread of its own, one check at a time. An exception counts as UNKNOWN:
+        the broker checks again (see `producer.transactions`).
         """
         self._credentials = credentials
         self._renewing = ForkLock()
@@ -90,7 +89,7 @@ class Producer:
         self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
         self._rpc_hooks = RpcHooks()
         self._placed: TopicCache[str, TopicPublishInfo] = TopicCache()
-        """With strict order: the route by which each topic's keys have their queues."""
+        """The route that gives each topic's keys their queues in strict order."""
         self._session = self._new_session(None)
 
     def __repr__(self) -> str:
@@ -158,10 +157,10 @@ class Producer:
     ) -> Future[SendResult]:
         """Send without waiting for the answer.
 
-        Blocks while the window is full; and with a selector, or a sharding key in strict order,
-        while the topic's route is looked up, before its first message. The callback gets (result,
-        None) or (None, error); it runs on the producer's thread, after a failed look-up on this
-        one.
+        Blocks while the window is full. With a selector, or a sharding key in strict order, the
+        first message of a topic also blocks during the look-up of its route. The callback gets
+        (result, None) or (None, error). It runs on the producer's thread, or on the caller's thread
+        if the look-up failed.
 
         Raises:
             MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
@@ -178,7 +177,7 @@ class Producer:
                 request = self._request(session, message, queue, selector, arg, timeout_ms)
             except ProducerClosedError:
                 raise
-            except SendError as error:  # of the look-up
+            except SendError as error:  # the look-up failed
                 future = SendFuture(hooks, None, callback)
                 future.ended(None, error)
                 return future
@@ -214,8 +213,9 @@ class Producer:
         The queue is chosen as for `send`. Returns when the frame is written.
 
         Raises:
-            NotSentError: it could not be sent (Java 5.x loses it silently).
-            RequestTimeoutError: the kernel took a part of it before the time-out; it may be stored.
+            NotSentError: the message could not be sent (Java 5.x loses it silently).
+            RequestTimeoutError: the kernel took a part of the frame before the time-out; the
+                message may be stored.
         """
         session, message = self._live_session(), with_trace_context(message)
         request = self._request(session, message, queue, selector, arg, None)
@@ -356,7 +356,7 @@ class Producer:
 
     @property
     def tracer(self) -> Tracer | None:
-        """With `enableTrace`: the tracer, which counts lost traces."""
+        """The tracer, which counts lost traces; None without `enableTrace`."""
         return self._session.tracer
 
     # --- sessions and requests ---------------------------------------------------------------
@@ -423,13 +423,14 @@ class Producer:
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
-        """The route; the request's time begins with the look-up, as in Java (sendSelectImpl)."""
+        """Return the route; the request's time begins with the look-up, as in Java
+        (sendSelectImpl)."""
         request.since_s = session.driver.engine.clock()
         return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """The route by which strict order places keys: while a broker is in no route, the one in
-        which it was, so that its keys wait for it and the others stay where they are."""
+        """Return the route that places keys in strict order. While a broker is missing, this is the
+        last route with it, so its keys wait for it and other keys do not move."""
         route = self._placed.get(info.topic)
         if route is not None and not route.masters.keys() <= info.masters.keys():
             return route
@@ -441,7 +442,7 @@ class Producer:
         if ordering == "strict":
             info = self._route_of_keys(self._route_for(session, request))
             if request.timeout_s is None:
-                request.since_s = 0.0  # `orderWaitMs` is for the queue alone
+                request.since_s = 0.0  # `orderWaitMs` counts the wait for the queue only
             request.queue = queue_for_key(info, key, sharding_hash)
             request.ordered = True
             return
@@ -481,7 +482,7 @@ class Producer:
     def _begin(
         self, session: ClientSession, part: Part, timeout_ms: int | None
     ) -> Waiter | NotSentError:
-        """Submit a part; returns the error if that fails, as other parts are in flight."""
+        """Submit a part. An error is returned, not raised, because other parts are in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000

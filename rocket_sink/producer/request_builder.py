@@ -1,4 +1,4 @@
-"""From messages to requests: limits, compression, ids, properties, namespace, batches."""
+"""Conversion of messages to requests: limits, compression, ids, properties, namespace, batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def with_trace_context(message: Message) -> Message:
 
 
 def named(message: Message, message_id: str) -> Message:
-    """The message with this client id."""
+    """Return the message with this client id."""
     return message if message.message_id == message_id else replace(message, message_id=message_id)
 
 
@@ -134,8 +134,8 @@ class RequestBuilder:
     def encoded(
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """The messages as they are inside batches of at most `limit` bytes (or of one message) and
-        BATCH_MAX_MESSAGES: the number of the first one of each batch, and their bytes.
+        """Yield (index of the first message, encoded messages) of each batch. A batch has at most
+        BATCH_MAX_MESSAGES and `limit` bytes, or one message.
 
         Raises:
             MessageError: as `single`.
@@ -155,7 +155,7 @@ class RequestBuilder:
         yield start, batch
 
     def batch_bytes(self, message: Message) -> int:
-        """About as many bytes as the message takes inside a batch.
+        """Return about how many bytes the message takes inside a batch.
 
         Raises:
             MessageError: as `single`.
@@ -174,7 +174,8 @@ class RequestBuilder:
         return size + texts + INNER_OVERHEAD_BYTES
 
     def split(self, part: Part) -> list[Part]:
-        """A refused batch in two halves, with the same ids; a half of one is a single message."""
+        """Return the two halves of a refused batch, with the same ids. A half with one message is
+        sent as a single message."""
         ids = part.ids
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
         middle, queue = (len(messages) + 1) // 2, part.request.queue
@@ -221,7 +222,7 @@ class RequestBuilder:
             batch=True,
             properties=f"WAIT\x01{'true' if first.wait_store else 'false'}\x02",
             message_id=",".join(ids),
-            # With whitespace for a first key the broker may see none (StringUtils.isBlank).
+            # A broker may see no key if the first one is white space (StringUtils.isBlank).
             lacks_keys=any(not message.keys or message.keys[0].isspace() for message in messages),
         )
 

@@ -35,13 +35,13 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _ANNOUNCE_S: Final = 0.5
-"""Longest wait for the connections to all brokers; one may be down."""
+"""Longest wait for the connections to all brokers, because a broker may be down."""
 
 _NOT_ENABLED: Final = (
     "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
     "default)"
 )
-"""RecallMessageProcessor's remark is only that the operation is forbidden."""
+"""The advice, because RecallMessageProcessor's remark only says that the operation is forbidden."""
 
 
 class RequestReply:
@@ -76,7 +76,7 @@ class RequestReply:
             sent = self._driver.send(request, (message,), "request")
             clock = self._driver.engine.clock
             if self._driver.is_leading:
-                # In a callback: nobody else would read the reply.
+                # Drive here, because in a callback no other thread reads the reply.
                 self._driver.call(lambda: reply.done() or clock() >= deadline_s)
             return reply.result(max(0.0, deadline_s - clock()))
         except FutureTimeoutError:
@@ -96,7 +96,8 @@ class RequestReply:
         topic, extra = reply_address(properties)
         message = Message(topic, body, **fields)
         reply = self._builder.single(message, extra)
-        reply.topic, reply.reply = topic, True  # a topic of the cluster, without namespace
+        # The topic belongs to the cluster and has no namespace.
+        reply.topic, reply.reply = topic, True
         return self._driver.send(reply, (message,), "reply")
 
     def recall(self, topic: str, recall_handle: str) -> str:

@@ -1,7 +1,8 @@
 """Asynchronous sends that travel together: a group of the engine, made of requests.
 
 One queue, one write, answers read and futures completed by the hundred
-(`producer.engine.frame_group`). A message that leaves its group is the request that was submitted.
+(`producer.engine.frame_group`). A message that leaves its group becomes the request that was
+submitted.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.wire.send_header import SendTemplate
 
 GROUP_LEAST: Final = 8
-"""Fewer messages are sent one by one for less."""
+"""Least number of messages for a group; sending fewer one by one is cheaper."""
 GROUP_MOST: Final = 256
 _SINCE_S: Final = 0.1
-"""Messages of a group were submitted within this time."""
+"""Longest time between the submissions of a group's first and last message."""
 
 
 def group_key(request: SendRequest) -> Hashable:
-    """Equal for requests that may travel together; None: it travels alone."""
+    """Return a key that requests of one group have in common; None if the request travels alone."""
     if (
         request.ordered
         or request.choose is not None
@@ -51,7 +52,7 @@ def group_request(requests: Sequence[SendRequest]) -> SendRequest:
 
 
 class SendGroup:
-    """`SendRequest.group` of requests with one `group_key`, its messages, and its token."""
+    """The group, the messages and the token of requests with the same `group_key`."""
 
     in_parts = True
 
@@ -67,7 +68,7 @@ class SendGroup:
 
     @property
     def tokens(self) -> list[SendFuture]:
-        """The futures of all."""
+        """The futures of all messages."""
         return [request.token for request in self._requests]
 
     @lazy
@@ -94,8 +95,7 @@ class SendGroup:
         return group_request(self._requests[first:last])
 
     def on_done(self, completion: Completion) -> None:
-        """Complete the futures of messages that are stored; all, when the group failed as a whole:
-        nothing of it was sent."""
+        """Complete the futures of stored messages; or all of them, if the group failed unsent."""
         if completion.stored is not None and completion.result is not None:
             end_all(self._stored(completion.result, completion.stored))
         elif (error := completion.error) is not None:

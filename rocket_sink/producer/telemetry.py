@@ -1,8 +1,8 @@
 """OpenTelemetry's metrics of a messaging client, and the context of the span that sends.
 
 Names and attributes are those of the semantic conventions for messaging. Nothing here imports
-OpenTelemetry: a program that uses it has imported it before it makes a producer. Without it an
-engine has no metrics, and a send costs one look at a None more.
+OpenTelemetry: a program that uses it has imported it before it makes a producer. Without
+OpenTelemetry an engine has no metrics, and each send tests one None.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DURATION: Final = "messaging.client.operation.duration"
 SENT: Final = "messaging.client.sent.messages"
 _SCOPE: Final = "rocket_sink"
 _BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-"""The boundaries that the conventions advise."""
+"""The bucket boundaries that the conventions recommend."""
 
 
 class ClientMetrics:
-    """Records what becomes of sends: a histogram of their durations and a counter of messages."""
+    """Records ended sends in a histogram of durations and a counter of messages."""
 
     @classmethod
     def of_process(cls) -> ClientMetrics | None:
@@ -85,8 +85,8 @@ class ClientMetrics:
 
 
 def trace_context() -> Mapping[str, str]:
-    """Return the context of the current span as properties (`traceparent`, `tracestate`, and what
-    else the process's propagators write); nothing without a span."""
+    """Return the context of the current span as properties (`traceparent`, `tracestate`, and others
+    of the process's propagators); empty without a span."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not api.get_current_span().get_span_context().is_valid:
         return {}

@@ -44,7 +44,8 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
-"""Limit of checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat others."""
+"""Limit of checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat checks
+beyond it."""
 _REMARK_CHARS: Final = 1024
 """Limit of an exception's text: a header has 1 MiB at most, and brokers log the remark."""
 
@@ -80,7 +81,7 @@ class TransactionResult:
         state: the result of `execute`; ROLLBACK for a half message stored degraded (`execute` was
             not called); UNKNOWN when it raised or returned None.
         local_error: the exception of `execute`.
-        end_error: END_TRANSACTION failed. The broker will send a check, unless it did get the
+        end_error: the error of END_TRANSACTION. The broker will send a check, unless it got the
             request.
     """
 
@@ -96,7 +97,7 @@ class TransactionResult:
 
     @property
     def ended(self) -> bool:
-        """The broker has confirmed the commit or the rollback."""
+        """Return whether the broker has confirmed the commit or the rollback."""
         return self.state is not UNKNOWN and self.end_error is None
 
 
@@ -133,7 +134,7 @@ class TransactionClient:
         self._driver.stay_connected()
 
     def send(self, message: Message, execute: Execute, arg: Any = None) -> TransactionResult:
-        """`Producer.send_in_transaction`."""
+        """Send a half message and end its transaction (`Producer.send_in_transaction`)."""
         if message.is_single:
             raise MessageError(
                 "a transactional message has no delay, priority or lite topic: brokers drop them",
@@ -222,7 +223,7 @@ class TransactionClient:
             error = failed
         fields = frame.ext or {}
         self._hooks.end_transaction(
-            topic=fields.get("topic", ""),  # a check may name none
+            topic=fields.get("topic", ""),  # A check may name no topic.
             message=message,
             message_id=fields["msgId"],
             transaction_id=transaction_id,
@@ -236,7 +237,8 @@ class TransactionClient:
     # --- checks -------------------------------------------------------------------------
 
     def take_check(self, channel: Channel, frame: Frame) -> None:
-        """Queue a check for the listener's thread; without a listener the broker asks others."""
+        """Queue a check for the listener's thread; ignore it without a listener: the broker then
+        asks others."""
         check = decode_transaction_check(frame)
         if self._listener() is None or check.producer_group != self._group:
             _LOG.warning(
@@ -277,7 +279,7 @@ class TransactionClient:
                     extra={"peer": address},
                 )
             except Exception:
-                # The later checks are answered by this thread, too.
+                # Go on, because this thread answers the later checks, too.
                 _LOG.exception(
                     "the transaction check at %s was not answered", address, extra={"peer": address}
                 )
@@ -308,7 +310,8 @@ class TransactionClient:
 def _decided(
     decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, BaseException | None]:
-    """Return the decision of the caller's code, or UNKNOWN and its error, logged as `raised`."""
+    """Return the decision of the caller's code. If the code raises, log the error as `raised` and
+    return UNKNOWN with it."""
     try:
         return _state(decide()), None
     except KeyboardInterrupt:

@@ -665,8 +665,8 @@ PRODUCER = (
     Defect(
         "check-thread-ends",
         "rocket_sink/producer/transactions.py",
-        "            except Exception:\n                # The later checks",
-        "            except KeyError:\n                # The later checks",
+        "            except Exception:\n                # Go on, because this thread",
+        "            except KeyError:\n                # Go on, because this thread",
         (
             "tests/producer/test_transactions.py::test_a_check_that_cannot_be_answered_stops_no_other",
         ),
@@ -767,8 +767,8 @@ PRODUCER = (
     Defect(
         "drained-sends-stay-open",
         "rocket_sink/producer/driver.py",
-        "drives for itself alone.\n            self._drive_to_end(waiter)\n",
-        "drives for itself alone.\n                self._drive_to_end(waiter)\n",
+        "drives only for its own.\n            self._drive_to_end(waiter)\n",
+        "drives only for its own.\n                self._drive_to_end(waiter)\n",
         (
             "tests/producer/test_process_end.py::test_a_send_at_the_end_that_another_thread_drains_has_ended_too",
         ),

@@ -1,7 +1,6 @@
-"""An append to the table: by delta-rs where it may, by Spark's Delta elsewhere (`begin_append`).
-
-By delta-rs the rows become data files where they are made, by tasks or the driver, and the driver
-commits the files. By Spark's Delta the rows are what it writes.
+"""An append to the table: by delta-rs if it may, else by Spark's Delta (`begin_append`). With
+delta-rs, tasks or the driver write their rows into data files, and the driver commits the files.
+With Spark's Delta, Spark writes the rows.
 """
 
 from __future__ import annotations
@@ -48,17 +47,18 @@ _LOG: Final = log.logger(__name__)
 
 
 class Append(ABC):
-    """Begun before its rows are made; for one thread, and one call of `save` or `save_rows`.
+    """An append that begins before its rows are made; for one thread, and one call of `save` or
+    `save_rows`.
 
     Args:
         app_id, version: the transaction, which the table takes once; empty: none.
-        token: named beside the commit, in the table's history.
-        table_version: of the table before the append.
+        token: a name of the commit in the table's history.
+        table_version: version of the table before the append.
 
     Attributes:
-        sequence: of its rows.
-        is_own: the table has the transaction from here. False before a commit, of a transaction
-            that it had before, and by Spark's Delta, which does not tell.
+        sequence: number of its rows (`schema.SEQUENCE`).
+        is_own: this append committed the transaction. False before the commit, for a transaction
+            that the table had already, and with Spark's Delta, which does not tell.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Append(ABC):
         return self._made(frame, make if token is None else partial(_proved, token, make))
 
     def save(self, made: DataFrame) -> None:
-        """Run the tasks and commit; nothing where the table holds the transaction.
+        """Run the tasks and commit; do nothing if the table has the transaction already.
 
         Raises:
-            LedgerError: a task has it, or the commit has failed.
+            LedgerError: a task raised it, or the commit has failed.
         """
         try:
             self._save(made)
@@ -90,11 +90,11 @@ class Append(ABC):
             task_error = said_by_task(error, self.place)
             if task_error is None:
                 raise
-            raise task_error from error  # Spark's own says nothing of the reason
+            raise task_error from error  # Spark's own error does not say the reason.
 
     @abstractmethod
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append rows of the driver; nothing where the table holds the transaction."""
+        """Append rows of the driver; do nothing if the table has the transaction already."""
 
     @abstractmethod
     def row_count(self) -> int:
@@ -106,7 +106,7 @@ class Append(ABC):
     ) -> list[dict[str, Any]]:
         """Return columns of the rows of kind `epoch` that `save` has appended.
 
-        Not from the frame of results: a second action on it would send again.
+        The frame of results must not be used: a second action on it would send again.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Append(ABC):
 def begin_append(
     spark: SparkSession, place: LedgerPath, app_id: str = "", version: int = 0, token: str = ""
 ) -> Append:
-    """Begin an append by what commits to this table.
+    """Begin an append by delta-rs or Spark's Delta, whichever commits to this table.
 
     Raises:
         LedgerError: the table is gone, or its store cannot be read now.
@@ -128,7 +128,7 @@ def begin_append(
     if table is not None:
         return _ByDeltaRs(spark, place, app_id, version, token, table)
     if not is_table(spark, place):
-        # Spark's Delta would make another one, which is not partitioned.
+        # Raise here: Spark's Delta would make a new table without partitions.
         raise _deleted(place, "nothing is sent or appended")
     if is_classic(spark):
         warn_if_shared(spark, place)
@@ -224,10 +224,9 @@ class _BySpark(Append):
 
 
 def _begins_late(place: LedgerPath) -> bool:
-    """Return whether the log lacks its first commits, and remove what stands there without them.
-
-    Spark's Delta knows the table's version from before the deletion, and in a store without folders
-    it writes the next commit, of which no reader can make a table.
+    """Return whether the log lacks its first commits, and remove the later ones. After a deletion
+    Spark's Delta still knows the old version, and in a store without folders it writes the next
+    commit, which no reader can use.
     """
     try:
         files, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 FILES_DDL: Final = "files STRING"
 """Column in which tasks tell the driver of the files that they have written."""
 OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""A function for `mapInArrow`."""
+"""A function that `mapInArrow` takes."""
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Rows of so many bytes make a row group."""
+"""Size of a row group."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class DataFileWriter:
 
 
 def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-    """Write the rows as files, and leave no file after an error."""
+    """Write the rows as files; remove the files after an error."""
     writer = DataFileWriter(place)
     try:
         for batch in batches:
             writer.write(batch)
         return writer.close()
     except BaseException:
-        # GeneratorExit too, of a killed task.
+        # Any exception, also the GeneratorExit of a killed task.
         writer.abort()
         raise
 
@@ -103,14 +103,15 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
 def write_and_tell(
     place: LedgerPath, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write the ledger rows that `make` makes, and yield `FILES_DDL`, for `mapInArrow`."""
+    """Return a function for `mapInArrow` that writes the ledger rows of `make` and yields
+    `FILES_DDL`."""
     files = write_data_files(place, make(batches))
     if files:
         yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(file) for file in files])]})
 
 
 def told_files(rows: Iterable[Any]) -> list[DataFile]:
-    """Return the files of collected `FILES_DDL`."""
+    """Return the files in collected rows of `FILES_DDL`."""
     return [DataFile(**fields) for row in rows for fields in json.loads(row.files)]
 
 
@@ -170,7 +171,7 @@ class _KindFile:
 
 
 def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return Delta's statistics from those of the row groups."""
+    """Return Delta's statistics, from the statistics of the row groups."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     places = {groups[0].column(n).path_in_schema: n for n in range(groups[0].num_columns)}
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
@@ -180,7 +181,7 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
             continue
         column_stats = [group.column(places[name]).statistics for group in groups]
         nulls[name] = sum(stats.null_count for stats in column_stats)
-        # Columns of nulls, and groups with too long texts, have no bounds.
+        # Columns of nulls, and groups with very long texts, have no bounds.
         bounded = [stats for stats in column_stats if stats.num_values]
         if bounded and all(stats.has_min_max for stats in bounded):
             least[name] = _in_json(min(stats.min for stats in bounded))

@@ -1,16 +1,12 @@
-"""The table as delta-rs opens it, reads an epoch of it, and commits to it.
+"""Access to the table by delta-rs: to open it, to read an epoch, and to commit. Each takes some
+milliseconds, and no Spark job. Only plain tables in local folders, seen from the driver, and on S3
+(`exclusive` says which) are accessed so. For others Spark's Delta knows the rules of a commit: a
+table's further features, and the other writers of a store.
 
-Each takes some milliseconds, and no Spark job.
-
-Only for plain tables in local folders, seen from the driver, and on S3 (`exclusive` says which).
-Elsewhere Spark's Delta knows what else a commit must keep to: a table's further features, and who
-else writes to a store and how.
-
-delta-rs makes a commit's file by a link, on S3 by a write on condition, which fails when the
-version is there; then it looks at what came first, and tries the next version when nothing of that
-is in its way. Spark's Delta looks and then renames (in a local folder, within microseconds) or
-writes (on S3), and is alone only in its own JVM: so what rocket-sink does to such a table while
-queries run, it does here.
+delta-rs makes a commit's file by a link, or on S3 by a conditional write, which fails if the
+version exists. It then checks the other commit, and tries the next version unless they conflict.
+Spark's Delta looks and then renames (in a local folder, within microseconds) or writes (on S3),
+which is safe only within one JVM. So all changes to such a table while queries run are made here.
 """
 
 from __future__ import annotations
@@ -42,9 +38,9 @@ if TYPE_CHECKING:
 _TRIES: Final = 10
 """Attempts at a commit; delta-rs alone needs 15 requests for each."""
 _USER_METADATA: Final = "userMetadata"
-"""Entry of a commit for which Spark's Delta has an option, and which its history shows."""
+"""Entry of a commit that Spark's Delta sets by an option and shows in the history."""
 ESCAPED: Final = frozenset("%#?")
-"""In a path, delta-rs may take them for another folder's name, or for the end of it."""
+"""Characters of a path that delta-rs may decode, or take for its end."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
 _LONGEST_REASON: Final = 400
@@ -62,14 +58,14 @@ _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
 _seen: set[LedgerPath] = set()
-"""Tables on stores that pyarrow has found once: then the store is there, and lets us in."""
+"""Tables on stores that pyarrow has read once, so the store exists and grants access."""
 
 
 def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     """Open the newest version; return None if Spark's Delta must say what is wrong.
 
     Args:
-        must: for a commit to a table of which delta-rs makes all commits.
+        must: raise instead, for a commit to a table whose commits delta-rs makes.
 
     Raises:
         LedgerError: the table's log is damaged, or has links or pipes in it; or (`must`) its store
@@ -91,9 +87,9 @@ _read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
 
 
 def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
-    """Return the newest version, as `open_table`: to open it costs as much as its log is long.
-
-    Nobody may commit by this object: who does checks against the version that it was opened at.
+    """Return the newest version, from a cache: opening a table takes time in proportion to its log.
+    Do not commit by this object, because a commit is checked against the version at which its table
+    was opened.
     """
     key = os.getpid(), place
     last_commit, table = _read.get(key, (None, None))
@@ -106,9 +102,8 @@ def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
 
 
 def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
-    """Return what tells the file of the table's last commit from another one of that name.
-
-    None if it is gone, or another one follows it.
+    """Return an identity of the file of the table's last commit. None if the file is gone, or
+    another commit follows.
     """
     log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
     paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
@@ -162,10 +157,9 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
 
 
 def _spoilt_files(place: LedgerPath) -> list[str] | None:
-    """Return the checkpoints, and their note, without which a copy of the log can be read.
-
-    Returns an empty list if no such files help, and None if the whole copy can be read: then the
-    log is sound, and the store failed for a moment.
+    """Return the checkpoints, and `_last_checkpoint`, without which a copy of the log can be read.
+    Returns an empty list if removing them does not help, and None if the whole copy can be read:
+    then the log is sound, and the store failed for a moment.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -189,7 +183,8 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
             with contextlib.suppress(DeltaError):
                 DeltaTable(folder)
                 return None
-            # The note comes last by its name, and without its checkpoint it helps nobody.
+            # Try `_last_checkpoint`, whose name is the last, first: without its checkpoint it is
+            # useless.
             sums.sort(reverse=True)
             for count, name in enumerate(sums, 1):
                 log_folder.joinpath(name).unlink()
@@ -204,7 +199,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
 def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
     """Make an empty table, partitioned by `kind`, in one commit.
 
-    False where Spark's Delta is to make it, or another process came first.
+    Returns False if Spark's Delta has to make it, or another process came first.
 
     Raises:
         LedgerError: the folder cannot be written.
@@ -279,10 +274,8 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
 
 
 def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
-    """Whether a commit after the version `since` has this `token`; None if some of them are not
-    there any more.
-
-    Not by delta-rs's `history`, which reads all of them and holds Python's lock meanwhile.
+    """Return whether a commit after the version `since` has this `token`; None if some of these
+    commits are gone. delta-rs's `history` would read all commits and hold Python's lock meanwhile.
 
     Raises:
         LedgerError: the store cannot be read now.
@@ -367,7 +360,7 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
 
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:
-    """Return the error of a table that is there and cannot be read."""
+    """Return the error of an existing table that cannot be read."""
     text = f"{before}Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. {remedy}"
     return LedgerError(text, path=place.uri)
 
@@ -391,7 +384,7 @@ def check_named(uri: str, files: Iterable[tuple[str, str]]) -> None:
 
 
 def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
-    """Make sure that a local table consists of plain files.
+    """Raise unless a local table consists of plain files.
 
     Delta's readers follow links and wait for pipes, and VACUUM deletes what links show.
 
@@ -421,15 +414,15 @@ def commit(
     place: LedgerPath, table: DeltaTable, files: Sequence[DataFile], app_id: str, version: int,
     token: str = "",
 ) -> None:  # fmt: skip
-    """Append the files, as the transaction `version` of `app_id` (empty: as none).
+    """Append the files, as the transaction `version` of `app_id` (empty: no transaction).
 
     Args:
-        table: a version in which the transaction is not.
+        table: a version without the transaction.
         token: the commit's `userMetadata` in the table's history.
 
     Raises:
-        LedgerError: another process has committed it since, or the commit failed. No row is in,
-            unless the text says that this is not known.
+        LedgerError: another process has committed the transaction since, or the commit failed. No
+            row is appended, unless the text says that this is not known.
     """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.exceptions import CommitFailedError, DeltaError
@@ -441,14 +434,14 @@ def commit(
     ledger_id, tries = table.metadata().id, 0
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:
         # Another driver has cleaned the log up since, or the folder was deleted. A commit without
-        # the one before it would begin a log that nobody can read.
+        # its predecessor would begin a log that nobody can read.
         newer = open_table(place)
         if newer is None or newer.metadata().id != ledger_id:
             raise _failed(place, "its log is gone; was the folder deleted?")
         table = newer
     for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
         if not info.is_file:
-            # A version that names it could not be read again.
+            # A version of the table that names a missing file could not be read.
             raise _failed(
                 place, f"{info.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
             )
@@ -483,7 +476,7 @@ def commit(
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
                 raise _failed(place, _reason(error)) from error
             if _names(newer, files):
-                break  # The answer to our own commit was lost, and the commit was repeated.
+                break  # The answer to our own commit was lost, and delta-rs repeated the commit.
             last = last_version(place, newer, app_id) if app_id else None
             if last is not None and last >= version:
                 raise _failed(place, f"another process has committed {app_id} {last}") from error

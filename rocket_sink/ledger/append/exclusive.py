@@ -1,14 +1,15 @@
 """Commits to a table on S3 that another driver's commits cannot overwrite.
 
-A commit is a file of the table's log that must not be there before. delta-rs writes it on condition
-(`If-None-Match`), which S3 keeps to; of stores that speak its language some do not, without a word.
-So it is tried: an object is made, and again, on condition.
+A commit is a file of the table's log that must not be there before. delta-rs writes it with a
+condition (`If-None-Match`), which S3 respects. Some other stores with an S3 API ignore the
+condition without an error. So the store is tested: the same object is made twice with the
+condition.
 
-Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes: of two drivers that have
-both looked, the second one overwrites the commit of the first, and its rows are in no version of
-the table. S3A 3.5.0 asks for the condition only where a caller names the option, which that log
-store does not, whatever `fs.s3a.performance.flags` says. A later one may: so that is tried, too,
-where delta-rs is not to commit.
+Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes. If two drivers look at
+the same time, the second one overwrites the first one's commit, whose rows are then in no version
+of the table. S3A 3.5.0 sends the condition only if the caller sets an option, which that log store
+does not, whatever `fs.s3a.performance.flags` says. A later version may, so this is tested, too, if
+delta-rs must not commit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _CONDITION: Final = "fs.option.create.conditional.overwrite"
 _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
 """Settings of S3A; the second one is the older name."""
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
-"""S3A of an object that is there (3.5.0: the last, with the first); other errors tell nothing."""
+"""Texts of S3A's error for an existing object (3.5.0: the last one, with the first); other errors
+mean nothing."""
 
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
 """Pauses after questions that a store did not answer."""
@@ -88,8 +90,8 @@ def _may_pass(spark: SparkSession, error: Exception) -> bool:
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
     """Log once per bucket when a second driver could overwrite commits of this one's Delta.
 
-    Nothing is known of other stores, of a log store that is set in the session, and of one that
-    cannot be tried: a commit tells then.
+    The answer is not known for other stores, for a log store that is set in the session, and if the
+    test fails.
     """
     if not is_s3(place.uri):
         return
@@ -112,13 +114,13 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
-    """Whether the session's S3A refuses to overwrite a file; None if that cannot be told."""
+    """Return whether the session's S3A refuses to overwrite a file; None if not testable."""
     if not _has_own_log_store(spark, place):
         return None
     try:
         return _ask(spark, place, _refuses)
     except Exception as error:
-        # The session may not write there, or the file system lacks such streams or options.
+        # The session may lack the right to write, or the file system such streams or options.
         _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
         return None
 
@@ -145,7 +147,7 @@ def _hadoop_conf(spark: SparkSession) -> Any:
 
 
 def _ask(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool:
-    """Call `ask` with the session's file system and a path that nobody else uses."""
+    """Call `ask` with the session's file system and a unique path."""
     session: Any = spark
     path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
     files = path.getFileSystem(_hadoop_conf(spark))

@@ -1,4 +1,4 @@
-"""The rows that come into a ledger's table, commit by commit, each once.
+"""Follows the commits of a ledger's table, and reads each new row once.
 
 Delta's log is read as its protocol names its files (`_delta_log/<version>.json`, actions `add`).
 """
@@ -35,14 +35,13 @@ class LedgerFollower:
         since: int | None = None, *, skips_gone: bool = False,
     ) -> None:  # fmt: skip
         """
-        Args:
-            columns, kinds: of the rows that are wanted.
-            since: the version before the first one that is read; None: the newest one of now.
-            skips_gone: VACUUM may have removed a file, whose rows OPTIMIZE wrote anew.
+        Begin after a version. Args: columns, kinds: the columns and kinds of rows to read. since:
+            the version before the first one that is read; None: the newest version now. skips_gone:
+            skip files that VACUUM has removed; OPTIMIZE wrote their rows anew.
 
         Raises:
             LedgerError: pyarrow has no file system for the ledger.
-            OSError: it cannot be reached. FileNotFoundError: the log was cleaned up since.
+            OSError: the ledger cannot be reached. FileNotFoundError: the log was cleaned up since.
         """
         self._place = place
         self._columns = list(columns)
@@ -56,7 +55,7 @@ class LedgerFollower:
             )
 
     def new_rows(self) -> Iterator[tuple[str, pa.Table]]:
-        """(kind, rows) of each file that was added since the last call.
+        """Yield (kind, rows) of each file that was added since the last call.
 
         Raises:
             OSError: the folder or a file cannot be read now. The next call begins with the commit

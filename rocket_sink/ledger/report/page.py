@@ -85,7 +85,7 @@ def page_html(
 
     Args:
         figures: `Report.as_dict()`.
-        tuning: of the same rows.
+        tuning: the suggestions for the same rows.
     """
     bundle = chart_library() if series is not None else ""
     columns = {name: list(names) for name, names in COLUMNS.items()}
@@ -132,7 +132,7 @@ def chart_library() -> str:
         return ""
     import vl_convert
 
-    # A tab in a string of a script is written as an escape here, as all that is not printable.
+    # Escape a tab in a script's string, like all characters that are not printable.
     bundle: Any = vl_convert.javascript_bundle  # its stub asks for an argument that may be left out
     notice = f"/*\n{_asset('vega-license.txt')}*/\n"
     script: str = notice + bundle().replace("\t", "\\t")
@@ -154,7 +154,7 @@ def _json(data: Any) -> str:
 _TEXTS: Final = frozenset({
     "broker", "topic", "query", "outcome", "reason", "cause", "error", "remark", "query_id"
 })  # fmt: skip
-"""Columns whose texts repeat: rows have their numbers in one list."""
+"""Columns whose texts repeat: rows have their places in a common list of texts."""
 
 
 def _plain_series(series: Series | None) -> dict[str, Any] | None:
@@ -269,7 +269,7 @@ def _charts(*, drawn: bool) -> str:
 
 
 def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
-    """Return the sends under other settings, as `rocket-sink tune` shows them."""
+    """Return the tables of `rocket-sink tune`: the sends under other settings."""
     command = f"<code>{_text(_tune_command(figures))}</code>"
     if not tuning.candidates:
         return _what_if_section(
@@ -378,7 +378,7 @@ _TABLES: Final = (
 
 
 QUERY_SHOWN: Final = 8
-"""Characters of a query's id; `--query` takes them."""
+"""Number of characters of a query's id that are shown; `--query` takes them."""
 
 
 def _tables(figures: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Reads a report's figures from a ledger: queries over its views (`ledger.views`).
 
-Sums are made where the data is, by Spark or by DuckDB (`ledger.duckdb_reader`); what comes back is
-as small as the report, however many rows there are. Percentiles come from histograms: counts of
-rows per class of latency add up over any number of rows, and both engines make the same.
+Sums are made where the data is, by Spark or by DuckDB (`ledger.duckdb_reader`); the result is as
+small as the report, however many rows there are. Percentiles come from histograms: counts of rows
+per class of latency add up over any number of rows, and both engines make the same.
 """
 # ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
 
@@ -57,10 +57,10 @@ def figures(
     """Make a report by any runner of queries; `epochs`, `isolations`, `errors` limit the lists.
 
     Args:
-        series: also what the page shows: the charts, and the sends under other settings.
+        series: include the figures of the page: charts, and sends under other settings.
 
     Raises:
-        LedgerError: no query, or several, whose id begins as the scope says.
+        LedgerError: no query, or several, have an id that begins as the scope says.
     """
     if scope.query_id is not None:
         scope = replace(scope, query_id=full_id(query, scope.query_id, path))
@@ -92,7 +92,7 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
     names = list(EpochFigures.__dataclass_fields__)
     rows = read(
         f"SELECT {', '.join(names)}, {totals} FROM epochs WHERE {read.where} "
-        # The sums come with the rows, so that it takes one.
+        # The sums come with the rows, so one query is enough.
         f"ORDER BY at DESC, epoch DESC LIMIT {max(limit, 1)}"
     )
     if not rows:
@@ -143,7 +143,7 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
 
 
 def _last_at(read: Scoped) -> dt.datetime | None:
-    """Return when the last attempt at any broker began, be it folded or not."""
+    """Return the start of the last attempt at any broker, folded or not."""
     (row,) = read(
         f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
     )
@@ -163,7 +163,7 @@ def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
 
 
 _UNREACHABLE: Final = ("CONNECT", "CONNECTION_LOST", "UNKNOWN_HOST", "NO_ROUTE", "INVALID_QUEUE")
-"""Errors of a broker that is not there."""
+"""Error codes of a broker that cannot be reached."""
 _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
@@ -172,7 +172,8 @@ _ABSENT: Final = 20
 _OUTAGES: Final = 50
 """The number of outages that are shown, the last ones."""
 _FEW: Final = 20
-"""Requests that others stored meanwhile: with fewer, a broker may only not have had its turn."""
+"""Least number of requests that other brokers stored meanwhile; with fewer, the broker may only not
+have had its turn."""
 _ONE_OUTAGE_US: Final = 10_000_000
 """Failures closer than this belong to one outage, even with stored messages in between."""
 
@@ -272,7 +273,8 @@ def successors(read: Scoped) -> list[Successor]:
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
-    """Return waits by the broker that keys' letters could not be sent to, also before the scope."""
+    """Return pending letters with keys, by the broker that they wait for, also of rows before the
+    scope."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
             min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden

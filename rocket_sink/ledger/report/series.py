@@ -1,8 +1,7 @@
 """Series for the charts of a report's page: sums by time, broker, topic and queue.
 
 Each list is as long as the page may be, however many rows the ledger has: time is cut into at most
-`_STEPS` steps, and of the epochs and attempts behind a step those are kept that failed or took
-longest.
+`_STEPS` steps, and each step keeps the epochs and attempts that failed or took longest.
 """
 # ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
 
@@ -69,11 +68,11 @@ class Series:
     a step: step n begins at n times `step_ms`.
 
     Attributes:
-        cells: what was sent, and what its time went to.
+        cells: numbers of sent messages, and how their time was spent.
         heat, latency: percentiles (ms) by step and broker, and by broker and topic.
         letters: dead letters given up, and settled, in the step.
-        behind: the epochs of a step and broker that failed most or took longest; partition,
-            message and attempt are those of the longest.
+        behind: the epochs of a step and broker that failed most or took longest, with partition,
+            message and attempt of the longest send.
         failures: the first failed attempts of each step, broker and error.
         epochs: those that `behind` names.
     """
@@ -119,7 +118,7 @@ def read_series(read: Scoped, brokers: Sequence[BrokerFigures]) -> Series:
 
 
 def step_of(length_s: float) -> int:
-    """Return the length (s) of the steps of a time of this length."""
+    """Return the length (s) of a step for a chart over this time."""
     least = length_s / _STEPS
     fitting = (step for step in _STEPS_S if step >= least)
     return next(fitting, math.ceil(least / 86_400) * 86_400)
@@ -133,7 +132,8 @@ def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
 
 
 def _most(read: Scoped, column: str, text: str, most: int) -> str:
-    """Return the column's text; of more values than `most`, name only the most frequent."""
+    """Return the column's text; if it has more values than `most`, keep the most frequent ones
+    only."""
     rows = read(
         f"SELECT {column} AS name, count(*) AS requests FROM answered WHERE {read.where} "
         f"GROUP BY 1 ORDER BY requests DESC, name LIMIT {most + 1}"
@@ -302,7 +302,7 @@ def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[An
 
 
 def _epochs(read: Scoped, behind: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return epochs that the page names or that do not add up, as far as they fit."""
+    """Return the epochs that the page names or that do not add up, up to a limit."""
     numbers = sorted({row[4] for row in behind})
     named = f"epoch IN ({', '.join(map(str, numbers))})" if numbers else "false"
     rows = _rows(

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 class Report:
     """The figures of a report; the lists of epochs and isolations hold the last ones.
 
-    `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
-    folded), but for `absences`, `isolated` and `last_at`, when the last attempt began.
-    `quarantined_files` were damaged, and their rows are in no figure. `series` are the figures of
-    the page's charts and `tuning` its sends under other settings, where they were asked for.
+    `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
+    without Spark does not fold. Only `absences`, `isolated` and `last_at` (start of the last
+    attempt) include them. `quarantined_files` are damaged, and their rows are in no figure.
+    `series` (the page's charts) and `tuning` (sends under other settings) are set on request.
 
     `as_dict` is for JSON; rich consoles and notebooks show the tables below.
     """
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def facts(self) -> Facts:
-        """The facts from which the verdict is made."""
+        """The facts that the verdict is based on."""
         scope = self.scope
         in_flight = sum(broker.outcomes.get("in_flight", 0) for broker in self.brokers)
         return Facts(
@@ -148,7 +148,7 @@ class Report:
 _WIDE: Final = 110
 """Columns of a console from which on tables have all of their columns."""
 _EXAMPLE_SHOWN: Final = 160
-"""Room for the reasons that a broker gives behind a long first sentence."""
+"""Number of characters shown of an example: the reason may follow a long first sentence."""
 
 
 class _Table(NamedTuple):

@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BrokerFigures:
-    """The send attempts to one broker. `messages` and `body_bytes` are what it stored (a failed
-    attempt's messages are those of its retry, too). Latencies are from the last byte to the answer,
-    in ms, of answered attempts; None when there were none. `last_at` is when the last attempt
-    began: a broker that left the route gets none any more; `last_stored_at` is that of the last one
-    that was stored. `broker` is "-" for what reached no broker. Percentiles are those of a
-    histogram whose classes are 1 % wide, so they are off by 0.5 % at most."""
+    """The send attempts to one broker. `messages` and `body_bytes` count what it stored; a failed
+    attempt's messages count at its retry. Latencies are from the last byte to the answer, in ms, of
+    answered attempts; None when there were none. `last_at` is the start of the last attempt, after
+    which the broker may have left the route; `last_stored_at` is the start of the last stored one.
+    `broker` is "-" for attempts that reached no broker. Percentiles are those of a histogram whose
+    classes are 1 % wide, so they are off by 0.5 % at most."""
 
     broker: str
     requests: int
@@ -86,7 +86,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class IsolationFigures:
-    """An isolation; one that several workers noted is there once, with their number."""
+    """An isolation; if several workers noted it, it counts once, with their number."""
 
     broker: str
     topic: str | None
@@ -102,9 +102,8 @@ class IsolationFigures:
 class IsolationSums:
     """The isolations of one broker, also of rows that are not folded yet.
 
-    Isolations that overlap are one: `times` counts those that do not, and `length_ms` is the time
-    that they cover. `first_start`, `last_start` and `last_end` are when the first and the last
-    began, and when the last to end did.
+    Overlapping isolations count as one in `times`; `length_ms` is the time that all of them cover.
+    `first_start`, `last_start` and `last_end` are the first and last start, and the last end.
     """
 
     broker: str
@@ -120,8 +119,8 @@ class IsolationSums:
 class DeadLetterFigures:
     """The dead letters of one reason and error.
 
-    `pending` of them wait to be sent again, the oldest since `oldest`; `resolved` are stored by a
-    backfill, or put aside. The others are of task attempts that do not count.
+    `pending` wait to be sent again, the oldest one since `oldest`; `resolved` were stored by a
+    backfill, or put aside. All others belong to task attempts that do not count.
     """
 
     reason: str
@@ -135,8 +134,8 @@ class DeadLetterFigures:
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """Attempts that failed alike; `messages` counts those of a request once, however often it
-    was tried. `example` is one of the remarks."""
+    """Attempts that failed with one error; `messages` counts those of a request once, however often
+    it was tried. `example` is one of the remarks."""
 
     error_code: str
     response_code: int | None
@@ -150,12 +149,11 @@ class ErrorFigures:
 
 @dataclass(frozen=True)
 class Absence:
-    """An outage of a broker, from the rows that are folded and those that are not yet.
-
-    `since` is when the first attempt failed, `last_failed_at` when the last one did, `back_at` when
-    the broker stored something again (None: not yet). `stored_elsewhere` counts the requests that
-    other brokers stored meanwhile. `left_route`: name servers named the broker no more. `cause` is
-    the most frequent error's code.
+    """An outage of a broker, from folded and unfolded rows. `since` and `last_failed_at` are the
+    times of the first and last failed attempt. `back_at` is the time at which the broker stored a
+    message again (None: not yet). `stored_elsewhere` counts the requests that other brokers stored
+    meanwhile. `left_route`: the broker was no longer in the route. `cause` is the most frequent
+    error's code.
     """
 
     broker: str
@@ -169,10 +167,9 @@ class Absence:
 
 @dataclass(frozen=True)
 class WaitFigures:
-    """Pending dead letters with a sharding key: while they wait, so do later rows of their keys.
-
-    `broker` is the one that their key's letters could not be sent to, if that is recorded;
-    `forbidden` of the rows are of topics closed to the account.
+    """Pending dead letters with a sharding key; later rows of their keys wait, too. `broker` is the
+    broker that did not take the key's letters, if it is recorded. `forbidden` counts rows of topics
+    that the account may not write to.
     """
 
     broker: str | None
@@ -198,10 +195,10 @@ class Finding:
     """A finding that a report says before its figures.
 
     Attributes:
-        name: of the rule that found it.
+        name: name of its rule.
         level: "problem", "warning", "note" or "well".
         text: one sentence.
-        next: the command or the deed that mends it; empty: nothing to do.
+        next: the command or action that mends it; empty if there is none.
     """
 
     name: str

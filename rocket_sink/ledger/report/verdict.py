@@ -24,11 +24,11 @@ from rocket_sink.ledger.report.values import (
 from rocket_sink.text import clean, counted
 
 LINES: Final = 3
-"""A verdict's most lines."""
+"""Largest number of lines of a verdict."""
 SLOW_TIMES: Final = 3.0
-"""A broker whose p99 is so many times the others' is slow,"""
+"""A broker is slow if its p99 is this multiple of the others' p99,"""
 SLOW_MS: Final = 50.0
-"""if it is also so much longer."""
+"""and is this much longer, too."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
 _NAMES: Final = 80
@@ -38,12 +38,9 @@ Case = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Rule:
-    """Attributes:
-    name: for programs; also the name of its findings.
-    level: problem, warning or note.
-    when: the values of the sentence, once for each thing found.
-    says: the sentence.
-    next: what mends it; empty: nothing.
+    """A rule of the verdict. Attributes: name: for programs; also the name of its findings. level:
+    problem, warning or note. when: yields the values of the sentence, once for each case. says: the
+    sentence. next: the action that mends the case; empty if there is none.
     """
 
     name: str
@@ -54,7 +51,8 @@ class Rule:
 
 
 def verdict(facts: Facts) -> list[Finding]:
-    """Return the findings, the gravest first; without a problem or a warning, that all is well."""
+    """Return the findings, the gravest first; if there is no problem or warning, say that all is
+    well."""
     commands = _commands(facts.ledger)
     findings = [
         Finding(
@@ -124,7 +122,7 @@ def _well(facts: Facts) -> Finding:
 def _counted(
     name: str, of: Callable[[Facts], int], what: str, one: str = "", many: str = ""
 ) -> Callable[[Facts], Iterator[Case]]:
-    """Return a condition that `of` counts any; the sentence calls the count `name`."""
+    """Return a condition that is met if `of` is not 0; the sentence has the count as `name`."""
 
     def found(facts: Facts) -> Iterator[Case]:
         if count := of(facts):
@@ -166,7 +164,7 @@ def _absent(facts: Facts, absence: Absence) -> Case:
 
 
 def _was_away(facts: Facts) -> Iterator[Case]:
-    """Yield one case per broker, of its last outage and of how many there were."""
+    """Yield one case per broker: its last outage, and the number of outages."""
     past_absences = [absence for absence in facts.absences if absence.back_at is not None]
     for broker in dict.fromkeys(absence.broker for absence in past_absences):
         outages = [absence for absence in past_absences if absence.broker == broker]
@@ -214,7 +212,7 @@ def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
 
 
 def _sent_again(facts: Facts) -> Iterator[Case]:
-    """Count pending letters, unless the line of a broker or of waiting keys told of all."""
+    """Count pending letters, unless the lines of brokers or waiting keys name all of them."""
     waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
         if case["count"] != waiting_rows:
@@ -261,7 +259,7 @@ def _was_isolated(facts: Facts) -> Iterator[Case]:
 
 
 def _isolated(facts: Facts) -> Iterator[IsolationSums]:
-    """Yield isolations of brokers that no line says to be gone."""
+    """Yield isolations of brokers that no other finding calls gone."""
     gone = _gone(facts)
     yield from (isolation for isolation in facts.isolated if isolation.broker not in gone)
 

@@ -1,22 +1,21 @@
 """The spool: a task attempt's ledger rows on their way to the driver's fold.
 
-On a local (or mounted) file system rows are appended to an `.open` file as they come, so what a
-killed worker wrote is found by the next fold. Object stores know neither appends nor renames: there
-rows gather in a local temporary file and go up as one object per `seal`, and a killed worker's
-rows are lost with its host's temporary file.
+On a local (or mounted) file system rows are appended to an `.open` file as they come, so the next
+fold finds the rows of a killed worker. Object stores have neither appends nor renames: there rows
+gather in a local temporary file, and each `seal` uploads one object. A killed worker's rows are
+lost with its temporary file.
 
     <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<number>-<unique>~<owner>.open
     the same, renamed to .arrow                        sealed, by its owner or for a dead owner
     <ledger>/_spool/_quarantine/...                    the same, put aside because it is damaged
 
-On object stores, where files come sealed, the names have no folders (`<query id>_<epoch>_<...>`): a
-folder there is an object that stays, and each batch write would leave one.
+On object stores, where files come sealed, names have no folders (`<query id>_<epoch>_<...>`),
+because a folder is an object that stays, and each batch write would leave one.
 
-A file's number is one above those of all files of its epoch that were there when it was made: so a
-fold knows which of two runs' files is the later one, whatever their clocks say.
-
-`spool.stream` tells what is in them. A rename decides who has a file: an owner that lives and finds
-its file taken fails its task, so that no row written after the taking is lost silently.
+A file's number is one above the numbers of all files of its epoch at that time. So a fold knows
+which of two runs' files is the later one, independent of clocks. `spool.stream` describes the
+content. A rename decides who owns a file. A live owner whose file was taken fails its task, so that
+no row written afterwards is lost silently.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.(arrow|open)")
 """A spool file's path below the spool."""
 
 _DRIVER: Final = "driver"
-"""In the place of a partition: of an epoch's file in which the driver calls it done."""
+"""Stands for the partition in the name of the file that marks an epoch as done."""
 STALE_AFTER_S: Final = 3600.0
-"""An open file of another host that was not written to for so long has lost its owner."""
+"""Time without a write after which an open file of another host is taken for abandoned."""
 
 _MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
@@ -83,8 +82,8 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     try:
         infos = filesystem.get_file_info(selector)
     except FileNotFoundError:
-        # Arrow looks whether the folder is there after it could not list it: another task of the
-        # epoch has made it in between.
+        # Another task may make the folder between Arrow's failed listing and its look whether the
+        # folder exists.
         infos = filesystem.get_file_info(selector)
     names = [info.base_name for info in infos if info.base_name.startswith(start)]
     return 1 + max(map(_number, names), default=0)
@@ -142,7 +141,7 @@ def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> l
 
 
 def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bool:
-    """Whether the query's tasks have written here since the last fold."""
+    """Return whether the query's tasks have written here since the last fold."""
     if place.is_local:
         return Path(place.spool, folder_part(query_id)).is_dir()
     start = f"{folder_part(query_id)}_"
@@ -184,7 +183,7 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
-    """The query, as a component of a path, and the epoch."""
+    """Return the query, as a component of a path, and the epoch."""
     query, epoch, name = info.path.split("/")[-3:]
     if name.startswith("q-"):
         query, epoch, _ = name.split("_", 2)
@@ -197,7 +196,7 @@ def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
 
 
 def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
-    """Move a damaged file out of the folds' way; returns where it is now."""
+    """Move a damaged file into quarantine; return its new path."""
     target = place.quarantine + path.removeprefix(place.spool)
     make_folder_of(filesystem, target)
     filesystem.move(path, target)
@@ -222,11 +221,11 @@ def _listed(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
 
 def _is_abandoned(info: fs.FileInfo, *, is_over: bool = False) -> bool:
     """
-    Args:
-        is_over: a later attempt at its partition is sealed, or the driver has called the epoch
-            done. Spark begins an attempt when it has lost the one before (or, speculating, for a
-            slow one), and takes the result of one only. What the others sent belongs into the
-            accounts of the epoch, where it shows which rows may be doubled.
+    Return whether an open file has lost its owner. Args: is_over: a later attempt at its partition
+        is sealed, or the driver has called the epoch
+            done. Spark begins another attempt if it has lost one (or, with speculation, if one is
+            slow), and takes the result of one only. The rows of the other attempts belong to the
+            accounts of the epoch, which show which rows may be doubled.
     """
     owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
     alive = owner.is_alive() if owner else None
@@ -243,6 +242,6 @@ def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
     try:
         filesystem.move(info.path, target)
     except FileNotFoundError:
-        return []  # its owner, or another fold, was faster
+        return []  # The owner, or another fold, was faster.
     target_info = filesystem.get_file_info(target)
     return [target_info] if target_info.is_file else []

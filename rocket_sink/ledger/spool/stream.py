@@ -4,9 +4,9 @@ A frame has a header (mark, number, bytes of the content, checksum) and a conten
 has random bytes and the names of the ledger's columns. Each frame after it is a record batch, and
 the last one, without content, says whether the attempt is complete.
 
-The checksum of the first frame begins those of the others, and a frame's number is in its own: so a
-frame that is missing, doubled, out of place or another file's (in the body of a dead letter) shows
-as well as one that is changed.
+Each checksum starts from that of the first frame and includes the frame's number. So a reader
+notices a frame that is changed, missing, doubled, out of place, or of another file (in the body of
+a dead letter).
 """
 
 from __future__ import annotations
@@ -69,18 +69,17 @@ class BatchWriter:
 
 
 def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
-    """Return whether the file ends as a closed one does; a dead owner's does not."""
+    """Return whether the file has the end that closing writes; a dead owner's file has not."""
     with filesystem.open_input_file(path) as file:
         return _tail(file, file.size())[0] in (_END, _COMPLETE)
 
 
 def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    """Yield the file's batches; of a cut file all before the cut.
-
-    Rows about requests in flight are left out if the attempt is complete: each has its answer.
+    """Yield the file's batches; if the file is cut, those before the cut. Rows about requests in
+    flight are left out if the attempt is complete, because each has its answer.
 
     Raises:
-        DamagedSpoolError: the file holds something else than what was written, and is not only cut.
+        DamagedSpoolError: the content was changed, not only cut.
         LedgerError: its storage cannot be read.
         FileNotFoundError
     """
@@ -108,7 +107,7 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
 def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, int]]:
     """Yield (number, content, checksum of the first frame) of each frame before the end or a cut.
 
-    A cut is what no whole frame follows.
+    A damaged place is a cut if no whole frame follows.
     """
     seed = number = at = 0
     while at < size:
@@ -130,7 +129,7 @@ def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, i
 
 
 def _has_frame(data: bytes, seed: int) -> bool:
-    """Whether a frame is anywhere behind the begin; any mark, where the seed is not known."""
+    """Return whether a frame follows anywhere; if the seed is not known, any mark counts."""
     for match in _MARKS.finditer(data, 1):
         mark, number, length, crc = _unpacked(data[match.start() : match.start() + _SIZE])
         content = memoryview(data)[match.start() + _SIZE :][:length]
@@ -172,7 +171,7 @@ def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBa
 
 
 def _check_values(batch: pa.RecordBatch) -> None:
-    """Check what readers of the table rely on."""
+    """Check the values that readers of the table rely on."""
     import pyarrow.compute as pc
 
     kinds = batch.column("kind").drop_null()

@@ -1,9 +1,9 @@
 """Writers of a task attempt's ledger rows: `SpoolWriter` writes them to the spool.
 
-Where it does not reach the spool, it hands them to the driver by Spark, which carries them with the
-task's result: in the commit message of the data source, in an accumulator of foreach. So what a
-failed or killed task sent is on no record, and the rows of a task are kept in memory until its end.
-On the driver they go to the spool, like any others.
+A task that does not reach the spool hands its rows to the driver with its result (`RowsInMemory`):
+in the commit message of the data source, or in an accumulator of foreach. So the sends of a failed
+or killed task are not recorded, and a task keeps its rows in memory until its end. The driver
+writes the rows to the spool.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _LOG: Final = log.logger(__name__)
 _CHUNK: Final = 4 * 1024 * 1024
 _MKDIR_TRIES: Final = 20
 _MOST_BYTES: Final = 64 * 1024 * 1024
-"""Handed over by a task; the driver gets those of all its epoch (`spark.driver.maxResultSize`)."""
+"""Limit of a task's rows; the driver gets those of a whole epoch (`spark.driver.maxResultSize`)."""
 
 
 class SpoolWriter:
     """A task attempt's rows, in a file under `<ledger>/_spool`.
 
-    The file is made by the first `append`; after a `seal` the next one makes another. For one
-    thread of one process.
+    The first `append` makes the file; the first one after a `seal` makes another. For one thread of
+    one process.
 
     Args:
         ledger_path: absolute, or a URI (`Ledger(path).uri`, made on the driver).
@@ -67,7 +67,7 @@ class SpoolWriter:
         self._path = ""
         self._name = ""
         self.rows = 0
-        """Appended over the writer's life."""
+        """Number of rows that this writer has appended."""
 
     def append(self, *batches: pa.RecordBatch) -> None:
         """Write rows; they outlive a kill of this process, not a crash of the machine."""
@@ -85,7 +85,7 @@ class SpoolWriter:
             self._open().write(content)
 
     def sync(self) -> None:
-        """Make all that was appended durable; the file stays open (remote: it is sealed)."""
+        """Make all appended rows durable; a local file stays open, a remote one is sealed."""
         if not self._place.is_local:
             self.seal()
             return
@@ -111,7 +111,7 @@ class SpoolWriter:
             return self._upload(self._file)
 
     def abort(self) -> None:
-        """End a failed attempt: its rows are facts and are kept. Never raises; idempotent."""
+        """End a failed attempt, and keep its rows, which are facts. Never raises; idempotent."""
         with contextlib.suppress(Exception):
             self.seal()
 
@@ -142,7 +142,7 @@ class SpoolWriter:
     def _upload(self, file: IO[bytes]) -> str:
         remote = self._place.filesystem()
         sealed = f"{self._place.spool}/{self._name}{SEALED}"
-        # A rename shows it when it is whole; object stores do so by themselves.
+        # Rename the file when it is whole; object stores show only whole objects anyway.
         whole_at_once = is_object_store(remote)
         target = sealed if whole_at_once else sealed + PARTIAL
         make_folder_of(remote, sealed)
@@ -163,12 +163,13 @@ class SpoolWriter:
     def _forget(self) -> None:
         file, self._file, self._stream = self._file, None, None
         if file is not None:
-            # On a full disk it tries to write what is left once more.
+            # Closing tries to write the buffered rest again, which fails on a full disk.
             with contextlib.suppress(OSError):
                 file.close()
 
     def _leave(self) -> None:
-        """Let folds take what is in the file, as of a dead process: this one may live for days."""
+        """Let folds take the file as that of a dead process, because this process may live for
+        days."""
         was_open = self._file is not None
         self._forget()
         if was_open and self._place.is_local:
@@ -177,7 +178,7 @@ class SpoolWriter:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """End the writer after a failure; the error says what became of the rows."""
+        """End the writer after a failure; the error says whether the rows are kept."""
         try:
             yield
         except FileNotFoundError as error:
@@ -197,9 +198,9 @@ class SpoolWriter:
             ) from error
 
     def _gone(self) -> str:
-        """Return why the open file is not there any more, as far as this side can see."""
+        """Return why the open file is gone, as far as this process can see."""
         if not Path(self._place.spool).is_dir():
-            # Folds remove the folders in it, and not itself.
+            # Folds remove folders inside the spool, but not the spool itself.
             return (
                 f"the folder {self._place.spool} was deleted while tasks wrote to it, and with it "
                 "the rows that were not folded yet; the task must run again. Leave _spool alone "
@@ -225,7 +226,7 @@ def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
 
 
 def _create(filesystem: fs.FileSystem, path: str) -> IO[bytes]:
-    """Create a file; a fold may remove its folders, empty as they are, at any moment before."""
+    """Create a file. Until then a fold may remove the empty folders, so this tries again."""
     for _ in range(_MKDIR_TRIES):
         with contextlib.suppress(FileNotFoundError):
             make_folder_of(filesystem, path)
@@ -254,7 +255,7 @@ class RowsInMemory:
         """Keep rows.
 
         Raises:
-            LedgerError: they are more than the driver should be given; the task must fail.
+            LedgerError: the rows exceed the limit for the driver; the task must fail.
         """
         if not batch.num_rows:
             return
@@ -284,11 +285,12 @@ def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) 
     """Put the rows into the spool, durably; called on the driver.
 
     Args:
-        in_store: in that of the ledger's store, if there is one, and in that of the driver's own
-            folder if the store fails. False: only in the latter, since the caller must not wait.
+        in_store: write to the spool in the ledger's store, if there is one; if that fails, to the
+            spool in the driver's own folder. False: only to the driver's folder, because the caller
+            must not wait.
 
     Raises:
-        LedgerError: they can be written nowhere.
+        LedgerError: the rows can be written to neither.
     """
     *others, last = place.spools
     for spool in others if in_store else ():

@@ -18,13 +18,14 @@ _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, wor
 _ORDER: Final = (
     "at_us", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
 )  # fmt: skip
-"""Engines return rows of one time in any order; a replay is to say the same each time."""
+"""Order of the attempts: complete, because engines return equal rows in any order and a replay must
+give the same result each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """Attempts by the time of their start; arrays of one length but for the names.
+    """Attempts by the time of their start, as arrays of one length; only the names are lists.
 
     Attributes:
         start_s: seconds since 1970, float64.

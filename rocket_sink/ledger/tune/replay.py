@@ -1,10 +1,10 @@
-"""Recorded attempts once more, through a fault table with other thresholds.
+"""A replay of recorded attempts through a fault table with other thresholds.
 
 Each host has a table. An attempt whose broker is isolated when it starts goes to the broker that
-was quickest last and is not isolated; it takes as long as that one's last answer, and the attempts
-that the record has after it are left out. Isolations end by time alone, as they do without a
-detector. What the record cannot say: how slow a broker would have been for requests that were kept
-away from it, and how a moved load would have slowed the others down.
+was quickest last and is not isolated; it takes as long as that broker's last answer, and the
+request's later recorded attempts are left out. Isolations end by time alone, as they do without a
+detector. The record cannot say how slow a broker would have been for requests that avoided it, or
+how the moved load would have slowed other brokers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from rocket_sink.ledger.tune.attempts import Attempts
 from rocket_sink.routing.fault import FaultProfile, LatencyFaultTolerance
 
 _FRESH_S: Final = 60.0
-"""A broker whose last answer is older is none to move to."""
+"""Largest age of a broker's last answer for a move to it."""
 _NONE: Final = (0.0, 0)
 
 
 class Replayed(NamedTuple):
-    """The result of a profile for the recorded attempts.
-
-    `isolations` begun, over all hosts; `isolated_s` their lengths; `moved` messages; `unsent` those
-    whose last attempt failed. `latency_ms` of the others, ascending, and `weight`, how many took at
-    most as long.
+    """The result of a profile for the recorded attempts. `isolations` counts those of all hosts,
+    and `isolated_s` sums their lengths. `moved` and `unsent` (last attempt failed) count messages.
+    `latency_ms` has those of all other messages, ascending; `weight` is the number of messages up
+    to each.
     """
 
     isolations: int
@@ -39,7 +38,8 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """Return the latency (ms) that a share of the messages did not exceed; None of none."""
+        """Return the latency (ms) that a share of the messages did not exceed; None without
+        messages."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])
@@ -81,13 +81,13 @@ class _Tables:
 
 
 def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
-    """Send the attempts again under a profile; None: as they were."""
+    """Replay the attempts under a profile; None: as they were recorded."""
     tables = None if profile is None else _Tables(attempts, profile)
     in_flight: list[_Ended] = []
     last_good: dict[int, tuple[float, float]] = {}
     moved_requests: set[int] = set()
     failed: dict[int, tuple[float, int]] = {}
-    """Requests whose attempts so far have failed: their duration in ms, and their messages."""
+    """{request whose attempts failed so far: (duration in ms, messages)}"""
     latencies: list[float] = []
     weights: list[float] = []
     moved = 0

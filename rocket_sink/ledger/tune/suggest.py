@@ -1,7 +1,7 @@
 """Replays a ledger's sends under other settings and says which of them to take.
 
-A setting is suggested only where it is clearly better than the default: an isolation has a cost
-that a record of latencies does not show, which is the load that the other brokers must take.
+A setting is suggested only if it is clearly better than the default. An isolation has a cost that a
+record of latencies does not show: the load that the other brokers must take.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.routing.fault import PROFILES, FaultProfile
 
 LIMIT: Final = 200_000
-"""Attempts that are replayed, the newest: some seconds for each candidate."""
+"""Number of the newest attempts that are replayed; a candidate takes some seconds."""
 _FIRST_CLASSES_MS: Final = (100, 250, 1000, 2000)
-"""Latencies from which on a broker is isolated, in the candidates beside the profiles."""
+"""Latencies from which on a broker is isolated, for the candidates other than the profiles."""
 _BETTER: Final = 0.8
 """A candidate replaces the default if its p99.9 is below this share of the default's."""
 _AS_GOOD: Final = 1.05
@@ -33,9 +33,9 @@ _SUSPECT_MS: Final = (50, 100, 250, 500, 1000, 2000)
 _LATE_SHARE: Final = 0.001
 """Share of the requests to healthy brokers that may take longer than `suspectAfterMs`."""
 _UNUSUAL: Final = 4.0
-"""Times a broker's own p95."""
+"""Multiple of a broker's p95 from which on an answer is unusually slow."""
 _FEW: Final = 10_000
-"""The attempts below which p99.9 rests on fewer than ten of them."""
+"""Number of attempts below which p99.9 depends on fewer than ten of them."""
 _FULL: Final = 0.9
 _SLOW_BATCH_MS: Final = 500.0
 
@@ -43,7 +43,7 @@ RECORDED: Final = "as recorded"
 DEFAULT: Final = "5.x (default)"
 
 Progress = Callable[[int, int], None]
-"""Called with the candidates that are done, and all of them."""
+"""A function that gets the numbers of ended candidates and of all."""
 
 
 def tune(
@@ -54,10 +54,10 @@ def tune(
 
     Args:
         query: runs SQL over the ledger's views.
-        fewest: fewer attempts are counted only, and nothing is replayed.
+        fewest: with fewer attempts nothing is replayed.
 
     Raises:
-        LedgerError: no query, or several, whose id begins as the scope says.
+        LedgerError: no query, or several, have an id that begins as the scope says.
     """
     if scope.query_id is not None:
         scope = replace(scope, query_id=full_id(query, scope.query_id, path))
@@ -86,7 +86,7 @@ def tune(
 
 
 def profiles() -> dict[str, FaultProfile | None]:
-    """Return what is compared: the record, the profiles, and 5.x with its classes moved."""
+    """Return the candidates: the record, the profiles, and 5.x with moved classes."""
     default = PROFILES["5.x"]
     variants: dict[str, FaultProfile | None] = {
         RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
@@ -101,8 +101,8 @@ def profiles() -> dict[str, FaultProfile | None]:
 def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     """Return what each value of `suspectAfterMs` would have done to the requests.
 
-    Trouble that is worth a suspicion is a failure, or an answer that took longer than a class that
-    isolates and than is usual of its broker; what else comes late is a false alarm.
+    A suspicion is right if the request fails, or if its answer takes longer than an isolating class
+    and than is usual for the broker. Otherwise it is a false alarm.
     """
     usual_ms = np.array(
         [_p95(attempts.rtt_ms[attempts.stored & (attempts.broker == number)])
@@ -146,7 +146,7 @@ def _candidate(name: str, profile: FaultProfile | None, made: Replayed) -> Candi
 
 
 def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Mark the one to take: the default, unless another's tail is clearly shorter."""
+    """Mark the candidate to take: the default, unless another one's p99.9 is clearly lower."""
     tried = {candidate.name: candidate for candidate in candidates if candidate.p999_ms is not None}
     default = tried.pop(DEFAULT, None)
     tried.pop(RECORDED, None)

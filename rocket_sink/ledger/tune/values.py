@@ -1,4 +1,4 @@
-"""The result of `tune`: candidates beside the record, suggestions, options to paste."""
+"""The result of `tune`: candidates, suggestions, and options to paste."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 FEWEST: Final = 1000
-"""With fewer attempts p99.9, by which tables are compared, rests on less than one of them."""
+"""Least number of attempts: with fewer, p99.9 depends on less than one attempt."""
 DEFAULTS_FIT: Final = "The defaults fit these sends."
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A latency table, and what it would have made of the recorded sends. Times in ms.
+    """A latency table, and its result for the recorded sends. Times in ms.
 
     `isolated_s` is summed over hosts and brokers, `moved` are messages; percentiles are of
     acknowledged messages, from submit to answer, with their earlier attempts.
@@ -45,9 +45,9 @@ class Candidate:
 class SuspicionFigures:
     """A value of `suspectAfterMs`.
 
-    `late_share` of the requests that were neither failures nor unusually slow took longer: false
-    alarms. `troubles` (requests that were) lasted longer than it, and were noticed `sooner_s`
-    before their end, in all.
+    `late_share` is the share of false alarms: requests that took longer, and were neither failures
+    nor unusually slow. `troubles` counts the failures and slow requests that took longer. In sum
+    they were noticed `sooner_s` before their end.
     """
 
     suspect_after_ms: int
@@ -77,7 +77,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The whole answer."""
+    """The result of `tune`."""
 
     path: str
     scope: Scope
@@ -92,7 +92,7 @@ class Tuning:
     kept: list[str] = field(default_factory=list)
     """Options that need no change, with the reason."""
     note: str = ""
-    """How far the figures can be trusted; empty: there are enough of them."""
+    """A warning that there are few figures; empty if there are enough."""
 
     @property
     def options(self) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Erasure: contents of dead letters go for good, and their account stays.
-
-The letters' files are written anew without the contents, and the old files are deleted at once,
-those of every earlier version of the table, too. Readers that have one of them open miss it then.
-The table's log holds no contents: its statistics are of ids and times.
+"""Erasure: contents of dead letters are deleted for good, and their accounts stay. The letters'
+files are written anew without the contents. The old files, also those of earlier versions of the
+table, are deleted at once. A reader that uses an old file fails. The table's log holds no contents:
+its statistics are of ids and times.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rocket_sink.ledger.upkeep.expire import replaced
 from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
 
 ERASED: Final = "erased: "
-"""How `last_error` of an erased letter begins; the reason follows."""
+"""First word of an erased letter's `last_error`; the reason follows."""
 _CONTENTS: Final = (
     "body", "body_sha256", "tags", "keys", "sharding_key", "properties", "first_error",
 )  # fmt: skip
@@ -36,10 +35,11 @@ class Erased:
 
     Attributes:
         letters: dead letters whose contents are gone.
-        dropped: of these, the pending ones: they have the resolution `dropped` now.
-        deleted_files: files with such contents that were deleted.
-        loose_files: files with dead letters that are in no version of the table, and that were
-            left: they are of task attempts that run or died. A vacuum deletes those that died.
+        dropped: how many of these were pending; they have the resolution `dropped` now.
+        deleted_files: number of deleted files with such contents.
+        loose_files: number of files with dead letters that are in no version of the table. They
+            belong to task attempts that run or died, and were kept. A vacuum deletes those of dead
+            attempts.
         quarantined: damaged spool files, which may hold anything.
     """
 
@@ -54,7 +54,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
     """Erase the contents of these dead letters, and finish erasures that were killed.
 
     Raises:
-        LedgerError: Spark's Delta commits to the ledger, or others rewrite it all the time.
+        LedgerError: Spark's Delta commits to the ledger, or other processes keep rewriting it.
     """
     wanted = pa.array(list(letter_ids), pa.string())
     for _ in range(_TRIES):
@@ -107,7 +107,7 @@ def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> 
 def _delete_old(place: LedgerPath) -> tuple[int, int]:
     """Delete files that hold an erased letter and are not of the newest version.
 
-    Returns how many were deleted, and how many files have letters that the table does not know.
+    Returns the number of deleted files, and of files with letters that are not in the table.
     """
     import pyarrow.compute as pc
 
@@ -128,7 +128,7 @@ def _delete_old(place: LedgerPath) -> tuple[int, int]:
         old = StoredFile(f"kind={DEAD_LETTER}/{info.base_name}", DEAD_LETTER, 0, 0, None)
         try:
             letter_ids = _letter_ids(place, old)
-        except (OSError, pa.ArrowException):  # a file that is being written, or was cut
+        except (OSError, pa.ArrowException):  # The file is being written, or was cut.
             loose += 1
             continue
         loose += _count(letter_ids, known["letter_id"]) == 0

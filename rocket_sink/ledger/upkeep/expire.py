@@ -1,10 +1,9 @@
-"""Retention: rows that are old enough leave the table, and bodies of letters that are settled.
-
-Some rows stay however old they are, because something still asks for them:
+"""Retention: old rows leave the table, and so do bodies of settled letters. Some old rows stay,
+because they are still needed:
 
 - pending dead letters, their epochs' accounts and their backfills' marks;
-- half messages of transactions that are open, and the ends of those whose half messages stay;
-- resolutions of dead letters that stay, which would be pending without;
+- half messages of open transactions, and the ends of transactions whose half messages stay;
+- resolutions of dead letters that stay, which would otherwise be pending;
 - the last two epochs of each streaming query, which a restart may run again.
 """
 
@@ -66,7 +65,7 @@ class Retention:
     bodies_ms: int | None = None
 
     def or_longer(self, other: Retention) -> Retention:
-        """Join what two queries with one ledger ask for: of each the longer one."""
+        """Return the longer limits of both, for two queries with one ledger."""
         rows_ms = {
             kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
             for kind in {*self.rows_ms, *other.rows_ms}
@@ -80,10 +79,10 @@ class Expired:
     """The result of an expiry, or of a trial.
 
     Attributes:
-        rows: rows that went, by kind.
-        kept: rows that are old enough and stay, because something still asks for them.
-        bodies: bodies that went.
-        files: files that went, or were written anew.
+        rows: number of dropped rows by kind.
+        kept: number of old rows that stay because they are still needed.
+        bodies: number of dropped bodies.
+        files: number of files that were dropped or written anew.
         busy: another process rewrote the table meanwhile, so nothing was done.
     """
 
@@ -97,11 +96,12 @@ class Expired:
 def expire_ledger(
     spark: SparkSession, place: LedgerPath, retention: Retention, *, dry_run: bool = False
 ) -> Expired:
-    """Drop what is older than its retention, and delete files that were replaced long enough ago.
+    """Drop rows and bodies that are older than their retention, and delete files that were replaced
+    long enough ago.
 
     Raises:
-        LedgerError: no ledger there, or Spark's Delta commits to it: that takes no rows out of a
-            table which is append-only.
+        LedgerError: no ledger there, or Spark's Delta commits to it, which takes no rows out of an
+            append-only table.
     """
     check_table(spark, place)
     table, query = open_for_commits(spark, place), reader_of(spark, place)
@@ -119,7 +119,7 @@ def expire_ledger(
 
 
 def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -> None:
-    """Expire a ledger whose last expiry, by whatever process, is a day ago.
+    """Expire a ledger if its last expiry, by any process, was a day ago.
 
     A new ledger is a day old before the first one.
 
@@ -131,7 +131,8 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     if last_ms is not None and now_ms - int(last_ms) < _DAY_MS:
         return
     if open_for_commits(spark, place) is None:
-        return  # Spark's Delta commits, or the ledger was deleted: a note would make its folder
+        # Spark's Delta commits, or the ledger was deleted, and a note would make its folder again.
+        return
     notes.write(_NOTE, now_ms)
     if last_ms is not None:
         expired = expire_ledger(spark, place, retention)
@@ -195,7 +196,7 @@ def expire(
 
 
 class _Rule:
-    """The choice of rows that go: older than their kind's limit, and asked for by nothing."""
+    """The choice of rows to drop: older than their kind's limit, and not needed any more."""
 
     def __init__(self, query: Query, before_us: Mapping[str, int]) -> None:
         self._before_us = before_us
@@ -234,7 +235,7 @@ class _Rule:
         return f"SELECT * FROM {view} WHERE {young}"  # noqa: S608 (names of ours)
 
     def rows_that_go(self, batch: pa.RecordBatch, kind: str) -> tuple[pa.Array, pa.Array]:
-        """Return which rows are old, and which of them go."""
+        """Return masks of the old rows, and of those that are dropped."""
         import pyarrow.compute as pc
 
         before = self._before_us.get(kind)
@@ -300,7 +301,7 @@ def _spent_letters(query: Query, before_us: int) -> pa.Array:
 
 
 def without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
-    """Return dead letters; those named have a digest in the place of their body."""
+    """Return the dead letters; those with these ids have a digest instead of a body."""
     import hashlib
 
     import pyarrow.compute as pc
@@ -318,7 +319,7 @@ def without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
 
 
 def replaced(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """Return the rows with these columns in the place of theirs."""
+    """Return the rows with these columns replaced."""
     for name, values in columns.items():
         place = batch.schema.get_field_index(name)
         batch = batch.set_column(place, batch.schema.field(place), values)

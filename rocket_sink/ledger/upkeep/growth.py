@@ -1,4 +1,4 @@
-"""Merging of small files, and the table's log: checkpoints, and the removal of what is old.
+"""Merging of small files; checkpoints of the table's log, and removal of old files.
 
 Every fold makes a file per kind and a commit. Files of a kind are merged by size: when a tier has
 `_FAN` files, they and all smaller ones become one. So a row is written about four times, and
@@ -31,12 +31,13 @@ _LOG: Final = log.logger(__name__)
 _PASS_COMMITS: Final = 10
 """Commits from one look at the files to the next."""
 _CHECKPOINT_COMMITS: Final = 10, 50
-"""Fewest and most commits from one checkpoint to the next: every reader reads those after it."""
+"""Fewest and most commits between two checkpoints; every reader reads the commits after the last
+one."""
 _ACTIONS_PER_COMMIT: Final = 50
-"""A checkpoint of so many times more actions than commits follow it is not written again yet."""
+"""Actions of the last checkpoint per commit that passes before the next checkpoint."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
-"""Bytes; the tiers end here, and at `_FAN` times the tier before: the largest at 16 MiB."""
+"""Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""
 _TIERS: Final = 4
 _ROW_BYTES: Final = 64
 """Usual bytes of a row."""
@@ -46,7 +47,7 @@ _passed: dict[LedgerPath, int] = {}
 
 
 def keep_small(append: Append) -> None:
-    """Merge files, sum up the log and clean up, where delta-rs has committed; never raises."""
+    """Merge files, write a checkpoint and clean up after a commit of delta-rs; never raises."""
     place, version = append.place, append.sequence >> 32
     # A ledger that was made anew has a smaller version than before.
     if not append.is_own or 0 <= version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
@@ -62,7 +63,7 @@ def keep_small(append: Append) -> None:
 
 
 def merge(place: LedgerPath, table: DeltaTable, *, everything: bool = False) -> tuple[int, int]:
-    """Merge small files where a tier is full; returns how many became how many.
+    """Merge the small files of full tiers; return the numbers of files before and after.
 
     Args:
         everything: merge all files below the largest tier's bound, whatever their number.
@@ -78,7 +79,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Return the files to be merged, by kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # Equal rows take few bytes, and as much time.
+        # Count rows, too: equal rows take few bytes, but as much time as others.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
@@ -98,8 +99,8 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
 def _sum_up(place: LedgerPath) -> None:
     """Write a checkpoint when one is due, after a vacuum.
 
-    A checkpoint leaves out files that were removed for longer than the retention, and a vacuum
-    only knows files that the log names: so the vacuum comes first.
+    The vacuum comes first: it only knows files in the log, and a checkpoint leaves out files that
+    were removed longer ago than the retention.
     """
     filesystem, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
     data = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
@@ -110,12 +111,13 @@ def _sum_up(place: LedgerPath) -> None:
     table = open_table(place)  # the object of a commit does not know what the commit removed
     if table is None or table.version() + 1 - last < due:
         return
-    if table.vacuum(dry_run=True):  # two commits, which are spared where nothing is to be deleted
+    # A vacuum makes two commits, so it runs only if there is a file to delete.
+    if table.vacuum(dry_run=True):
         table.vacuum(dry_run=False)
     table.update_incremental()
     if place.is_local:
-        # Hadoop's checksum of the one that Spark wrote: of ours there is none, and Spark would
-        # hold it to be damaged.
+        # Remove Hadoop's checksum of Spark's file: delta-rs writes none, and Spark would take our
+        # file for damaged.
         Path(log_folder, "._last_checkpoint.crc").unlink(missing_ok=True)
     table.create_checkpoint()
     if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":

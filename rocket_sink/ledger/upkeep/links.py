@@ -1,7 +1,6 @@
-"""A look for hard links, by which Delta makes a commit of a local table once.
-
-A link fails where the name is taken, a rename does not: of two drivers on a file system without
-hard links (blobfuse, some FUSE and SMB mounts, FAT) one would overwrite the commit of the other.
+"""A test for hard links, which keep Delta's commits to a local table apart. A link fails if the
+name is taken; a rename does not. On a file system without hard links (blobfuse, some FUSE and SMB
+mounts, FAT), one of two drivers would overwrite the other's commit.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _WITHOUT: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EIN
 
 
 def check_links(folder: str) -> None:
-    """Make sure that the folder, or the nearest one above that is there, knows hard links.
+    """Raise unless the folder, or its nearest existing parent, supports hard links.
 
     Raises:
-        LedgerError: it does not; the text names the file system, and says what to do.
+        LedgerError: no hard links; the text names the file system, and says what to do.
         OSError: the folder cannot be written.
     """
     place = Path(folder)
@@ -51,7 +50,7 @@ def check_links(folder: str) -> None:
 
 
 def _file_system(place: Path) -> str:
-    """Return the type of a folder's file system, and where it is mounted, as far as known."""
+    """Return the type and the mount point of a folder's file system, if they are known."""
     mounts: list[tuple[str, str]] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()

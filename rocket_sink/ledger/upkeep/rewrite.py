@@ -1,15 +1,15 @@
 """The commit that replaces data files of the table; nothing else takes rows out of a ledger.
 
-The table is append-only (`delta.appendOnly`), and stays so for everybody: a DELETE, UPDATE or
-MERGE by any Delta writer is refused. Delta lets compactions through, whose removals are marked
-`dataChange=false`. A rewrite is such a commit, by delta-rs, also where rows go. Streams that read
-the table pass over it, so they neither fail nor see a row twice.
+The table is append-only (`delta.appendOnly`), and stays so: a DELETE, UPDATE or MERGE by any Delta
+writer is refused. Delta accepts compactions, whose removals are marked `dataChange=false`. A
+rewrite is such a commit, by delta-rs, even if it drops rows. Streams that read the table pass over
+it, so they neither fail nor see a row twice.
 
-Two rewrites of one file would bring its rows back, or double them: delta-rs 1.6 does not compare
-the removals of two commits, not even of two `optimize.compact`. So each rewrite is the next
-transaction of one application id. Of two from one version of the table Delta refuses the second,
-which goes on if its files are still there. Appends are no such transactions: they neither wait for
-a rewrite nor fail because of it.
+Two rewrites of one file would bring its rows back, or double them, because delta-rs 1.6 does not
+compare the removals of two commits, not even of two `optimize.compact`. So each rewrite is the next
+transaction of one application id. If two start from one version of the table, Delta refuses the
+second one, which goes on if its files are still in the table. Appends are no such transactions:
+they neither wait for a rewrite nor fail because of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BATCH_ROWS: Final = 8192
 _TRIES: Final = 10
 
 Change = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Returns the rows that stay of a batch."""
+"""A function that returns the rows of a batch that stay."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,13 @@ def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
 def read_file(
     place: LedgerPath, file: StoredFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a data file, in the columns of the table; those not named are null."""
+    """Yield the rows of a data file with all columns of the table; columns that are not named are
+    null."""
     import pyarrow.parquet as pq
 
     with place.filesystem().open_input_file(f"{place.root}/{file.path}") as source:
-        # Spark's OPTIMIZE writes INT96, which in nanoseconds has no years before 1678.
+        # Read in microseconds: Spark's OPTIMIZE writes INT96, which in nanoseconds has no years
+        # before 1678.
         parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
             values = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -132,7 +134,7 @@ def rewrite(
             )  # fmt: skip
             return True
         except (DeltaError, OSError) as error:
-            # The new files stay. A store's answer may have been lost after the commit, and then
+            # Keep the new files: the store's answer may have been lost after the commit, and then
             # the table names them.
             newer = open_table(place)
             names = set() if newer is None else {f.path for f in stored_files(place, newer)}
@@ -144,5 +146,5 @@ def rewrite(
                 ) from error
             if not names.issuperset(file.path for file in removed):
                 return False
-            table = newer  # the other rewrite was of other files
+            table = newer  # The other rewrite replaced other files.
     return False

@@ -174,8 +174,8 @@ class Admin:
     ) -> tuple[list[StoredMessage], int]:
         """Messages from `offset` on, and the offset to go on with.
 
-        No messages at the end of the queue; an expired offset moves to the oldest one. Fewer than
-        `max_messages` if they exceed 16 MiB of memory.
+        At the end of the queue there are no messages. An expired offset moves to the oldest
+        message. There are fewer than `max_messages` if those take more than 16 MiB of memory.
         """
         frame = requests.pull_message(
             queue,
@@ -213,7 +213,8 @@ class Admin:
             yield from self.read_queue(queue, begin, end)
 
     def dispatch_behind_bytes(self, topic: str) -> int:
-        """Stored bytes that the topic's masters have not dispatched to consumers, in all topics."""
+        """Return the bytes, of all topics, that the topic's masters have not dispatched to
+        consumers yet."""
         masters = _masters(self._route(topic))
         return sum(
             int(self.runtime_info(name, address).get("dispatchBehindBytes", 0))
@@ -260,13 +261,13 @@ class Admin:
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:
-            if unique_key:  # which may hold a blank
+            if unique_key:  # such an id may hold a blank
                 return properties.get(UNIQ_KEY) == key
             return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
 
         allowance = Allowance()
         messages: list[StoredMessage] = []
-        # The route of now: a broker may be new, or at another address.
+        # Fetch the route, because a broker may be new, or at another address.
         for broker_name, address in _masters(self.topic_route(topic)).items():
             answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
             messages += responses.decode_query_answer(
@@ -360,7 +361,7 @@ _LACKING: Final = {
     "effectively_once": "does not look messages up by their ids, as a replay has to",
     "transactional": "does not let a client end its half messages",
 }
-"""Delivery -> what a proxy lacks for it."""
+"""{delivery: what a proxy lacks for it}"""
 
 
 def proxy_error(delivery: str, proxy: str) -> ConfigurationError:

@@ -3,8 +3,8 @@
 A broker moves a message there after its last delivery attempt (AbstractSendMessageProcessor), with
 its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`).
 Messages leave such a topic by retention only. So a resend has the same client id and a counter,
-`ROCKET_SINK_RESENDS`, which is one higher, and a message is not sent again if the origin topic has
-its resend. The counter survives another failure and so limits the resends.
+`ROCKET_SINK_RESENDS`, that is one higher. A message is not sent again if the origin topic has its
+resend. The counter stays if the resend becomes a dead letter, and so limits the number of resends.
 """
 
 from __future__ import annotations
@@ -153,11 +153,10 @@ def _first_offset(admin: Admin, queue: MessageQueue, since_ms: int | None) -> in
 
 @dataclass
 class ResendReport:
-    """Numbers of dead letters, and the first `FAILURES_MAX` that failed.
-
-    `degraded` of `resent` are stored, but not flushed or replicated in time. `already`: the topic
-    has an earlier resend. `left_alone`: the limit of resends is reached.
-    `homeless`: the origin topic is unknown.
+    """Numbers of dead letters by result, and the first `FAILURES_MAX` failures. `degraded` counts
+    those of `resent` that are stored, but were not flushed or replicated in time. `already`: the
+    topic has an earlier resend. `left_alone`: the limit of resends is reached. `homeless`: the
+    origin topic is unknown.
     """
 
     resent: int = 0
@@ -177,7 +176,7 @@ class ResendReport:
         return not (self.failed or self.held_back or self.homeless)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the numbers as plain values."""
         return {**vars(self), "codes": dict(self.codes)}
 
 
@@ -211,7 +210,7 @@ class Resender:
         self.report = ResendReport()
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
-        """Send a dead letter if it is due; counts the result in the report.
+        """Send a dead letter if it is due, and count the result in the report.
 
         Raises:
             SendError: a fatal one (credentials).

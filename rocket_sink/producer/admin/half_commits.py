@@ -8,8 +8,8 @@ are addressed by their commit-log offset, so they can be committed until the log
 (fileReservedTime, 72 h), even after the last transaction check.
 
 Two processes that commit the same half messages double them, so the caller holds a lock. A process
-that lost the lock must send nothing more: the lock is checked before each lot of requests, which
-end while the lock is held, and before each step that could write what is still queued.
+that lost the lock must send nothing more. So the lock is checked before each lot of requests, which
+end before the lock can expire, and before each step that could write queued requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HALVES: Final = pa.schema([
 """A table of half messages, in the columns of `Half`."""
 _WINDOW: Final = 2048
 """Requests in flight at one broker and topic; a broker's queue has room for 100,000
-(endTransactionPoolQueueCapacity). With 1,024 a commit took 1.1 times the CPU."""
+(endTransactionPoolQueueCapacity). A window of 1,024 took 1.1 times the CPU."""
 _LONGEST_REQUEST_S: Final = 10.0
 """Longest time for one request: a third of the lease (`ledger.lock`) under which it is sent."""
 _FIRST_WAIT_S: Final = 0.05
@@ -53,7 +53,7 @@ _GONE: Final = (
     "The transaction state table offset wrong",
     "The commit log offset wrong",
 )
-"""Remarks of a broker without the half message (EndTransactionProcessor)."""
+"""Remarks of a broker that does not have the half message (EndTransactionProcessor)."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class HalfMessageCommitter:
         group: the producer group of the half messages.
         ordered: keep the order per queue.
         since_ms: a lower bound for their store times (ms since 1970).
-        progress: called with the number of finished ones.
+        progress: called with the number of finished half messages.
         check: raises an error unless the caller's lock is held for so many seconds from now.
     """
 
@@ -195,13 +195,13 @@ class HalfMessageCommitter:
                 for topic in self._topics:
                     engine.routes.refresh(topic, engine.clock())
                 engine.drive_for(wait_s)
-        # A half message that is missing may have been committed before.
+        # A missing half message may have been committed before.
         refused = self._not_visible(np.array(sorted(self._refused), np.int64)).tolist()
         self._report.refused = [(self._half(at), self._refused[at]) for at in refused]
         return self._report
 
     def _left_of(self, tried: Positions) -> Positions:
-        """The half messages to retry, in order, without those found visible."""
+        """Return the half messages to retry, in order, without those that consumers see already."""
         again, self._again = np.array(self._again, np.int64), []
         pending = tried[np.isin(tried, again)]
         if self._doubtful:
@@ -227,7 +227,7 @@ class HalfMessageCommitter:
         )
 
     def _round(self, positions: Positions) -> None:
-        """Send each once; a lane stops at its first failure."""
+        """Send each commit once; a lane stops at its first failure."""
         width, engine = 1 if self._ordered else _WINDOW, self._engine
         lane_of = self._lane_of[positions]
         lanes = [_Lane(width, positions[lane_of == lane]) for lane in np.unique(lane_of)]
@@ -248,7 +248,7 @@ class HalfMessageCommitter:
             self._again += lane.waiting.tolist()
 
     def _end(self, lane: _Lane, positions: Positions) -> None:
-        """Commits of one broker and topic."""
+        """Send the commits of one broker and topic."""
         engine, client, first = self._engine, self._engine.client, self._half(int(positions[0]))
         now_s, address = engine.clock(), engine.routes.addresses().get(first.broker_name)
         if address is None:
@@ -307,7 +307,7 @@ class HalfMessageCommitter:
         error: SendError | None,
         at_s: float = 0.0,
     ) -> None:
-        """Take the end of a commit: answer or error. A `Call` passes `at_s`, unused here."""
+        """Handle the end of a commit: answer or error. `at_s` is not used; a `Call` passes it."""
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
@@ -324,7 +324,7 @@ class HalfMessageCommitter:
         lane.stopped = True
         self._again.append(position)
         if isinstance(error, AuthenticationError) and self._engine.reread_credentials(lane.asked_s):
-            return  # they have changed, and it was answered: it is asked again
+            return  # asked again, because an answer with the old credentials means nothing
         self._error = error
         clean = isinstance(error, NotSentError) or (
             answer is not None and answer.code == ResponseCode.SYSTEM_BUSY
@@ -344,7 +344,8 @@ class HalfMessageCommitter:
             return positions
         visible: list[int] = []
         rows = self._halves.select(["topic", "broker_name", "message_id"]).take(positions)
-        # A half message whose answer was lost may be stored again under its id.
+        # Compare offsets, because a half message whose answer was lost may be stored again under
+        # its id.
         queries: dict[str, dict[str, dict[str, list[int]]]] = {}
         columns = (column.to_pylist() for column in rows.columns)
         for position, topic, broker, half_id in zip(positions.tolist(), *columns, strict=True):
@@ -390,7 +391,7 @@ def _headers(halves: pa.Table) -> pa.RecordBatch:
 
 
 def _lanes(halves: pa.Table, *, by_queue: bool) -> Positions:
-    """A number for each half message, which those have in common that share a lane."""
+    """Return a lane's number for each half message."""
     lanes = np.zeros(len(halves), np.int64)
     for name in ("topic", "broker_name", "queue_id")[: 3 if by_queue else 2]:
         values = halves.column(name).combine_chunks().dictionary_encode()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
 
 _WINDOW: Final = 256
-"""Look-ups in flight; a broker reads its log for each."""
+"""Look-ups in flight; a broker reads its log for each of them."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
 LACKS_SUB: Final = (
     "Give it the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the rights "
@@ -47,9 +47,9 @@ class StoredMessages:
 
     Args:
         since_ms: a lower bound for the messages' store times (ms since 1970).
-        brokers: by topic, further brokers that must answer: a message may be on a broker that is
-            not in the route now. Read at each query.
-        advice: for the error when a broker does not answer.
+        brokers: {topic: further brokers that must answer}, because a message may be on a broker
+            that is not in the route now; read at each query.
+        advice: text of the error if a broker does not answer.
         by_route: query the brokers of the topic's route.
 
     Attributes:
@@ -79,9 +79,8 @@ class StoredMessages:
         self._last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
-        """Wait until every broker answers, and `storedCheckDelay` more; once for each broker.
-
-        Requests of earlier attempts are then stored and indexed, or never will be.
+        """Wait until every broker answers, and `storedCheckDelay` more; once for each broker. After
+        this, requests of earlier attempts are stored and indexed, or never will be.
         """
         new = [name for name in self._names(topic) if name not in self._settled]
         if not new:
@@ -91,7 +90,7 @@ class StoredMessages:
         self._engine.drive_for(self._engine.options.stored_check_delay_ms / 1000)
 
     def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
-        """The ids of messages that a broker has, not torn."""
+        """Return the ids of messages that a broker has whole, not torn."""
         names = self._names(topic)
         self._found, self.torn = set(), {}
         queries = [
@@ -116,7 +115,7 @@ class StoredMessages:
         while waiting or self._again or self._in_flight:
             while waiting and len(self._in_flight) < _WINDOW:
                 self._look_up(waiting.popleft())
-            # The route is read each time: the address of a broker may come back.
+            # Read the route each time, because the address of a broker may come back.
             engine.routes.get(topic, engine.clock())
             engine.drive()
             if not self._in_flight and not waiting:
@@ -131,7 +130,8 @@ class StoredMessages:
         now_s = engine.clock()
         address = engine.routes.addresses().get(name)
         if address is None:
-            # A broker that has no message of a topic made by itself is in the template's route.
+            # Ask the template's brokers, too: the topic's route lacks a broker that has not made
+            # the topic yet.
             engine.routes.get(engine.options.create_topic_key, now_s)
             self._again.append(query)
             return
@@ -184,8 +184,8 @@ _STEP_S: Final = 0.05
 def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
     """Wait until the topic's brokers have dispatched all stored messages to consumers.
 
-    False after the time-out, as with steady traffic, and when a broker does not support the request
-    (scripted ones).
+    Return False after the time-out, for example under steady traffic, and if a broker does not
+    support the request (scripted brokers).
     """
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:
