@@ -1484,6 +1484,14 @@ ROWS: tuple[Defect, ...] = (
         "a transactional query behind a proxy sends half messages that nobody can end",
     ),
     Defect(
+        "proxies-without-a-window",
+        "rocket_sink/producer/engine/brokers.py",
+        "        is_proxied = len(addresses) == 1 and (\n",
+        "        is_proxied = len(addresses) > 1 and (\n",
+        ("tests/producer/engine/test_brokers.py",),
+        "a proxy drops answers of 2,048 requests in flight, and rows become unknown or doubled",
+    ),
+    Defect(
         "traces-fail-tasks",
         "rocket_sink/producer/tracing.py",
         "        except RocketSinkError as error:\n            self._lose(error)\n",

@@ -20,6 +20,7 @@ from rocket_sink.errors import (
     NotSentError,
     Outcome,
     QueueMovedError,
+    RequestTimeoutError,
     SendError,
     TopicNotFoundError,
 )
@@ -226,8 +227,11 @@ class ResponseHandler:
             feedback: report the result to `Brokers`.
         """
         in_flight = attempt.broker is not None
-        if attempt.broker is not None and error.backs_off and feedback:
-            attempt.broker.busy(attempt.handed_s, now_s)
+        broker = attempt.broker
+        if broker is not None and feedback:
+            is_lost = broker.is_proxied and isinstance(error, RequestTimeoutError)
+            if error.backs_off or is_lost:
+                broker.busy(attempt.handed_s, now_s)
         attempt.release()
         history, limits = attempt.known_history(), self._limits
         verifies = error.outcome is Outcome.UNKNOWN and bool(attempt.request.verify_ids)
