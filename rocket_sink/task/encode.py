@@ -235,23 +235,32 @@ def place_rows(
 
 
 def encode_requests(
-    rows: RowBatch, placed: Assignment, options: SinkOptions, ids: MessageIds
+    rows: RowBatch,
+    placed: Assignment,
+    options: SinkOptions,
+    ids: MessageIds,
+    *,
+    alone: bool = False,
 ) -> list[PendingRequest]:
-    """Requests of the rows of one group, those of one queue in row order."""
+    """Return requests of the rows of one group, those of one queue in row order.
+
+    Args:
+        alone: no batch may carry them.
+    """
     assert isinstance(rows.topic, str)
     if not len(rows):
         return []
     timed = bool(rows.kinds()[0])
-    half = options.delivery == "transactional"
+    alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
-    rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or half)
+    rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
     # Without an order, compressed bodies and others of a queue are groups of their own.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
     groups = group_by_queue(queues, kinds * placed.group_count)
     singles: SingleColumns | None = None
     lacking = np.zeros(len(rows) + 1, np.int64)
-    if timed or half:
+    if timed or alone:
         if not groups.sorted_already:
             order = groups.order
             rows, ids_made = rows.take(order), ids_made.take(pa.array(order))
@@ -277,7 +286,7 @@ def encode_requests(
             fixed=placed.is_fixed(group // kinds),
             sharded=placed.is_sharded(group // kinds),
             timed=timed,
-            alone=half,
+            alone=alone,
             waits_for_store=waits,
             columns=singles.slice(first, last) if singles and last - first > 1 else None,
             lacks_keys=bool(lacking[last] > lacking[first]),

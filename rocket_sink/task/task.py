@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from rocket_sink.producer.tracing import RequestTraces
 
 _POLL_S: Final = 0.1
+_FIFO: Final = "expected type is FIFO"
+"""A proxy's remark on a batch (DefaultTopicMessageTypeValidator): only a single message's request
+has the sharding key."""
 
 
 class TaskSender:
@@ -107,6 +110,8 @@ class TaskSender:
         self._sorter = RowSorter()
         self._queues = queues or QueueSnapshots(options, recorder.query_id)
         self._limited = is_limited(options)
+        self._unbatched: set[str] = set()
+        """Topics for which a proxy has refused a batch because of the topic's type."""
         self._unhandled: deque[Completion] = deque()
         self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
         self._half = bool(half_properties)
@@ -215,7 +220,9 @@ class TaskSender:
             rows = self._replay.unsent(rows, info, self._totals)
         rows_placed, placed, refused = place_rows(rows, info, self._options.sharding_hash)
         self._refuse(rows, refused)
-        for request in encode_requests(rows_placed, placed, self._options, self._ids):
+        for request in encode_requests(
+            rows_placed, placed, self._options, self._ids, alone=topic in self._unbatched
+        ):
             self._dispatch(request)
 
     def _route(self, topic: str, rows: RowBatch) -> TopicPublishInfo | None:
@@ -329,6 +336,8 @@ class TaskSender:
         if self._replay is not None and (broker := error.facts.get("partly_stored")):
             return self._replay.rest_of(request, broker, self._totals)
         if self._dead_letters.may_be_one_poison_row(request, completion):
+            if _FIFO in error.text:
+                self._unbatched.add(request.topic)
             request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
             request.first_error = request.first_error or error
             return request.split()

@@ -1492,6 +1492,14 @@ ROWS: tuple[Defect, ...] = (
         "a proxy drops answers of 2,048 requests in flight, and rows become unknown or doubled",
     ),
     Defect(
+        "batches-to-fifo-topics",
+        "rocket_sink/task/task.py",
+        "alone=topic in self._unbatched\n",
+        "alone=False\n",
+        ("tests/task/test_task.py::TestSends",),
+        "behind a proxy each batch to a FIFO topic is refused, and sent again message by message",
+    ),
+    Defect(
         "traces-fail-tasks",
         "rocket_sink/producer/tracing.py",
         "        except RocketSinkError as error:\n            self._lose(error)\n",
