@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rocket_sink.errors import Outcome, RocketSinkError
-    from rocket_sink.ledger.ledger import Ledger
-    from rocket_sink.message import Message, MessageQueue, SendResult
-    from rocket_sink.net.hooks import RpcHook
-    from rocket_sink.options import SinkOptions
-    from rocket_sink.producer.hooks import SendHook
-    from rocket_sink.producer.producer import Producer
-    from rocket_sink.producer.transactions import TransactionResult, TransactionState
-    from rocket_sink.spark.datasource import register
-    from rocket_sink.spark.session import build_session
-    from rocket_sink.spark.sink import RocketSink
-    from rocket_sink.task.table_producer import TableProducer, TableResult
-    from rocket_sink.wire.acl import Credentials
+    from rocket_sink.errors import Outcome as Outcome
+    from rocket_sink.errors import RocketSinkError as RocketSinkError
+    from rocket_sink.ledger.ledger import Ledger as Ledger
+    from rocket_sink.message import Message as Message
+    from rocket_sink.message import MessageQueue as MessageQueue
+    from rocket_sink.message import SendResult as SendResult
+    from rocket_sink.net.hooks import RpcHook as RpcHook
+    from rocket_sink.options import SinkOptions as SinkOptions
+    from rocket_sink.producer.hooks import SendHook as SendHook
+    from rocket_sink.producer.producer import Producer as Producer
+    from rocket_sink.producer.transactions import TransactionResult as TransactionResult
+    from rocket_sink.producer.transactions import TransactionState as TransactionState
+    from rocket_sink.spark.datasource import register as register
+    from rocket_sink.spark.session import build_session as build_session
+    from rocket_sink.spark.sink import RocketSink as RocketSink
+    from rocket_sink.task.table_producer import TableProducer as TableProducer
+    from rocket_sink.task.table_producer import TableResult as TableResult
+    from rocket_sink.wire.acl import Credentials as Credentials
 
 _MODULES: Final = {
     "Credentials": "rocket_sink.wire.acl",
@@ -46,27 +51,7 @@ _MODULES: Final = {
     "register": "rocket_sink.spark.datasource",
 }
 
-__all__ = [
-    "Credentials",
-    "Ledger",
-    "Message",
-    "MessageQueue",
-    "Outcome",
-    "Producer",
-    "RocketSink",
-    "RocketSinkError",
-    "RpcHook",
-    "SendHook",
-    "SendResult",
-    "SinkOptions",
-    "TableProducer",
-    "TableResult",
-    "TransactionResult",
-    "TransactionState",
-    "__version__",
-    "build_session",
-    "register",
-]
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,31 +1,16 @@
 """The error tree, and the five outcomes of a send.
 
-    RocketSinkError
-    ├── ConfigurationError          the caller's settings; raised before anything is sent
-    │   ├── OptionError             unknown, missing or illegal option
-    │   ├── ColumnError             the DataFrame does not fit the row contract
-    │   └── CheckpointError         ledger and checkpoint do not belong together
-    ├── MessageError                one message's data (a dead letter in the Spark lanes)
-    ├── ProtocolError               the bytes on the wire
-    │   ├── LocalProtocolError      a request that cannot be encoded
-    │   └── RemoteProtocolError     the peer violated the protocol
-    ├── SendError                   a send failed
-    │   ├── NotSentError            no complete frame was written: safe to send again
-    │   ├── RejectedError           the broker answered that it did not store the message
-    │   ├── DegradedError           stored with less durability than required (onDegraded=fail)
-    │   └── UnknownOutcomeError     a complete frame was written, no valid answer: maybe stored
-    ├── DeliveryError               a Spark task or epoch with rows of unknown or failed delivery
-    ├── LedgerError                 the Delta ledger, its spool or its fold
-    │   └── DamagedSpoolError       a corrupt spool file
-    └── ClusterError                the local RocketMQ cluster
-
-Retry facts are class attributes, from which `rocket_sink.routing.retry` decides. All errors pickle,
-for Spark. The first argument is the text; facts are keyword arguments and become attributes.
+docs/reference/errors.md lists all of them with their codes. The four classes directly below
+`SendError` say what is known of a message: not sent, rejected, degraded, or perhaps stored. Retry
+facts are class attributes, from which `rocket_sink.routing.retry` decides. All errors pickle, for
+Spark. The first argument is the text; facts are keyword arguments and become attributes.
 """
 
 from __future__ import annotations
 
 import enum
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -66,14 +51,19 @@ class Isolate(enum.Enum):
     """The broker itself is slow, busy, down or unreachable."""
 
 
-def _rebuild(cls: type[RocketSinkError], text: str, facts: dict[str, Any]) -> RocketSinkError:
-    return cls(text, **facts)
-
-
 class RocketSinkError(Exception):
-    """Base class of the package's errors. `code` is a stable name for ledgers and metrics."""
+    """Base class of the package's errors.
+
+    `code` is a stable name for ledgers and metrics. That of a class here is the class's own name,
+    unless it sets another: CONNECTION_LOST for ConnectionLostError.
+    """
 
     code: str = "ROCKET_SINK_ERROR"
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__ and "code" not in vars(cls):
+            words = re.findall("[A-Z][a-z]+", cls.__name__.removesuffix("Error"))
+            cls.code = "_".join(words).upper()
 
     def __init__(self, text: str, **facts: Any) -> None:
         super().__init__(text)
@@ -89,13 +79,11 @@ class RocketSinkError(Exception):
         return duplicate
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.text, self.facts)
+        return partial(type(self), self.text, **self.facts), ()
 
 
 class ConfigurationError(RocketSinkError):
     """Invalid settings; nothing was sent."""
-
-    code = "CONFIGURATION"
 
 
 class MissingPackageError(ConfigurationError, ImportError):
@@ -104,25 +92,17 @@ class MissingPackageError(ConfigurationError, ImportError):
     Facts: `package` (str), the name to import.
     """
 
-    code = "MISSING_PACKAGE"
-
 
 class OptionError(ConfigurationError):
     """An option is unknown, missing, or outside its range."""
-
-    code = "OPTION"
 
 
 class ColumnError(ConfigurationError):
     """The DataFrame's columns do not fit the row contract; raised on the driver."""
 
-    code = "COLUMN"
-
 
 class CheckpointError(ConfigurationError):
     """Ledger and checkpoint contradict each other (a ledger ahead of its checkpoint)."""
-
-    code = "CHECKPOINT"
 
 
 class MessageError(RocketSinkError):
@@ -131,7 +111,6 @@ class MessageError(RocketSinkError):
     Facts: `code` (for instance BODY_TOO_LARGE), and `topic`, `keys`, `size`, `limit` where known.
     """
 
-    code = "MESSAGE"
     outcome: ClassVar[Outcome] = Outcome.NOT_SENT
     retriable: ClassVar[bool] = False
     isolates: ClassVar[Isolate] = Isolate.NOTHING
@@ -154,19 +133,13 @@ class MessageError(RocketSinkError):
 class ProtocolError(RocketSinkError):
     """Bytes that are not RocketMQ's remoting protocol."""
 
-    code = "PROTOCOL"
-
 
 class LocalProtocolError(ProtocolError):
     """A request cannot be encoded (too long, an illegal header value)."""
 
-    code = "LOCAL_PROTOCOL"
-
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that are not a legal frame; the connection is closed."""
-
-    code = "REMOTE_PROTOCOL"
 
 
 class SendError(RocketSinkError):
@@ -176,7 +149,6 @@ class SendError(RocketSinkError):
     `broker_address`, `topic`, `attempts` (int).
     """
 
-    code = "SEND"
     outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     retriable: ClassVar[bool] = True
     """Whether a further attempt may succeed (within the deadline and the number of attempts)."""
@@ -196,27 +168,21 @@ class SendError(RocketSinkError):
 class NotSentError(SendError):
     """The complete frame was not written: sending again cannot store a duplicate."""
 
-    code = "NOT_SENT"
     outcome = Outcome.NOT_SENT
 
 
 class ConnectError(NotSentError):
     """Connecting to the broker failed or took too long. Facts: `address`."""
 
-    code = "CONNECT"
     refreshes_route = True
 
 
 class UnknownHostError(ConnectError):
     """A host name could not be looked up, or not in time. Facts: `address`, `host`."""
 
-    code = "UNKNOWN_HOST"
-
 
 class TlsError(ConnectError):
     """The TLS handshake failed; a retry may succeed. Facts: `address`."""
-
-    code = "TLS"
 
 
 class TlsRefusedError(TlsError):
@@ -225,7 +191,6 @@ class TlsRefusedError(TlsError):
     Facts: `address`.
     """
 
-    code = "TLS_REFUSED"
     isolates = Isolate.NOTHING
     retriable = False
     fatal = True
@@ -237,7 +202,6 @@ class LocalResourcesError(ConnectError):
     Facts: `address`, `errno`.
     """
 
-    code = "LOCAL_RESOURCES"
     isolates = Isolate.NOTHING
     refreshes_route = False
 
@@ -245,14 +209,12 @@ class LocalResourcesError(ConnectError):
 class NameServerUnavailableError(NotSentError):
     """No name server answered. Facts: `reasons` {address: reason}."""
 
-    code = "NAME_SERVER_UNAVAILABLE"
     isolates = Isolate.NOTHING
 
 
 class NoRouteError(NotSentError):
     """The topic has no writable queue."""
 
-    code = "NO_ROUTE"
     isolates = Isolate.NOTHING
     refreshes_route = True
 
@@ -263,15 +225,12 @@ class WindowFullError(NotSentError):
     Java: RemotingTooMuchRequestException.
     """
 
-    code = "WINDOW_FULL"
     isolates = Isolate.NOTHING
     retriable = False
 
 
 class UnwrittenError(NotSentError):
     """The connection broke, or the deadline passed, before the frame's last byte was written."""
-
-    code = "UNWRITTEN"
 
 
 class BrokerTooOldError(NotSentError):
@@ -280,7 +239,6 @@ class BrokerTooOldError(NotSentError):
     Facts: `broker_version` (str, as in 4.9.7), `broker_name`, `broker_address`, `topic`.
     """
 
-    code = "BROKER_TOO_OLD"
     isolates = Isolate.NOTHING
     avoids_broker = True
 
@@ -288,7 +246,6 @@ class BrokerTooOldError(NotSentError):
 class ProducerClosedError(NotSentError):
     """The producer is closed."""
 
-    code = "PRODUCER_CLOSED"
     isolates = Isolate.NOTHING
     retriable = False
     fatal = True
@@ -297,14 +254,12 @@ class ProducerClosedError(NotSentError):
 class RejectedError(SendError):
     """The broker answered that it did not store the message."""
 
-    code = "REJECTED"
     outcome = Outcome.REJECTED
 
 
 class BrokerBusyError(RejectedError):
     """SYSTEM_BUSY (2) or FLOW_CONTROL (215), answered before anything was stored."""
 
-    code = "BROKER_BUSY"
     response_codes = (2, 215)
     backs_off = True
 
@@ -312,7 +267,6 @@ class BrokerBusyError(RejectedError):
 class ServiceNotAvailableError(RejectedError):
     """SERVICE_NOT_AVAILABLE (14): shut down, slave role, disk full, not the leader."""
 
-    code = "SERVICE_NOT_AVAILABLE"
     response_codes = (14,)
     refreshes_route = True
 
@@ -320,7 +274,6 @@ class ServiceNotAvailableError(RejectedError):
 class GoAwayError(RejectedError):
     """GO_AWAY (1500): the broker is shutting down; a new connection is tried at once."""
 
-    code = "GO_AWAY"
     response_codes = (1500,)
     isolates = Isolate.NOTHING
 
@@ -328,7 +281,6 @@ class GoAwayError(RejectedError):
 class TopicNotFoundError(RejectedError):
     """TOPIC_NOT_EXIST (17) and no automatic creation."""
 
-    code = "TOPIC_NOT_FOUND"
     response_codes = (17,)
     isolates = Isolate.NOTHING
     refreshes_route = True
@@ -337,7 +289,6 @@ class TopicNotFoundError(RejectedError):
 class InvalidQueueError(RejectedError):
     """INVALID_PARAMETER (29): the queue does not exist any more (a topic was shrunk)."""
 
-    code = "INVALID_QUEUE"
     response_codes = (29,)
     isolates = Isolate.NOTHING
     refreshes_route = True
@@ -346,7 +297,6 @@ class InvalidQueueError(RejectedError):
 class QueueMovedError(RejectedError):
     """NOT_LEADER_FOR_QUEUE (501): a static topic's queue is on another broker now."""
 
-    code = "QUEUE_MOVED"
     response_codes = (501,)
     isolates = Isolate.NOTHING
     refreshes_route = True
@@ -356,7 +306,6 @@ class QueueMovedError(RejectedError):
 class RequesterGoneError(RejectedError):
     """SYSTEM_ERROR (1): the broker has no connection to the client that waits for this reply."""
 
-    code = "REQUESTER_GONE"
     isolates = Isolate.NOTHING
     avoids_broker = True
 
@@ -364,7 +313,6 @@ class RequesterGoneError(RejectedError):
 class MessageIllegalError(RejectedError):
     """MESSAGE_ILLEGAL (13): the broker's own limits refuse this message."""
 
-    code = "MESSAGE_ILLEGAL"
     response_codes = (13,)
     isolates = Isolate.NOTHING
     retriable = False
@@ -401,8 +349,6 @@ class UnsupportedRequestError(RejectedError):
 class NotStoredError(RejectedError):
     """SYSTEM_ERROR (1) with a remark from before the append."""
 
-    code = "NOT_STORED"
-
 
 class DegradedError(SendError):
     """`onDegraded=fail`: the message is stored, and a durability condition was missed.
@@ -410,7 +356,6 @@ class DegradedError(SendError):
     Facts: `result` (the SendResult, with its `status`), `broker_name`, `topic`.
     """
 
-    code = "DEGRADED"
     outcome = Outcome.ACKED_DEGRADED
     retriable = False
     isolates = Isolate.NOTHING
@@ -426,14 +371,12 @@ class UnknownOutcomeError(SendError):
 class RequestTimeoutError(UnknownOutcomeError):
     """The answer did not come before the attempt's deadline."""
 
-    code = "REQUEST_TIMEOUT"
     refreshes_route = True
 
 
 class ConnectionLostError(UnknownOutcomeError):
     """The connection ended after the frame was written and before the answer."""
 
-    code = "CONNECTION_LOST"
     refreshes_route = True
 
 
@@ -447,15 +390,12 @@ class BrokerError(UnknownOutcomeError):
 class ReplyNotTakenError(UnknownOutcomeError):
     """SYSTEM_ERROR (1): the requester did not confirm the reply that the broker pushed to it."""
 
-    code = "REPLY_NOT_TAKEN"
     isolates = Isolate.NOTHING
     retriable = False
 
 
 class InvalidAnswerError(UnknownOutcomeError):
     """A success answer without queue offset or message id."""
-
-    code = "INVALID_ANSWER"
 
 
 class ReplyTimeoutError(RocketSinkError):
@@ -464,8 +404,6 @@ class ReplyTimeoutError(RocketSinkError):
     Facts: `message_id`, `correlation_id`.
     """
 
-    code = "REPLY_TIMEOUT"
-
 
 class DeliveryError(RocketSinkError):
     """A task with failed rows; Spark retries it or fails the epoch.
@@ -473,13 +411,9 @@ class DeliveryError(RocketSinkError):
     Facts: `counts` {outcome: rows}, `first_error` (str).
     """
 
-    code = "DELIVERY"
-
 
 class LedgerError(RocketSinkError):
     """The ledger cannot be read or written."""
-
-    code = "LEDGER"
 
 
 class DamagedSpoolError(LedgerError):
@@ -490,5 +424,3 @@ class DamagedSpoolError(LedgerError):
 
 class ClusterError(RocketSinkError):
     """The local cluster cannot start, stop or answer; the text has its last log lines."""
-
-    code = "CLUSTER"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from rocket_sink.errors import MessageError, Outcome
@@ -187,16 +188,8 @@ class Message:
             )
 
     def _check_delay(self) -> None:
-        delays = [
-            name
-            for name, present in (
-                ("delay_level", self.delay_level != 0),
-                ("delay_ms", self.delay_ms is not None),
-                ("delivery_timestamp_ms", self.delivery_timestamp_ms is not None),
-                ("delay_s", self.delay_s is not None),
-            )
-            if present
-        ]
+        delays = ["delay_level"] if self.delay_level else []
+        delays += [name for name in _DELAYS_MAX if getattr(self, name) is not None]
         if len(delays) > 1:
             raise MessageError(
                 f"only one of {', '.join(delays)} may be set; the broker would silently drop the "
@@ -222,15 +215,11 @@ class Message:
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
-        return _rebuild_message, (type(self), {**values, "properties": dict(self.properties)})
+        return partial(type(self), **{**values, "properties": dict(self.properties)}), ()
 
 
 # A dataclass default must be hashable, which a mapping proxy is from Python 3.12 on only.
 setattr(Message, "properties", NO_PROPERTIES)  # noqa: B010 (mypy knows the class as frozen)
-
-
-def _rebuild_message(cls: type[Message], values: dict[str, Any]) -> Message:
-    return cls(**values)
 
 
 class SendResult(NamedTuple):

@@ -8,9 +8,10 @@ import hmac
 import math
 import os
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,11 +106,12 @@ class Option:
             OptionError: another type, or outside the range; the text does not have secrets.
         """
         try:
-            parsed = _PARSERS[self.kind](value)
+            parse, expected = _FORMS[self.kind]
+            parsed = parse(value)
         except (TypeError, ValueError):
+            shown = "the given value" if self.kind is Kind.SECRET else repr(value)
             raise OptionError(
-                f"option {self.name}: {self._shown(value)} is not {_EXPECTED[self.kind]}",
-                option=self.name,
+                f"option {self.name}: {shown} is not {expected}", option=self.name
             ) from None
         if self.choices:
             return self._chosen(parsed)
@@ -127,8 +129,8 @@ class Option:
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, tuple):
-            return ",".join(str(k) if v is None else f"{k}={v}"
-                            for k, v in _pairs(value))  # fmt: skip
+            return ",".join("=".join(map(str, v)) if isinstance(v, tuple) else str(v)
+                            for v in value)  # fmt: skip
         return str(value)
 
     def _chosen(self, text: str) -> str:
@@ -146,13 +148,6 @@ class Option:
         low = "any" if self.low == -math.inf else f"{self.low:g}"
         high = "any" if self.high == math.inf else f"{self.high:g}"
         return f"{low}..{high} {self.unit}".rstrip()
-
-    def _shown(self, value: Any) -> str:
-        return "the given value" if self.kind is Kind.SECRET else repr(value)
-
-
-def _pairs(values: tuple[Any, ...]) -> Iterable[tuple[Any, Any]]:
-    return [v if isinstance(v, tuple) else (v, None) for v in values]
 
 
 def _text(value: Any) -> str:
@@ -217,10 +212,6 @@ _BYTE_SCALES: Final = {
 }  # fmt: skip
 
 
-def _integers(value: Any) -> tuple[int, ...]:
-    return tuple(_integer(part) for part in _parts(value))
-
-
 def _parts(value: Any) -> list[Any]:
     """Return the parts of a list, or of a text with commas; an empty text has none."""
     if isinstance(value, str):
@@ -256,36 +247,27 @@ def _durations(value: Any) -> tuple[tuple[str, int], ...]:
 
 
 _UNITS: Final = {Kind.MILLISECONDS, Kind.SECONDS, Kind.BYTES}
-_PARSERS: Final[dict[Kind, Callable[[Any], Any]]] = {
-    Kind.TEXT: _text,
-    Kind.SECRET: Secret,
-    Kind.INTEGER: _integer,
-    Kind.NUMBER: _number,
-    Kind.BOOLEAN: _boolean,
-    Kind.MILLISECONDS: lambda value: _scaled(value, _MS_SCALES),
-    Kind.SECONDS: lambda value: _scaled(value, _S_SCALES),
-    Kind.BYTES: lambda value: _scaled(value, _BYTE_SCALES),
-    Kind.CHOICE: _text,
-    Kind.INTEGERS: _integers,
-    Kind.COLUMNS: _columns,
-    Kind.WEIGHTS: _weights,
-    Kind.DURATIONS: _durations,
-}
-_EXPECTED: Final = {
-    Kind.TEXT: "text",
-    Kind.SECRET: "text",
-    Kind.INTEGER: "a whole number",
-    Kind.NUMBER: "a number",
-    Kind.BOOLEAN: "true or false",
-    Kind.MILLISECONDS: "a duration (milliseconds, or with a unit as in 3s, 500ms, 10m)",
-    Kind.SECONDS: "a duration (seconds, or with a unit as in 120s, 2m)",
-    Kind.BYTES: "a size (bytes, or with a unit as in 512KiB, 4MiB)",
-    Kind.CHOICE: "one word",
-    Kind.INTEGERS: "whole numbers separated by commas",
-    Kind.COLUMNS: "pairs of different names, as in 'body=payload, keys=order_id'",
-    Kind.DURATIONS: "durations of different names, as in 'send=7d, epoch=400d'",
-    Kind.WEIGHTS: "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'",
-}
+_FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
+    Kind.TEXT: (_text, "text"),
+    Kind.SECRET: (Secret, "text"),
+    Kind.INTEGER: (_integer, "a whole number"),
+    Kind.NUMBER: (_number, "a number"),
+    Kind.BOOLEAN: (_boolean, "true or false"),
+    Kind.MILLISECONDS: (partial(_scaled, scales=_MS_SCALES),
+                        "a duration (milliseconds, or with a unit as in 3s, 500ms, 10m)"),
+    Kind.SECONDS: (partial(_scaled, scales=_S_SCALES),
+                   "a duration (seconds, or with a unit as in 120s, 2m)"),
+    Kind.BYTES: (partial(_scaled, scales=_BYTE_SCALES),
+                 "a size (bytes, or with a unit as in 512KiB, 4MiB)"),
+    Kind.CHOICE: (_text, "one word"),
+    Kind.INTEGERS: (lambda value: tuple(map(_integer, _parts(value))),
+                    "whole numbers separated by commas"),
+    Kind.COLUMNS: (_columns, "pairs of different names, as in 'body=payload, keys=order_id'"),
+    Kind.WEIGHTS: (_weights,
+                   "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'"),
+    Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
+}  # fmt: skip
+"""How the values of each kind are parsed, and what they are called in errors."""
 
 
 def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:

@@ -97,13 +97,10 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
         """Create a file; nothing that is there is opened for writing."""
         return pa.PythonFile(self.open(path, "xb"), mode="w")
 
-    def open_append_stream(self, path: str, metadata: object = None) -> pa.PythonFile:
+    def _unused(self, *arguments: object) -> pa.PythonFile:
         raise NotImplementedError
 
-    copy_file = delete_dir_contents = open_append_stream
-
-    def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
+    open_append_stream = copy_file = delete_dir_contents = delete_root_dir_contents = _unused
 
     def open(self, path: str, mode: str) -> IO[bytes]:
         """Open a plain file to be read ("rb"), or create it ("xb")."""
