@@ -15,7 +15,7 @@ import html
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -189,7 +189,9 @@ def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
     ]
     controls = "".join(
         f'<span><label for="{name}">{label}</label> '
-        f'<select id="{name}">{_options(values)}</select></span>'
+        f'<select id="{name}">'
+        + "".join(f'<option value="{value}">{text}</option>' for value, text in values)
+        + "</select></span>"
         for name, label, values in choices
     )
     return (
@@ -198,10 +200,6 @@ def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
         f'</p>\n</header>\n<div class="controls" role="group" aria-label="What is shown">'
         f"{controls}</div>"
     )
-
-
-def _options(values: Iterable[tuple[str, str]]) -> str:
-    return "".join(f'<option value="{value}">{text}</option>' for value, text in values)
 
 
 def _verdict(findings: Sequence[Mapping[str, str]]) -> str:

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     import altair
 
 
-def rows_over_time(series: Series) -> altair.Chart:
-    """Draw messages by the time of their attempt and by outcome."""
-    return _over_time(series, "cells", "messages", "outcome", "messages")
-
-
-def dead_letters_over_time(series: Series) -> altair.Chart:
-    """Draw dead letters by reason and by the time at which they were given up."""
-    return _over_time(series, "letters", "given", "reason", "dead letters given up")
-
-
 def latency_heat(series: Series) -> altair.LayerChart:
     """Draw p99 (ms) of the times to an answer, by broker and time; red lines mark that the broker
     was isolated."""
@@ -96,7 +86,8 @@ def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
 _WIDTH: Final = 640
 
 
-def _over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
+def over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
+    """Draw the sums of a column of the series `name`, by time and by the column `colour`."""
     alt = _altair()
     chart: altair.Chart = (
         _chart()(_data(series, name, end=True))

@@ -287,12 +287,7 @@ def _waiting(read: Scoped) -> list[WaitFigures]:
             GROUP BY topic, sharding_key
         ) k WHERE letters > 0 GROUP BY broker ORDER BY letters DESC, broker"""
     )
-    return [
-        WaitFigures(
-            row["broker"], row["letters"], row["key_count"], row["oldest"], row["forbidden"]
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [WaitFigures(*row.values()) for row in rows]
 
 
 def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:

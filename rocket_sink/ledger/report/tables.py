@@ -39,6 +39,7 @@ from rocket_sink.text import clean, counted
 if TYPE_CHECKING:
     import altair
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Report:
         Raises from all of them:
             ConfigurationError: altair is not installed, or the report was made without `charts`.
         """
-        return plots.rows_over_time(self._charted())
+        return plots.over_time(self._charted(), "cells", "messages", "outcome", "messages")
 
     def plot_latency(self) -> altair.Chart:
         """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
@@ -119,7 +120,8 @@ class Report:
 
     def plot_dead_letters(self) -> altair.Chart:
         """Draw dead letters over time by reason."""
-        return plots.dead_letters_over_time(self._charted())
+        title = "dead letters given up"
+        return plots.over_time(self._charted(), "letters", "given", "reason", title)
 
     def _charted(self) -> Series:
         if self.series is None:
@@ -197,11 +199,14 @@ def render_report(report: Report, *, narrow: bool = False) -> RenderableType:
     findings = report.verdict
     accounts, *tables = (each.shown(narrow=narrow) for each in _tables(report))
     more = "; --html FILE writes a page with all columns" if narrow else ""
+    first, further = _lines(findings[:LINES]), _lines(findings[LINES:])
+    if further:
+        first[-1].append(f" (and {len(further)} more, below)", style="dim")
     return Group(
-        _verdict(findings),
+        *first,
         Text(""),
         accounts,
-        _more_findings(findings),
+        *further,
         *tables,
         Text(f"ledger {report.ledger}{more}", style="dim"),
     )
@@ -215,24 +220,10 @@ def to_html(report: Report) -> str:
 _STYLES: Final = {"problem": "bold red", "warning": "bold yellow", "note": "", "well": "bold green"}
 
 
-def _verdict(findings: Sequence[Finding]) -> RenderableType:
-    from rich.console import Group
+def _lines(findings: Sequence[Finding]) -> list[Text]:
     from rich.text import Text
 
-    lines = [Text(str(finding), style=_STYLES[finding.level]) for finding in findings[:LINES]]
-    more = len(findings) - LINES
-    if more > 0:
-        lines[-1].append(f" (and {more} more, below)", style="dim")
-    return Group(*lines)
-
-
-def _more_findings(findings: Sequence[Finding]) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        *(Text(str(finding), style=_STYLES[finding.level]) for finding in findings[LINES:])
-    )
+    return [Text(str(finding), style=_STYLES[finding.level]) for finding in findings]
 
 
 def _accounts(report: Report) -> _Table:

@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -131,19 +132,9 @@ def _counted(
     return found
 
 
-def _unbalanced(facts: Facts) -> int:
-    return 0 if facts.totals.missing_rows else facts.totals.not_adding_up
-
-
-def _left_route(facts: Facts) -> Iterator[Case]:
+def _away(facts: Facts, *, left_route: bool) -> Iterator[Case]:
     for absence in facts.absences:
-        if absence.back_at is None and absence.left_route:
-            yield _absent(facts, absence)
-
-
-def _unreachable(facts: Facts) -> Iterator[Case]:
-    for absence in facts.absences:
-        if absence.back_at is None and not absence.left_route:
+        if absence.back_at is None and absence.left_route is left_route:
             yield _absent(facts, absence)
 
 
@@ -219,14 +210,6 @@ def _sent_again(facts: Facts) -> Iterator[Case]:
             yield case
 
 
-def _refused(facts: Facts) -> Iterator[Case]:
-    return _letters(facts, "data")
-
-
-def _forbidden(facts: Facts) -> Iterator[Case]:
-    return _letters(facts, "permission")
-
-
 def _brokers(facts: Facts) -> list[BrokerFigures]:
     return [b for b in facts.brokers if b.broker != "-"]
 
@@ -297,9 +280,9 @@ def _successors(facts: Facts) -> Iterator[Case]:
 
 
 RULES: Final = (
-    Rule("broker_left_route", "problem", _left_route,
+    Rule("broker_left_route", "problem", partial(_away, left_route=True),
          "{broker} left the route at {since} and is not back{held}", "start {broker}{then}"),
-    Rule("broker_unreachable", "problem", _unreachable,
+    Rule("broker_unreachable", "problem", partial(_away, left_route=False),
          "{broker} has stored nothing since {since} ({cause}) and is not back{held}",
          "start {broker}, or mend the way to it{then}"),
     Rule("rows_missing", "problem", _counted("rows", lambda f: f.totals.missing_rows, "row"),
@@ -310,7 +293,8 @@ RULES: Final = (
          "{files} put aside: the rows in there are in no figure",
          "look into {ledger}/_spool/_quarantine"),
     Rule("epochs_do_not_add_up", "problem",
-         _counted("epochs", _unbalanced, "epoch", "does", "do"),
+         _counted("epochs", lambda f: 0 if f.totals.missing_rows else f.totals.not_adding_up,
+                  "epoch", "does", "do"),
          "{epochs} not add up: rows came in of which no account tells what became of them",
          "`{show} --where 'NOT adds_up'`"),
     Rule("keys_wait", "problem", _keys_wait,
@@ -318,11 +302,11 @@ RULES: Final = (
          "`{backfill}`"),
     Rule("letters_pending", "problem", _sent_again,
          "{pending} pending ({classes}){oldest}", "`{backfill}`"),
-    Rule("letters_refused", "problem", _refused,
+    Rule("letters_refused", "problem", lambda f: _letters(f, "data"),
          "{pending} pending that no broker would take ({classes}){oldest}",
          "`{letters} --where \"reason = 'data'\"`, mend the rows where they come from, and "
          "`{park} --where \"reason = 'data'\" --reason 'mended at the source'`"),
-    Rule("letters_forbidden", "problem", _forbidden,
+    Rule("letters_forbidden", "problem", lambda f: _letters(f, "permission"),
          "{pending} pending of topics closed to this account ({classes}){oldest}",
          "allow it to write there, then `{backfill} --reason permission`"),
     Rule("query_began_again", "warning", _successors,

@@ -72,8 +72,10 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
     )
     keys = [(name, "ascending") for name in _ORDER]
     table = table.take(pc.sort_indices(table, keys)).combine_chunks()
-    broker, host = _codes(table, "broker"), pc.dictionary_encode(_hosts(table["worker"]))
-    request = _codes(table, "request")
+    broker, request = (pc.dictionary_encode(table[name]) for name in ("broker", "request"))
+    # A worker is `host:pid`.
+    hosts = pc.replace_substring_regex(pc.fill_null(table["worker"], ""), r":\d+$", "")
+    host = pc.dictionary_encode(hosts)
     codes = table["error_code"]
     return Attempts(
         start_s=_floats(table, "at_us") / 1e6,
@@ -101,17 +103,8 @@ def _isolating() -> set[str]:
     return {kind.code for kind in kinds if kind.isolates is errors.Isolate.BROKER}
 
 
-def _hosts(workers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return `host` of `host:pid`."""
-    return pc.replace_substring_regex(pc.fill_null(workers, ""), r":\d+$", "")
-
-
 def _floats(table: pa.Table, name: str) -> Any:
     return table[name].cast(pa.float64()).to_numpy()
-
-
-def _codes(table: pa.Table, name: str) -> pa.ChunkedArray:
-    return pc.dictionary_encode(table[name])
 
 
 def _indices(encoded: pa.ChunkedArray) -> Any:

@@ -77,11 +77,15 @@ def tune(
         *_suspicion_option(suspicion),
         *_batches(attempts),
     ]
+    note = ""
+    if len(attempts) < _FEW:
+        rests = max(1, len(attempts) // 1000)
+        note = f"p99.9 rests on {rests} of so few attempts: a longer record says more"
     return Tuning(
         path, scope, len(attempts), _moment(attempts.start_s[0]), _moment(attempts.start_s[-1]),
         limited=len(attempts) >= limit, candidates=candidates, suspicion=suspicion,
         suggestions=[item for item in advice if isinstance(item, Suggestion)],
-        kept=[item for item in advice if isinstance(item, str)], note=_few(len(attempts)),
+        kept=[item for item in advice if isinstance(item, str)], note=note,
     )  # fmt: skip
 
 
@@ -168,13 +172,6 @@ def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
     good = [row for row in figures if row.late_share <= _LATE_SHARE]
     best = good[0] if good else figures[-1]
     return [replace(row, suggested=row is best) for row in figures]
-
-
-def _few(attempts: int) -> str:
-    if attempts >= _FEW:
-        return ""
-    rests = max(1, attempts // 1000)
-    return f"p99.9 rests on {rests} of so few attempts: a longer record says more"
 
 
 def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,8 +11,7 @@ from rocket_sink.tables import table
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 FEWEST: Final = 1000
 """Least number of attempts: with fewer, p99.9 depends on less than one attempt."""
@@ -128,22 +126,14 @@ class Tuning:
     @property
     def reasons(self) -> list[tuple[str, str, str]]:
         """("keep", options, why) and ("set", option=value, why)."""
-        kept = [advice.split(": ", 1) for advice in self.kept]
-        return [
-            *(("keep", options, why) for options, why in kept),
-            *(
-                ("set", f"{advice.option}={advice.value}", advice.reason)
-                for advice in self.suggestions
-            ),
-        ]
+        kept = [advice.partition(": ")[::2] for advice in self.kept]
+        set_to = [(f"{item.option}={item.value}", item.reason) for item in self.suggestions]
+        return [("keep", *pair) for pair in kept] + [("set", *pair) for pair in set_to]
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "options": self.options}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from self._shown()
-
-    def _shown(self) -> Iterator[RenderableType]:
         if self.first_at is None or self.last_at is None:
             yield "No sends in this part of the ledger: nothing to learn from."
             return
@@ -156,13 +146,7 @@ class Tuning:
         for comparison in self.comparisons:
             yield table(*comparison)
         yield table("", ("", "option", "why"), self.reasons)
-        yield from self._paste()
-
-    def _paste(self) -> Iterator[RenderableType]:
-        if not self.options:
-            yield DEFAULTS_FIT
-            return
-        yield "Options to paste:"
+        yield "Options to paste:" if self.options else DEFAULTS_FIT
         for name, value in self.options.items():
             yield f"  {name}={value}"
 
