@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks.curves import curves_of, lines_of
 from benchmarks.figures import CPU, SPEED, Figures
 from benchmarks.results import Results, read_results
-from rocket_sink.commands.options import with_marked
+from tools.marked import with_marked
 
 START_MARK: Final = "<!-- figures: made by `python -m benchmarks.readme_tables` -->"
 END_MARK: Final = "<!-- /figures -->"

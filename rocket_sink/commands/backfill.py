@@ -124,7 +124,11 @@ def backfill(
 
     A backfill that failed for want of a way to the brokers does not count for --max-tries.
     """
-    from_table = _checked(path, name, reasons)
+    if path and name:
+        raise click.UsageError("give --path or --table, not both")
+    from_table = bool(path or name)
+    if from_table and reasons:
+        raise click.UsageError("--reason is for dead letters; choose rows of a table with --where")
     options = _options(to_topic, dry_run=dry_run)
     if not from_table:
         check_exists(options.ledger)
@@ -163,15 +167,6 @@ def backfill(
             done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.what, as_json=as_json)
     return 1 if done.unsettled else 0
-
-
-def _checked(path: str | None, name: str | None, reasons: tuple[str, ...]) -> bool:
-    """Check the flags; return whether a table is sent."""
-    if path and name:
-        raise click.UsageError("give --path or --table, not both")
-    if (path or name) and reasons:
-        raise click.UsageError("--reason is for dead letters; choose rows of a table with --where")
-    return bool(path or name)
 
 
 def _table(
@@ -230,9 +225,7 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
          f"({plan.selected_bytes:,} bytes); nothing sent")  # fmt: skip
     if not plan.selected:
         note(f"  nothing to send{_not_selected(plan, what)}")
-    for text in _remarks(plan):
-        note(f"  {text}")
-    for text in _waits(waiting or {}):
+    for text in (*_remarks(plan), *_waits(waiting or {})):
         note(f"  {text}")
     if plan.selected and waiting is None:
         note("  which of them wait for a broker is not known: no name server (-n), or no answer")
@@ -295,9 +288,7 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         (done.moved, "of the stored ones moved to other queues"),
     ) if count]  # fmt: skip
     note(f"{handled:,} {what}: {', '.join(parts)}; {pending:,} pending")
-    for text in _remarks(plan):
-        note(f"  {text}")
-    for text in _waits(done.waiting):
+    for text in (*_remarks(plan), *_waits(done.waiting)):
         note(f"  {text}")
     for code, count in done.codes.most_common():
         note(f"  {code}: {count:,}")

@@ -10,7 +10,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,15 @@ import click
 
 from rocket_sink import __version__
 from rocket_sink.commands.common.base import Command, json_option, until_signal
-from rocket_sink.commands.common.output import Bar, check_writable, note, print_json, show, table
+from rocket_sink.commands.common.output import (
+    Bar,
+    check_writable,
+    note,
+    print_json,
+    show,
+    table,
+    write_file,
+)
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
@@ -155,7 +163,11 @@ def benchmark(
         keys = 0 if options.ordering == "none" else _ORDERED_KEYS
     work = Workload(messages, body_bytes, keys, batch)
     cases = (*dict.fromkeys(modes or (() if lanes else MODES)), *dict.fromkeys(lanes))
-    results = Results(_facts(), {**asdict(work), "ordering": options.ordering})
+    machine = {
+        "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(), "python": platform.python_version(), "rocket-sink": __version__,
+    }  # fmt: skip
+    results = Results(machine, {**asdict(work), "ordering": options.ordering})
     before = _baseline(baseline, results, cases) if baseline else None
     if out:
         check_writable(out)
@@ -164,8 +176,7 @@ def benchmark(
         _measure(cases, repeat, options, work, scratch, spark, results)
     changes = compare(before, results, tolerance) if before and not stop.number else []
     if out and results.runs:
-        out.write_text(json.dumps(results.as_dict(), indent=1) + "\n", encoding="utf-8")
-        note(f"written to {out}")
+        write_file(out, json.dumps(results.as_dict(), indent=1) + "\n")
     if as_json:
         comparison = {"comparison": [asdict(item) for item in changes]} if before else {}
         print_json({**results.as_dict(), **comparison})
@@ -178,13 +189,13 @@ def benchmark(
     return 1 if failed or any(item.worse for item in changes) else 0
 
 
+@dataclass
 class Results:
     """Figures of all runs, with the facts of the machine and the settings."""
 
-    def __init__(self, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        self.machine = machine
-        self.settings = settings
-        self.runs: dict[str, list[Figures]] = {}
+    machine: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    runs: dict[str, list[Figures]] = field(default_factory=dict)
 
     @property
     def medians(self) -> list[Figures]:
@@ -196,13 +207,6 @@ class Results:
     def as_dict(self) -> dict[str, Any]:
         cases = [asdict(figures) for figures in self.medians]
         return {"machine": self.machine, "settings": self.settings, "cases": cases}
-
-
-def _facts() -> dict[str, Any]:
-    return {
-        "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(), "python": platform.python_version(), "rocket-sink": __version__,
-    }  # fmt: skip
 
 
 def _measure(

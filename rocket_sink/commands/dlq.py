@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -210,16 +212,12 @@ def _cells(one: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _print_plan(found: Any, to_topic: str | None, *, as_json: bool) -> None:
-    counts: dict[str, int] = {}
-    dead_letter: DeadLetter
-    for dead_letter in found:
-        name = to_topic or dead_letter.origin_topic or "(unknown)"
-        counts[name] = counts.get(name, 0) + 1
+def _print_plan(letters: Iterable[DeadLetter], to_topic: str | None, *, as_json: bool) -> None:
+    counts = Counter(to_topic or letter.origin_topic or "(unknown)" for letter in letters)
     if as_json:
-        print_json({"selected": sum(counts.values()), "by_topic": counts})
+        print_json({"selected": counts.total(), "by_topic": counts})
         return
-    note(f"{counted(sum(counts.values()), 'dead letter', 'is', 'are')} selected; nothing sent")
+    note(f"{counted(counts.total(), 'dead letter', 'is', 'are')} selected; nothing sent")
     if counts:
         show(table("by topic", ("topic", "letters"), counts.items(), numbers="letters"))
 

@@ -15,7 +15,7 @@ import click
 
 from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.output import check_writable, print_json, show, table
-from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.errors import OptionError
 from rocket_sink.option_spec import Kind, Option
 from rocket_sink.options import GROUPS, find_option, options_in
 
@@ -79,19 +79,6 @@ def _as_json(known: Option) -> dict[str, Any]:
     }
 
 
-def with_marked(text: str, start: str, end: str, made: str) -> str:
-    """The text with `made` between its marker lines.
-
-    Raises:
-        ConfigurationError: the markers are missing, or in another order.
-    """
-    before, found_start, remainder = text.partition(start)
-    _, found_end, after = remainder.partition(end)
-    if not (found_start and found_end):
-        raise ConfigurationError(f"the text has no {start} ... {end}")
-    return f"{before}{start}\n{made}\n{end}{after}"
-
-
 _TITLES: Final = {
     "connection": "Connection",
     "message": "Messages",
@@ -111,8 +98,6 @@ _EXAMPLES: Final = {
     "tlsKeyPassword": "env:ROCKETMQ_TLS_KEY_PASSWORD",
     "columns": "body=payload, keys=order_id",
 }
-START_MARK: Final = "<!-- options: made by `rocket-sink options --markdown` -->"
-END_MARK: Final = "<!-- /options -->"
 HEAD: Final = """\
 # rocket-sink configuration: every option with its default, commented out.
 # Used by `rocket-sink COMMAND --conf FILE`; an option on the command line wins over the file.
@@ -217,12 +202,3 @@ def _size(count: int) -> str:
         if count >= scale and count % scale == 0:
             return f"{count // scale} {unit}"
     return f"{count} B"
-
-
-def with_options(text: str) -> str:
-    """Return a Markdown text with the current option tables between its markers.
-
-    Raises:
-        ConfigurationError: the markers are missing.
-    """
-    return with_marked(text, START_MARK, END_MARK, markdown_table())

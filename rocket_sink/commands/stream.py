@@ -126,7 +126,13 @@ def stream(
                 session, source, sink, lane, checkpoint=absolute(checkpoint), trigger=trigger,
                 query_name=query_name, stop_timeout_s=stop_timeout,
             )  # fmt: skip
-        _print(finish(session, report, sink), as_json=as_json)
+        finish(session, report, sink)
+        if as_json:
+            print_json(report.as_dict())
+        else:
+            show(report.as_text())
+        if report.error:
+            note(f"rocket-sink: {report.error}")
     return 0 if report.error is None else 1
 
 
@@ -138,12 +144,3 @@ def _check(batch: bool, checkpoint: str | None, trigger: str | None) -> None:
             "a stream needs --checkpoint DIR: it remembers there what has been sent "
             "(--batch reads the source once, without)"
         )
-
-
-def _print(report: Any, *, as_json: bool) -> None:
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        show(report.as_text())
-    if report.error:
-        note(f"rocket-sink: {report.error}")

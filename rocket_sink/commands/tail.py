@@ -80,8 +80,11 @@ def tail(
         }
         for queue, message in _messages(admin, offsets, follow=follow):
             # Past the newest message brokers before 5.2 give its offset for any time.
-            is_late = since_ms is None or message.store_ms >= since_ms
-            if is_late and _wanted(message, key, tag):
+            if (
+                (since_ms is None or message.store_ms >= since_ms)
+                and (tag is None or message.properties.get("TAGS") == tag)
+                and (key is None or key in split_keys(message.properties))
+            ):
                 _print(queue, message, as_json)
                 shown += 1
             if limit is not None and shown >= limit:
@@ -136,13 +139,6 @@ def _stored(
 
 def _stored_ms(found: tuple[MessageQueue, StoredMessage]) -> int:
     return found[1].store_ms
-
-
-def _wanted(message: StoredMessage, key: str | None, tag: str | None) -> bool:
-    properties = message.properties
-    if tag is not None and properties.get("TAGS") != tag:
-        return False
-    return key is None or key in split_keys(properties)
 
 
 def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:

@@ -12,10 +12,10 @@ from rocket_sink.commands.options import (
     default_text,
     markdown_table,
     read_conf,
-    with_options,
 )
 from rocket_sink.errors import OptionError
 from rocket_sink.options import OPTIONS, SinkOptions, find_option
+from tools.marked import with_options
 
 ROOT = Path(__file__).parents[2]
 

@@ -2353,8 +2353,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "secrets-in-ps-are-unsaid",
         "rocket_sink/commands/common/sink_input.py",
-        "            if option.kind is Kind.SECRET and not text.startswith(REFERENCES):\n",
-        "            if not option.kind:\n",
+        "        if option.kind is Kind.SECRET and not text.startswith(REFERENCES):\n",
+        "        if not option.kind:\n",
         (
             "tests/commands/test_sink_input.py::test_a_secret_that_everybody_sees_in_ps_is_warned_of",
         ),
@@ -2520,8 +2520,9 @@ VALUES: tuple[Defect, ...] = (
     Defect(
         "two-delays",
         "rocket_sink/message.py",
-        '                ("delay_s", self.delay_s is not None),\n',
-        "",
+        "        delays += [name for name in _DELAYS_MAX if getattr(self, name) is not None]\n",
+        "        delays += [name for name in _DELAYS_MAX if name != 'delay_s' "
+        "and getattr(self, name) is not None]\n",
         ("tests/test_message.py::test_an_illegal_message_cannot_be_made",),
         "a message with two delays is sent, and the broker drops one of them silently",
     ),

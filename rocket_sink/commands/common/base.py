@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import importlib
 import re
 import signal
@@ -23,12 +24,9 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """Join the options of a command in one decorator, in the order of its help."""
 
-    def decorate(function: Decorated) -> Decorated:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    return lambda function: functools.reduce(
+        lambda command, option: option(command), reversed(options), function
+    )
 
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -61,14 +61,6 @@ def program() -> str:
     return shlex.quote(sys.argv[0])
 
 
-def stdout_console() -> Console:
-    """Return the console for results; without a terminal it is as wide as $COLUMNS, or wide."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=False, emoji=False)
-
-
 def stderr_console() -> Console:
     """Return the console for progress and notes."""
     from rich.console import Console
@@ -83,20 +75,16 @@ def line(text: str) -> None:
 
 def note(text: str) -> None:
     """A line on standard error. A terminal gets it broken at blanks, where it would break words."""
-    click.echo(_fitted(clean(text)), err=True)
+    text = clean(text)
+    if sys.stderr.isatty():
+        text = textwrap.fill(
+            text, _stderr_columns(), break_long_words=False, break_on_hyphens=False,
+            subsequent_indent=" " * (len(text) - len(text.lstrip()) + 2),
+        )  # fmt: skip
+    click.echo(text, err=True)
 
 
-def _fitted(text: str) -> str:
-    if not sys.stderr.isatty():
-        return text
-    indent = " " * (len(text) - len(text.lstrip()) + 2)
-    return textwrap.fill(
-        text, stderr_columns(), subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-
-
-def stderr_columns() -> int:
+def _stderr_columns() -> int:
     """Width of the terminal that standard error is; $COLUMNS comes first, as for tables."""
     if wanted := _wanted_columns():
         return wanted
@@ -173,8 +161,11 @@ class Steps:
 
 
 def show(*things: RenderableType) -> None:
-    """Tables and texts on standard output."""
-    console = stdout_console()
+    """Print tables and texts on standard output, without a terminal as wide as $COLUMNS."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     for thing in things:
         console.print(_Guarded(thing))
 
@@ -291,10 +282,24 @@ class Bar:
         self._task: Any = None
 
     def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
-            self._start_rich()
-        else:
+        if not sys.stderr.isatty():
             note(f"{self.label} ...")
+            return self
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        self._rich = Progress(
+            TextColumn("{task.description:<26}", markup=False), BarColumn(bar_width=30),
+            MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[remark]}", markup=False), console=stderr_console(),
+        )  # fmt: skip
+        self._task = self._rich.add_task(clean(self.label), total=self.total or None, remark="")
+        self._rich.start()
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -321,20 +326,3 @@ class Bar:
             self._rich.console.print(clean(text))
         else:
             note(text)
-
-    def _start_rich(self) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        self._rich = Progress(
-            TextColumn("{task.description:<26}", markup=False), BarColumn(bar_width=30),
-            MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[remark]}", markup=False), console=stderr_console(),
-        )  # fmt: skip
-        self._task = self._rich.add_task(clean(self.label), total=self.total or None, remark="")
-        self._rich.start()

@@ -36,7 +36,7 @@ _METAVARS: Final = {
 
 def sink_options(*names: str) -> Callable[[Decorated], Decorated]:
     """Add `-O`, `--conf` and a flag for each named option to a command; see `given_options`."""
-    return together(*map(_flag, names), _conf_option, _many_option)
+    return together(*map(_flag, names), *_SHARED)
 
 
 def _flag(name: str) -> Callable[[Decorated], Decorated]:
@@ -57,46 +57,38 @@ def _flag(name: str) -> Callable[[Decorated], Decorated]:
     )
 
 
-def _many_option(function: Decorated) -> Decorated:
-    def keep(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
-        for value in values:
-            name, equals, text = value.partition("=")
-            if not equals:
-                raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-            option = find_option(name.strip())
-            if option.name in _given(context, "many"):
-                raise click.BadParameter(f"option {option.name} is given twice")
-            _given(context, "many")[option.name] = text
-            if option.kind is Kind.SECRET and not text.startswith(REFERENCES):
-                note(
-                    f"{option.name} on a command line is seen by all users of this host (ps), and "
-                    "stays in the shell's history; give env:NAME or file:PATH instead"
-                )
+def _keep_many(context: click.Context, _: click.Parameter, values: tuple[str, ...]) -> None:
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+        option = find_option(name.strip())
+        if option.name in _given(context, "many"):
+            raise click.BadParameter(f"option {option.name} is given twice")
+        _given(context, "many")[option.name] = text
+        if option.kind is Kind.SECRET and not text.startswith(REFERENCES):
+            note(
+                f"{option.name} on a command line is seen by all users of this host (ps), and "
+                "stays in the shell's history; give env:NAME or file:PATH instead"
+            )
 
-    return click.option(
-        "-O",
-        "--option",
-        metavar="NAME=VALUE",
-        multiple=True,
-        expose_value=False,
-        callback=keep,
+
+def _keep_file(context: click.Context, _: click.Parameter, path: str | None) -> None:
+    if path is not None:
+        _given(context, "file").update(read_conf(path))
+
+
+_SHARED: Final = (
+    click.option(
+        "--conf", metavar="FILE", type=click.Path(dir_okay=False), expose_value=False,
+        callback=_keep_file, help="Configuration file (rocket-sink options --conf writes one).",
+    ),
+    click.option(
+        "-O", "--option", metavar="NAME=VALUE", multiple=True, expose_value=False,
+        callback=_keep_many,
         help="Any option of the sink (rocket-sink options lists them); repeatable.",
-    )(function)
-
-
-def _conf_option(function: Decorated) -> Decorated:
-    def keep(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
-        if path is not None:
-            _given(context, "file").update(read_conf(path))
-
-    return click.option(
-        "--conf",
-        metavar="FILE",
-        type=click.Path(dir_okay=False),
-        expose_value=False,
-        callback=keep,
-        help="Configuration file (rocket-sink options --conf writes one).",
-    )(function)
+    ),
+)  # fmt: skip
 
 
 def _given(context: click.Context, source: str) -> dict[str, str]:

@@ -92,7 +92,8 @@ def demo(
         passed = run(settings, keep=keep, as_json=as_json)
     finally:
         if not keep:
-            _tidy(folder)
+            for name in set(_PARTS) - {"ledger"}:
+                shutil.rmtree(folder / name, ignore_errors=True)
     return 0 if passed else 1
 
 
@@ -129,10 +130,3 @@ def _check_ended(home: Path) -> None:
             f"the brokers of an earlier demo run in {home} (--keep); end them first: "
             f"rocket-sink cluster down --home {shlex.quote(str(home))}"
         )
-
-
-def _tidy(folder: Path) -> None:
-    """Remove everything but the ledger."""
-    for name in _PARTS:
-        if name != "ledger":
-            shutil.rmtree(folder / name, ignore_errors=True)

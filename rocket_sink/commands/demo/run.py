@@ -27,7 +27,7 @@ from rocket_sink.commands.demo.flights import (
     Settings,
     write_flights,
 )
-from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, build_summary
+from rocket_sink.commands.demo.summary import Verdict, Verifier, build_summary
 from rocket_sink.errors import RocketSinkError
 
 if TYPE_CHECKING:
@@ -66,15 +66,12 @@ class FaultInjector:
         self._cluster = cluster
         self._fault = fault
         self._seconds = seconds
-        self._say = say
+        self.say = say
         self._clock = clock
         self._victim: Broker | None = None
         self._repair_at_s: float | None = None
         self._down_since_s: dict[str, float] = {}
         self.done = fault == "none"
-
-    def report_to(self, say: Callable[[str], None]) -> None:
-        self._say = say
 
     def step(self, *, due: bool) -> None:
         """Break the broker when first `due`; repair it when its time is over."""
@@ -93,7 +90,7 @@ class FaultInjector:
             return
         if victim.alive:
             victim.thaw()
-            self._say(f"{victim.name} goes on (SIGCONT)")
+            self.say(f"{victim.name} goes on (SIGCONT)")
         else:
             self._restart(victim)
 
@@ -110,10 +107,10 @@ class FaultInjector:
             return
         if self._fault == "freeze":
             victim.freeze()
-            self._say(f"{victim.name} is frozen for {self._seconds:g} s (SIGSTOP)")
+            self.say(f"{victim.name} is frozen for {self._seconds:g} s (SIGSTOP)")
         else:
             victim.kill()
-            self._say(f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s")
+            self.say(f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s")
         self._victim = victim
         self._repair_at_s = now_s + self._seconds
 
@@ -124,7 +121,7 @@ class FaultInjector:
                 continue
             since_s = self._down_since_s.setdefault(broker.name, now_s)
             if since_s == now_s:
-                self._say(f"{broker.name} has died")
+                self.say(f"{broker.name} has died")
             elif now_s - since_s >= _DOWN_S:
                 self._restart(broker)
 
@@ -132,7 +129,7 @@ class FaultInjector:
         started_s = self._clock()
         broker.restart(timeout_s=_RESTART_TIMEOUT_S)
         self._down_since_s.pop(broker.name, None)
-        self._say(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
+        self.say(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
 
 
 _POLL_S: Final = 0.2
@@ -160,7 +157,10 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         injector.restart_all()
         verdict = _read_back(cluster, flights, injector)
         summary = build_summary(spark, settings, flights, verdict, streamed_s)
-        _print(summary, as_json=as_json)
+        if as_json:
+            print_json(summary.as_dict())
+        else:
+            show(*summary.tables())
         note(f"{time.monotonic() - started_s:.0f} s in all")
     if keep:
         _leave_running(settings)
@@ -211,7 +211,7 @@ def _stream(
     injector: FaultInjector,
 ) -> None:
     with Bar("stream", flights.rows) as bar:
-        injector.report_to(bar.say)
+        injector.say = bar.say
         query = _start(spark, cluster, settings)
         while query.isActive:
             done = _rows_done(query)
@@ -219,7 +219,7 @@ def _stream(
             injector.step(due=done >= FAULT_AT * flights.rows)
             time.sleep(_POLL_S)
         bar.advance_to(_rows_done(query))
-        injector.report_to(note)
+        injector.say = note
     failure = query.exception()
     if failure is not None:
         raise RocketSinkError(f"the stream failed: {one_line(failure)}") from failure
@@ -306,13 +306,6 @@ def _queue_messages(admin: Any, queue: Any, end: int, injector: FaultInjector) -
             continue
         yield from (message for message in messages if message.queue_offset < end)
         offset = following
-
-
-def _print(summary: DemoSummary, *, as_json: bool) -> None:
-    if as_json:
-        print_json(summary.as_dict())
-        return
-    show(*summary.tables())
 
 
 def _leave_running(settings: Settings) -> None:

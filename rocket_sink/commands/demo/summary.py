@@ -25,6 +25,9 @@ from rocket_sink.ledger.report import Report
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import RenderableType
+
     from rocket_sink.wire.stored import StoredMessage
 
 _COMPARED: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
@@ -125,10 +128,6 @@ def lost_rows(verdict: Verdict, dead_letters: Iterable[int]) -> frozenset[int]:
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from rich.console import RenderableType
 
 _ISOLATIONS_SHOWN = 8
 
