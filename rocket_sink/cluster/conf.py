@@ -218,9 +218,8 @@ def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
     """The settings for authentication: ACL 2.0 from 5.x on, aclEnable before."""
     if is_4x(version):
         return {"aclEnable": "true"}
-    keys = (secrets.access_key, secrets.secret_key)
-    user = {"username": keys[0], "password": keys[1]}
-    inner = {"accessKey": keys[0], "secretKey": keys[1]}
+    user = {"username": secrets.access_key, "password": secrets.secret_key}
+    inner = {"accessKey": secrets.access_key, "secretKey": secrets.secret_key}
     return {
         "authenticationEnabled": "true",
         "authenticationProvider": f"{_AUTH_PACKAGE}.DefaultAuthenticationProvider",

@@ -172,7 +172,12 @@ def build(
     wanted: Wanted, runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]
 ) -> Nodes:
     """Write all configuration files; returns the processes, not started."""
-    _check_disk(runtime.home)
+    free_mb = shutil.disk_usage(runtime.home).free >> 20
+    if free_mb < conf.LEAST_FREE_MB:
+        raise ClusterError(
+            f"The disk of {runtime.home} has {free_mb} MiB left and a cluster needs "
+            f"{conf.LEAST_FREE_MB}: free some, or choose a home (or TMPDIR) on another disk."
+        )
     probe = Probe.of(wanted.acl, runtime.certificates)
     server = NameServer(_name_server_spec(wanted, runtime, ports.name_server), popen_options)
     specs = [_broker_spec(wanted, runtime, index, ports) for index in range(wanted.brokers)]
@@ -225,7 +230,9 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
     command = runtime.command(wanted, "broker", name, *memory)
     folder = runtime.home / name
     extra = {"defaultTopicQueueNums": str(wanted.queues)}
-    if _disk_use(runtime.home) > conf.DISK_NEARLY_FULL_RATIO:
+    usage = shutil.disk_usage(runtime.home)
+    # as UtilAll.getDiskPartitionSpaceUsedPercent
+    if usage.used / max(1, usage.used + usage.free) > conf.DISK_NEARLY_FULL_RATIO:
         extra.update(conf.NEARLY_FULL_DISK)
     if wanted.acl is not None:
         extra.update(conf.acl_conf(wanted.version, wanted.acl))
@@ -233,18 +240,3 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
     server = f"{LOOPBACK}:{ports.name_server}"
     lines = conf.broker_conf(name, listen, server, folder / "store", extra)
     return NodeSpec(name, listen, folder, command, runtime.class_path, lines)
-
-
-def _disk_use(folder: Path) -> float:
-    """Used share of the disk (UtilAll.getDiskPartitionSpaceUsedPercent)."""
-    usage = shutil.disk_usage(folder)
-    return usage.used / max(1, usage.used + usage.free)
-
-
-def _check_disk(home: Path) -> None:
-    free_mb = shutil.disk_usage(home).free >> 20
-    if free_mb < conf.LEAST_FREE_MB:
-        raise ClusterError(
-            f"The disk of {home} has {free_mb} MiB left and a cluster needs {conf.LEAST_FREE_MB}: "
-            "free some, or choose a home (or TMPDIR) on another disk."
-        )

@@ -306,26 +306,22 @@ def admin(
             "CLASSPATH": os.pathsep.join(map(str, jars)),
             "NAMESRV_ADDR": name_server,
         }
-        return _run([*command, *arguments], environ, timeout_s)
-
-
-def _run(command: list[str], environ: dict[str, str], timeout_s: float) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ClusterError(
-            f"The admin tool was not done after {timeout_s:.0f} s: check that the name server "
-            "runs, or give it more time (timeout_s)."
-        ) from error
+        try:
+            done = subprocess.run(
+                [*command, *arguments],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"The admin tool was not done after {timeout_s:.0f} s: check that the name server "
+                "runs, or give it more time (timeout_s)."
+            ) from error
     printed = done.stdout + done.stderr
     if done.returncode != 0 or _FAILURE.search(printed):
         raise ClusterError(

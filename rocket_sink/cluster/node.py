@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,13 @@ class Node:
 
     def log_tail(self) -> str:
         """The last lines of its output and its log."""
-        return "\n".join(_tail([self.spec.console, self.spec.folder / LOG_FILE]))
+        lines: list[str] = []
+        for file in (self.spec.console, self.spec.folder / LOG_FILE):
+            with suppress(OSError), file.open("rb") as log:
+                log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+                text = log.read().decode("utf-8", errors="replace")
+                lines += text.splitlines()[-_LOG_LINES:]
+        return "\n".join(lines)
 
 
 class NameServer(Node):
@@ -266,24 +273,8 @@ class Broker(Node):
                     listens_since_s = listens_since_s or time.monotonic()
                     if time.monotonic() - listens_since_s > _REGISTERS_WITHIN_S:
                         listens_since_s = 0.0
-                        self._probe.register_now(self.address, self._permission)
+                        permission = self.spec.settings.get("brokerPermission", _READ_AND_WRITE)
+                        self._probe.register_now(self.address, int(permission))
                 raise
 
         self.wait_for(registered, timeout_s)
-
-    @property
-    def _permission(self) -> int:
-        return int(self.spec.settings.get("brokerPermission", _READ_AND_WRITE))
-
-
-def _tail(files: Iterable[Path]) -> list[str]:
-    lines: list[str] = []
-    for file in files:
-        try:
-            with file.open("rb") as log:
-                log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-                text = log.read().decode("utf-8", errors="replace")
-        except OSError:
-            continue
-        lines += text.splitlines()[-_LOG_LINES:]
-    return lines
