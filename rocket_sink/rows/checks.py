@@ -91,13 +91,9 @@ def suspect_entries(batch: RowBatch) -> SuspectEntries:
         zero_copy_only=False
     )
     is_suspect |= _mask(pc.starts_with(names, RESERVED_PREFIX))
-    return SuspectEntries(is_suspect, _rows_of(is_suspect, offsets))
-
-
-def _rows_of(entries: Mask, offsets: Int64s) -> Mask:
     rows = np.zeros(len(offsets) - 1, np.bool_)
-    rows[np.searchsorted(offsets, np.flatnonzero(entries), side="right") - 1] = True
-    return rows
+    rows[np.searchsorted(offsets, np.flatnonzero(is_suspect), side="right") - 1] = True
+    return SuspectEntries(is_suspect, rows)
 
 
 def drop_illegal(batch: RowBatch) -> RowBatch:

@@ -35,7 +35,7 @@ Types of Spark and Arrow schemas are named as in Spark's `simpleString`, with al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -232,8 +232,12 @@ def resolve_columns(
     if not json_columns:
         _check_spelling(unknown, sources, options)
     _check_combinations(sources, options, finder)
-    if options.strict_columns and not json_columns:
-        _check_strict(unknown)
+    if options.strict_columns and not json_columns and unknown:
+        raise ColumnError(
+            f"option strictColumns: the row contract does not know {', '.join(map(repr, unknown))};"
+            " drop or rename them, or leave the option out",
+            column=unknown[0],
+        )
     keeps_nulls = options.json_nulls == "keep"
     return ColumnPlan(tuple(sources.items()), options.topic, json_columns, keeps_nulls)
 
@@ -403,12 +407,3 @@ def _check_spelling(
                     f"or set option columns='{column}={source}'; drop it if it is not to be sent",
                     column=source,
                 )
-
-
-def _check_strict(unknown: Sequence[str]) -> None:
-    if unknown:
-        raise ColumnError(
-            f"option strictColumns: the row contract does not know {', '.join(map(repr, unknown))};"
-            " drop or rename them, or leave the option out",
-            column=unknown[0],
-        )

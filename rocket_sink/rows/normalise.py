@@ -34,7 +34,7 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
     body = columns.pop("body")
     topic = plan.topic or _all_text(columns.pop("topic"))
     fields = {
-        _FIELD_NAMES.get(name, name): _CASTS[name](array)
+        _FIELD_NAMES.get(name, name): _CASTS.get(name, _text)(array)
         for name, array in columns.items()
         if not _all_null(array) or name == _KEPT
     }
@@ -151,10 +151,6 @@ def _without(
     return kept[offsets], flat.filter(pa.array(~dropped))
 
 
-def _sharding_key(array: pa.Array) -> pa.Array:
-    return _text(array) if _is_string(array.type) else array.cast(pa.string())
-
-
 def _integers(array: pa.Array) -> pa.Array:
     return array.cast(pa.int64())
 
@@ -252,10 +248,6 @@ def _last_wins(
     )
 
 
-def _same(array: pa.Array) -> pa.Array:
-    return array
-
-
 _KEPT: Final = "order_by"
 """Column that is kept even if all rows are null: cuts of batches must not decide what is sorted."""
 _FIELD_NAMES: Final = {
@@ -263,23 +255,12 @@ _FIELD_NAMES: Final = {
     "event_time": "event_time_ms",
 }
 _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
-    "topic": _text,
     "tags": _tags,
     "keys": _keys,
-    "sharding_key": _sharding_key,
+    "sharding_key": lambda key: _text(key) if _is_string(key.type) else key.cast(pa.string()),
     "properties": _properties,
-    "delay_level": _integers,
-    "delay_ms": _integers,
-    "delivery_timestamp": _millis,
-    "queue_id": _integers,
-    "broker_name": _text,
-    "flag": _integers,
-    "wait_store": _same,
-    "message_id": _text,
-    "event_time": _millis,
-    "priority": _integers,
-    "lite_topic": _text,
-    "traceparent": _text,
-    "tracestate": _text,
-    "order_by": _same,
+    **dict.fromkeys(("delay_level", "delay_ms", "queue_id", "flag", "priority"), _integers),
+    **dict.fromkeys(("delivery_timestamp", "event_time"), _millis),
+    **dict.fromkeys(("wait_store", "order_by"), lambda array: array),
 }
+"""The columns that are not plain text."""

@@ -76,7 +76,11 @@ class RowBatcher:
         names = _names(rows[0])
         columns = list(zip(*rows, strict=True))
         if self._plan is None:
-            self._check_json()
+            if self._options.body_format == "json":
+                raise ColumnError(
+                    "bodyFormat=json needs the DataFrame on the driver: start the query with "
+                    "sink.stream(df) instead of df.writeStream.foreach(sink)"
+                )
             types = [self._type(name, values) for name, values in zip(names, columns, strict=True)]
             self._plan = resolve_columns(pa.schema(zip(names, types, strict=True)), self._options)
         needed = [(name, columns[names.index(name)]) for name in self._plan.needed]
@@ -122,13 +126,6 @@ class RowBatcher:
         # A body that is null so far is a data error of its rows, not of the frame.
         is_body = name.lower() in (self._body_name, *_BODY_NAMES)
         return pa.binary() if is_body else pa.null()
-
-    def _check_json(self) -> None:
-        if self._options.body_format == "json":
-            raise ColumnError(
-                "bodyFormat=json needs the DataFrame on the driver: start the query with "
-                "sink.stream(df) instead of df.writeStream.foreach(sink)"
-            )
 
 
 class RowBuffer:
@@ -204,7 +201,9 @@ def type_of(value: Any) -> pa.DataType:
     if isinstance(value, decimal.Decimal):
         return pa.decimal128(38, max(0, -int(value.as_tuple().exponent)))
     if isinstance(value, dict):
-        return _TEXT_MAP if _is_text_map(value) else pa.map_(pa.string(), pa.null())
+        texts = [*value, *(text for text in value.values() if text is not None)]
+        is_text = all(isinstance(text, str) for text in texts)
+        return _TEXT_MAP if is_text else pa.map_(pa.string(), pa.null())
     if isinstance(value, list):
         return _list_type([value])
     return pa.struct([("unknown", pa.null())])
@@ -249,13 +248,6 @@ def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
         for place in range(len(names))
     ]
     return pa.list_(pa.struct(list(zip(names, map(type_of, parts), strict=True))))
-
-
-def _is_text_map(value: dict[Any, Any]) -> bool:
-    return all(
-        isinstance(name, str) and (text is None or isinstance(text, str))
-        for name, text in value.items()
-    )
 
 
 class FarTime(dt.datetime):
