@@ -64,8 +64,7 @@ class Peer:
 
     def reset(self) -> None:
         """Close with RST."""
-        if not self.closed:
-            self.port.loop.drop(self, reset=True)
+        self.port.loop.drop(self, reset=True)
 
     def drop(self) -> None:
         self.port.loop.drop(self)
@@ -113,8 +112,7 @@ class Port:
             self.loop.forget(self._listener)
             self._listener = None
         self.frozen = False
-        for peer in list(self.peers):
-            self.loop.drop(peer, reset=True)
+        self.reset_peers()
 
     @property
     def is_open(self) -> bool:

@@ -74,7 +74,9 @@ class MemoryStore:
 
     def find(self, topic: str, key: str, *, unique: bool) -> list[StoredMessage]:
         """Return the messages with a client message id (`unique`), or with an index key."""
-        return [m for m in self.messages(topic) if _has_key(m.properties, key, unique=unique)]
+        name = UNIQ_KEY if unique else "KEYS"
+        parts = ((m, m.properties.get(name, "")) for m in self.messages(topic))
+        return [m for m, text in parts if key in ([text] if unique else text.split(" "))]
 
     def at(self, commit_log_offset: int) -> StoredMessage | None:
         return self._log.get(commit_log_offset)
@@ -101,11 +103,9 @@ class MemoryStore:
 
     def recall(self, message_id: str) -> bool:
         """Remove the timed message with this client id from the log; False without one."""
-        for message in list(self._log.values()):
-            if (
-                TIMERS & message.properties.keys()
-                and message.properties.get(UNIQ_KEY) == message_id
-            ):
+        for message in self._log.values():
+            properties = message.properties
+            if TIMERS & properties.keys() and properties.get(UNIQ_KEY) == message_id:
                 self.remove(message.commit_log_offset)
                 return True
         return False
@@ -127,12 +127,6 @@ def encode_message(message: StoredMessage) -> bytes:
             message, sys_flag=message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
         )
     )
-
-
-def _has_key(properties: Mapping[str, str], key: str, *, unique: bool) -> bool:
-    if unique:
-        return properties.get(UNIQ_KEY) == key
-    return key in properties.get("KEYS", "").split(" ")
 
 
 class Reads:
