@@ -218,7 +218,8 @@ class Message:
         return partial(type(self), **{**values, "properties": dict(self.properties)}), ()
 
 
-# A dataclass default must be hashable, which a mapping proxy is from Python 3.12 on only.
+# Set it here, because a dataclass default must be hashable, and a mapping proxy is only from Python
+# 3.12 on.
 setattr(Message, "properties", NO_PROPERTIES)  # noqa: B010 (mypy knows the class as frozen)
 
 

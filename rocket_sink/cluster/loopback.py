@@ -83,7 +83,7 @@ def on_loopback(data: bytes) -> bytes | None:
         "io/netty/util/internal/SocketUtils", "socketAddress", f"(Ljava/lang/String;I)L{_ADDRESS};"
     )
     old = re.escape(_NEW + address + _DUP), re.escape(_INVOKE_SPECIAL + constructor)
-    # the bytes between compute the port
+    # The bytes between the two calls compute the port.
     code = re.sub(
         old[0] + b"(.{1,16}?)" + old[1],
         lambda port: _LOAD_CONSTANT + host + _NOP + port[1] + _INVOKE_STATIC + factory,

@@ -137,7 +137,7 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         text = path.read_text(encoding="utf-8-sig")  # editors of Windows write such a mark
-        # Lines before the first head, which may be called anything.
+        # Lines before the first heading belong to a section with an arbitrary name.
         parser.read_string(f"[{_TOP}]\n{text}", source=str(path))
     except OSError as error:
         raise OptionError(

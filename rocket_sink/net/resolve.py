@@ -18,7 +18,8 @@ _FAILED_MAX: Final = 64
 
 
 class LookUp:
-    """The addresses of a name, once `done`: `targets` as from `socket.getaddrinfo`, or `error`."""
+    """A look-up of a name. Once it is `done` it has `targets` as from `socket.getaddrinfo`, or an
+    `error`."""
 
     __slots__ = ("done", "error", "targets")
 

@@ -222,7 +222,8 @@ class TlsStream:
 
     @property
     def unsent(self) -> bool:
-        """Encrypted bytes are not written yet; the next `sendmsg`, even of nothing, does it."""
+        """Whether encrypted bytes are not written yet; the next `sendmsg`, even an empty one,
+        writes them."""
         return bool(self._unsent)
 
     def handshake(self) -> bool:

@@ -84,7 +84,7 @@ EXTENSION_S: Final = 1.0
 """Shortest extension of an isolation that is reported again: a thousand requests that fail together
 are one event."""
 _FORGOTTEN_S: Final = 600.0
-"""After the end of its isolation, a broker that nobody can probe."""
+"""Time after the end of an isolation until a broker that nobody can probe is forgotten."""
 _PAIR: Final = "\x00"
 """Joins topic and broker in the store."""
 
@@ -96,10 +96,10 @@ class FaultItem:
     broker_name: str
     latency_ms: float = 0.0
     start_s: float = 0.0
-    """Available from this time on."""
+    """Time from which on the broker is available."""
     reachable: bool = True
     check_s: float = 0.0
-    """Next probe, while it is not reachable."""
+    """Time of the next probe, while the broker is not reachable."""
     announced_s: float = 0.0
     """The end of isolation that was last reported."""
 
@@ -221,9 +221,9 @@ class LatencyFaultTolerance:
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
     def view(self, now_s: float) -> tuple[set[str], set[str], set[tuple[str, str]]]:
-        """The brokers that are isolated now, those that are not reachable, and each topic and
-        broker on which it is isolated. Topics that no longer are get forgotten: there are many, and
-        a shared store is small."""
+        """Return the isolated brokers, the unreachable ones, and the pairs of isolated topic and
+        broker. Pairs whose isolation is over are removed, because there may be many, and a shared
+        store is small."""
         isolated, unreachable, pairs = set[str](), set[str](), set[tuple[str, str]]()
         for item in self.store.items():
             topic, separator, broker_name = item.broker_name.partition(_PAIR)
@@ -250,12 +250,13 @@ class LatencyFaultTolerance:
         return pair is None or pair.is_available(now_s)
 
     def is_reachable(self, name: str) -> bool:
-        """The broker answered its last request, or a later probe."""
+        """Return whether the broker answered its last request, or a later probe."""
         item = self.store.get(name)
         return item is None or item.reachable
 
     def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
-        """The better half of these brokers, at least one: the choice of 4.x when none is available.
+        """Return the better half of these brokers, at least one: the choice of 4.x if none is
+        available.
 
         Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. There a refused connection makes a
         dead broker the fastest one; here unreachable brokers come last.
@@ -271,12 +272,13 @@ class LatencyFaultTolerance:
         self.store.remove(name)
 
     def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
-        """Unreachable brokers to probe now; returning one reserves it for one interval.
+        """Return the unreachable brokers to probe now; each is reserved for this caller for one
+        interval.
 
         Args:
             known: brokers that can be probed from here. The table may be shared with processes that
-                know others; one that is in none's route is forgotten after a while (Java removes
-                what its client has no address of).
+                know other brokers. A broker that is in no route is forgotten after a while (Java
+                removes brokers without an address).
         """
         due = []
         for item in self._items():

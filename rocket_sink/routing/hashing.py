@@ -188,7 +188,7 @@ def _rotate_array(value: IntArray, bits: int) -> None:
 
 
 def _round_arrays(state: list[IntArray]) -> None:
-    """In place: the arrays of `state` may be views of longer ones."""
+    """Run rounds in place, because the arrays of `state` may be views of longer ones."""
     v0, v1, v2, v3 = state
     for a, b, c, d, x, y in ((v0, v1, v2, v3, 13, 16), (v2, v1, v0, v3, 17, 21)):
         a += b
@@ -405,7 +405,7 @@ def _unit_offsets(data: IntArray) -> IntArray:
 
 
 def _java_hash_malformed(raw: bytes, offsets: IntArray) -> IntArray:
-    """Per row, for bytes that are not UTF-8."""
+    """Hash bytes that are not UTF-8, row by row."""
     ends = offsets.tolist()
     rows = itertools.pairwise(ends)
     return np.fromiter(

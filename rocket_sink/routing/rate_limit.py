@@ -76,10 +76,9 @@ class AimdWindow:
         return in_flight < int(self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:
-        """How many requests of a group may be sent now; 0: the group waits.
-
-        Not less than half of the window: in quarters of it a message took twice the CPU, and
-        sixteen senders beside the brokers left these two thirds of the rate.
+        """Return how many requests of a group may be sent now; 0 if the group must wait. The group
+        waits for half of the window: with quarters a message took twice the CPU, and sixteen
+        senders on the brokers' machine reached two thirds of the rate.
         """
         limit = int(self.limit)
         room = limit - in_flight

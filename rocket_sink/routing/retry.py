@@ -232,10 +232,9 @@ def decide_degraded(
     fixed_queue: bool = False,
     policies: RetryPolicies,
 ) -> Decision:
-    """After FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11), FLUSH_SLAVE_TIMEOUT (12).
-
-    GIVE_UP: take the result. A retry stores the message twice, so it needs `onDegraded=retry` or
-    `retryAnotherBrokerWhenNotStoreOK`.
+    """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
+    FLUSH_SLAVE_TIMEOUT (12). GIVE_UP takes the result. A retry stores the message twice, so it
+    needs `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`.
     """
     facts = Decision(Action.GIVE_UP)
     wanted = policies.retry_not_store_ok or (
@@ -254,12 +253,12 @@ def _costs_only_time(error: SendError | MessageError) -> bool:
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:
-    """A retry fact of the error's class; False where a MessageError lacks it."""
+    """Return a retry fact of the error's class; False for a MessageError, which lacks it."""
     return bool(getattr(error, fact, False))
 
 
 def _facts(error: SendError | MessageError) -> Decision:
-    """The decision without a retry."""
+    """Return the decision with the error's facts, before any retry is decided."""
     isolate = error.isolates
     return Decision(
         Action.GIVE_UP,
@@ -324,22 +323,23 @@ _TOPIC_TEXT: Final = r"the specified topic (is blank|contains illegal|is longer)
 REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple(
     (code, re.compile(pattern, re.IGNORECASE), error)
     for code, pattern, error in (
-        # ACL 1.0: the exception's text; ACL 2.0: NO_PERMISSION with the reason. A user without a
-        # right for a topic is no wrong password: other topics can be sent to.
+        # ACL 1.0: the exception's text; ACL 2.0: NO_PERMISSION with the reason. A missing right for
+        # one topic is no wrong password: the user may send to other topics.
         (1, r"AclException: (No (default )?permission for|Need admin permission)",
          PermissionDeniedError),
         (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),
-        # Before the authentication texts: a forbidden topic may be named "user" or "acl".
+        # This comes before the authentication texts, because a forbidden topic may be named "user"
+        # or "acl".
         (16, r"\bis forbidden|has no permission to access", PermissionDeniedError),
         (16, _AUTHENTICATION_16, AuthenticationError),
         (1, r"create mapped file failed", NotStoredError),
         (1, r"timer message is under flow control", NotStoredError),
         (1, r"accurate timer message is not enabled", NotStoredError),
         (1, r"LMQ_CONSUME_QUEUE_NUM_EXCEEDED", NotStoredError),
-        # Before startAcceptSendRequestTimeStamp, or a slave without a master.
+        # Sent before startAcceptSendRequestTimeStamp, or by a slave without a master.
         (1, r"broker unable to service, until|no master available along with",
          ServiceNotAvailableError),
-        # Thrown by the encoder, before the append.
+        # The encoder throws this before the append.
         (1, r"message body size exceeded|size of messageExtBatch exceeded", MessageIllegalError),
         # 4.x answers with SYSTEM_ERROR where 5.x has INVALID_PARAMETER.
         (1, r"request queueId\[-?\d+\] is illegal", InvalidQueueError),

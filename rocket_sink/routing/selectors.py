@@ -27,18 +27,19 @@ SUSPECT: Final = 2
 ISOLATED: Final = 4
 """The broker failed, or answered late, a short time ago."""
 WORSE_HALF: Final = 8
-"""Profile 4.x, with every broker isolated: it is not in the better half."""
+"""The broker is not in the better half, by which profile 4.x chooses if every broker is isolated.
+"""
 SILENT: Final = 16
 """The broker gives no sign of life, although it was asked for one: it is frozen, or cut off."""
 LAST: Final = 32
-"""The request's attempt before this one failed there."""
+"""The request's previous attempt failed at the broker."""
 UNREACHABLE: Final = 64
 """The broker is isolated, and nothing has answered at its address since."""
-# A broker's rank is the sum of what holds for it, so the worst of it decides. In Java, too,
-# available comes before reachable, and both before the rest (MQFaultStrategy 5.3).
+# A broker's rank is the sum of the constants that apply to it, so the gravest one decides. In Java,
+# too, available comes before reachable, and both before the rest (MQFaultStrategy 5.3).
 
 FREE_IN_FLIGHT: Final = 16
-"""Requests that a broker may have in flight however quick its equals are."""
+"""Requests that a broker may always have in flight, even if its equals are quicker."""
 LOAD_FACTOR: Final = 1.25
 """The multiple of its fair share that a broker may have in flight beyond `FREE_IN_FLIGHT`. So a
 broker that stops answering cannot collect the whole window before it is suspect."""
@@ -53,10 +54,10 @@ class Rng(Protocol):
     """The used part of random.Random."""
 
     def random(self) -> float:
-        """In [0, 1)."""
+        """Return a number in [0, 1)."""
 
     def randrange(self, stop: int, /) -> int:
-        """In [0, stop)."""
+        """Return a whole number in [0, stop)."""
 
 
 class Load(Protocol):
@@ -77,7 +78,7 @@ class RouteBroker(Generic[Target]):
     """A broker of a route, with its queues, which take turns.
 
     Attributes:
-        share: the part of the route's messages that is fair, relative to the other brokers.
+        share: the broker's fair part of the route's messages, relative to other brokers.
         turn: the queue that `take` returns next.
     """
 
@@ -111,7 +112,7 @@ class Equals(Generic[Target]):
 
     def __init__(self, rank: int, brokers: list[RouteBroker[Target]], rng: Rng) -> None:
         self._choices = 0
-        """The number of choices before the limits are worked out anew."""
+        """Number of choices until the limits are worked out anew."""
         self._most: dict[str, float] = {}
         self.rank = rank
         self.brokers = brokers
@@ -119,10 +120,9 @@ class Equals(Generic[Target]):
         self.turn = rng.randrange(len(self.slots))
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
-        """Return the chosen broker unless it is full or has more than its part of what is in
-        flight; then the least loaded one with room, or None if all are full.
-
-        The limits are worked out once for as many choices as there are brokers.
+        """Return the chosen broker. If it is full, or has more than its share of the requests in
+        flight, return the least loaded one with room, or None if all are full. The limits are
+        worked out anew after as many choices as there are brokers.
         """
         if not self._choices:
             self._choices, self._most = len(self.brokers), self._limits()
@@ -137,7 +137,7 @@ class Equals(Generic[Target]):
         )
 
     def _limits(self) -> dict[str, float]:
-        """Return how many requests each broker may have in flight beside the others with room."""
+        """Return how many requests each broker with room may have in flight."""
         loads = {
             broker.name: (broker.load.in_flight, broker.share)
             if broker.load.room_for(1)
@@ -172,10 +172,9 @@ def random_queue(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def least_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """The better of two random brokers, by latency times requests in flight.
-
-    Not the best of all: many producers would overload the same broker (Mitzenmacher, "The Power of
-    Two Choices in Randomized Load Balancing", 2001).
+    """Choose the better of two random brokers, by latency times requests in flight. The best of all
+    brokers would be overloaded by many producers (Mitzenmacher, "The Power of Two Choices in
+    Randomized Load Balancing", 2001).
     """
     if rng.random() < EXPLORE:
         return round_robin(equals, rng)
@@ -190,12 +189,13 @@ def _cost(broker: RouteBroker[Any]) -> float:
 
 
 def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Brokers by their share."""
+    """Choose brokers in proportion to their shares."""
     return _drawn(equals.brokers, [broker.share for broker in equals.brokers], rng)
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Brokers by their number of queues over their latency: twice as slow, half as many."""
+    """Choose brokers in proportion to their queues divided by their latency: twice as slow, half as
+    many messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)
@@ -264,13 +264,13 @@ class Ranking(Generic[Target]):
             self._groups.clear()
 
     def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:
-        """Return the next queue for a request, or for a group of so many; None if it has to wait
-        for room at the best brokers.
+        """Return the next queue for a request, or for a group of this many requests; None if it has
+        to wait for room at the best brokers.
 
         Args:
-            last: the broker of the failed attempt, which comes after all that may answer, but
-                before a wait for others.
-            worse: take a worse broker where the best ones are full, but no unreachable one.
+            last: the broker of the failed attempt. It comes after all brokers that may answer, but
+                is taken before a wait for others.
+            worse: take a worse broker if the best ones are full, but no unreachable one.
         """
         groups = self._groups.get(last)
         if groups is None:
@@ -303,7 +303,8 @@ def select_by(
     arg: Any,
     named: Callable[[MessageQueue], MessageQueue],
 ) -> MessageQueue:
-    """The choice of a user's selector (Java: MessageQueueSelector) among all queues of the route.
+    """Return the choice of a user's selector (Java: MessageQueueSelector) among all queues of the
+    route.
 
     `named`: gives a queue of the selector's own making the topic's full name.
 

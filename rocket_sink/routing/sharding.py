@@ -67,7 +67,7 @@ _JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] 
     "java": (hashing.java_hash, hashing.java_hash_array),
     "java_long": (hashing.java_long_hash, hashing.java_long_hash_array),
 }
-"""(hash of one key, hash of a column of keys)."""
+"""{`shardingHash`: (hash of one key, hash of a column of keys)}"""
 _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
     "siphash24": lambda hashes, info: hashing.sip_index_array(hashes, len(info.queues)),
     "rendezvous": _by_rendezvous,
@@ -77,10 +77,10 @@ _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
 def fallback_queue(
     info: TopicPublishInfo, home: MessageQueue, available: Callable[[str], bool]
 ) -> MessageQueue | None:
-    """With ordering=best_effort: the queue for the keys of `home` now; None without any queue.
-
-    `home` while its broker is available, or when no broker is. Else a queue of an available broker,
-    by rendezvous hashing of the home queue's name, so that all workers choose the same one.
+    """Return the queue for the keys of `home` now (ordering=best_effort); None without any queue.
+    The queue is `home` while its broker is available, or if no broker is. Else it is a queue of an
+    available broker, by rendezvous hashing of the home queue's name, so that all workers choose the
+    same one.
     """
     has_home = info.index_of(home) is not None
     if has_home and available(info.broker_of(home)):

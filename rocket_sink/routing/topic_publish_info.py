@@ -24,8 +24,8 @@ QUEUES_MAX: Final = 65_536
 """Queues of a topic; Java has no limit."""
 BROKERS_MAX: Final = 4096
 TOPICS_MAX: Final = 10_000
-"""Topics of which a client keeps routes, and what it makes of them: 4 KiB each with two brokers of
-four queues, 35 KiB with ten of sixteen. Java keeps all that a program has ever sent to."""
+"""Limit of topics whose routes and rankings a client keeps. A topic takes 4 KiB with two brokers of
+four queues, 35 KiB with ten of sixteen. Java keeps all topics that a program has ever sent to."""
 LOGICAL_PREFIX: Final = "__syslo__"
 NO_BROKER: Final = "__syslo__none__"
 """The broker name of a static topic's queues without a broker (MixAll)."""
@@ -152,7 +152,8 @@ class TopicPublishInfo:
     def default(
         cls, topic: str, template: TopicRoute, default_topic_queue_nums: int
     ) -> TopicPublishInfo:
-        """For a topic that does not exist yet, from the route of the template topic (TBW102).
+        """Return the publish info of a topic that does not exist yet, from the route of the
+        template topic (TBW102).
 
         Brokers create the topic at its first message, with at most
         `min(default_topic_queue_nums, readQueueNums)` queues each
@@ -191,7 +192,7 @@ class TopicPublishInfo:
     def _of_static(
         cls, topic: str, mappings: Iterable[QueueMapping], masters: Mapping[str, str]
     ) -> TopicPublishInfo:
-        """Logical queues by id, each on the broker of its newest epoch.
+        """Return the logical queues by id, each on the broker of its newest epoch.
 
         A queue without a broker stays in the list, on NO_BROKER, so that no key moves.
         """
@@ -215,7 +216,7 @@ class TopicPublishInfo:
 
     @property
     def ok(self) -> bool:
-        """The topic has a writable queue."""
+        """Whether the topic has a writable queue."""
         return len(self.queues) > 0
 
     def index_of(self, queue: MessageQueue) -> int | None:
@@ -245,7 +246,8 @@ def _masters(route: TopicRoute) -> Mapping[str, str]:
 
 
 def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
-    """In the order of the text, as in Java; brokers without a master keep their queues."""
+    """Return the spans in the order of the text, as in Java; brokers without a master keep their
+    queues."""
     spans: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, count = part.partition(":")
@@ -263,7 +265,8 @@ def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
 def _data_spans(
     queues: Iterable[QueueData], masters: Mapping[str, str], most: int | None
 ) -> list[tuple[str, int]]:
-    """Writable queues of brokers with a master. `most`: the template topic's rule."""
+    """Return the writable queues of brokers with a master; `most` limits them (the template topic's
+    rule)."""
     spans: dict[str, int] = {}
     for data in sorted(queues, key=lambda data: data.broker_name):
         if data.writable and data.broker_name in masters:
@@ -277,7 +280,7 @@ def _fingerprint(topic: str, layout: object) -> str:
 
 
 def logical_broker_name(scope: str) -> str:
-    """TopicQueueMappingUtils.getMockBrokerName: the broker name of a static topic's queues."""
+    """Return the broker name of a static topic's queues (Java: getMockBrokerName)."""
     return LOGICAL_PREFIX + (scope[2:] if scope == "__global__" else scope)
 
 

@@ -56,7 +56,7 @@ from rocket_sink.wire.columns.properties import (
 from rocket_sink.wire.properties import ENCODED_LIMIT, KEY_SEPARATOR, UNIQ_KEY
 
 _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
-"""The property of a generated message id."""
+"""Bytes of the property of a generated message id."""
 _OTHERS_BYTES: Final = 400
 """Upper bound for names, separators, numbers and WAIT of a row's other properties."""
 
@@ -97,7 +97,7 @@ def suspect_entries(batch: RowBatch) -> SuspectEntries:
 
 
 def drop_illegal(batch: RowBatch) -> RowBatch:
-    """The batch without illegal user properties."""
+    """Return the batch without illegal user properties."""
     if batch.properties is None:
         return batch
     suspects = suspect_entries(batch).entries
@@ -161,10 +161,9 @@ def _is_illegal(name: str, value: str) -> bool:
 
 
 def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
-    """The size of each row's wire property string where it exceeds `limit`, else 0.
-
-    Exact, with the generated id where the row has none. Nothing is measured when the longest values
-    together are under the limit.
+    """Return the size of each row's wire property string if it exceeds `limit`, else 0. The size is
+    exact, with a generated id if the row has none. Sizes are not computed if even the longest
+    values together are under the limit.
     """
     longest = _OTHERS_BYTES
     if batch.properties is not None:
@@ -184,7 +183,7 @@ def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
 
 
 def _longest_keys(keys: pa.Array) -> int:
-    """Upper bound for the size of a KEYS value."""
+    """Return an upper bound for the size of a KEYS value."""
     if is_text(keys.type):
         return int(lengths_of(keys).max())
     flat = pc.list_flatten(keys)
@@ -211,8 +210,8 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """`rows`: the accepted rows (the same batch when all are); `accepted`: their indices in the
-    checked batch; `refused` is in row order."""
+    """The result of `validate`. `rows` are the accepted rows (the same batch if all are accepted),
+    `accepted` their indices in the checked batch; `refused` is in row order."""
 
     rows: RowBatch
     accepted: Int64s
@@ -254,7 +253,7 @@ def _property_limit(options: SinkOptions) -> int:
 
 
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
-    """Masks of suspect rows; together they contain every illegal row."""
+    """Yield masks of suspect rows; together they contain every illegal row."""
     if isinstance(batch.topic, pa.Array):
         yield _suspect_topics(batch.topic, options)
     sizes = lengths_of(batch.body)
@@ -334,7 +333,7 @@ def _suspect_delays(batch: RowBatch) -> Mask:
 
 
 def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
-    """Masks of rows whose priority or lite topic is illegal, or does not stand alone."""
+    """Yield masks of rows whose priority or lite topic is illegal, or comes with another kind."""
     priority, lite_topic = batch.priority, batch.lite_topic
     if priority is None and lite_topic is None:
         return
@@ -379,7 +378,7 @@ def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
 def _error_of(
     batch: RowBatch, row: int, options: SinkOptions, property_bytes: int
 ) -> MessageError | None:
-    """The first violation of a row, if any."""
+    """Return the error of a row's first violation, or None."""
     try:
         topic = with_namespace(options.namespace, batch.message(row).topic)
         check_topic_once(topic)
@@ -455,7 +454,7 @@ def _is_name(text: str) -> bool:
 
 
 _SMALL: Final = 16
-"""Rows that are checked one by one when the column is invalid."""
+"""Number of rows that are checked one by one if the column is invalid."""
 
 
 def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
@@ -522,7 +521,7 @@ def invalid_utf8(array: pa.Array) -> Mask:
 
 
 def _mark_invalid(array: pa.Array, found: Mask) -> None:
-    """Arrow reports invalid columns, not rows: these are found by bisection."""
+    """Mark the invalid rows, by bisection, because Arrow only says that a column is invalid."""
     try:
         array.cast(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string())
     except pa.ArrowInvalid:

@@ -62,7 +62,7 @@ class ColumnPlan:
 
     @property
     def needs_to_json(self) -> bool:
-        """The driver must apply `frames.pack_json` to the frame."""
+        """Whether the driver must apply `frames.pack_json` to the frame."""
         return bool(self.json_columns)
 
     @property
@@ -108,14 +108,14 @@ _SPARK_LEAVES: Final = {
 
 
 def fields_of(schema: Any) -> list[tuple[str, Any]]:
-    """(name, type) of each column of a `pa.Schema` or a pyspark `StructType`."""
+    """Return (name, type) of each column of a `pa.Schema` or a pyspark `StructType`."""
     if isinstance(schema, pa.Schema):
         return [(field.name, field.type) for field in schema]
     return [(field.name, field.dataType) for field in schema.fields]
 
 
 def kind_of(kind: Any) -> str:
-    """A type's name (see the module), for instance `array<struct<key:string,value:binary>>`."""
+    """Return a type's name (see the module), e.g. `array<struct<key:string,value:binary>>`."""
     return _arrow_kind(kind) if isinstance(kind, pa.DataType) else _spark_kind(kind)
 
 
@@ -159,14 +159,14 @@ class ContractColumn:
     alias: str = ""
 
     def accepts(self, kind: str) -> bool:
-        """Whether the type is legal; `void` (all null) is, except for the body."""
+        """Return whether the type is legal; `void` (all null) is legal except for the body."""
         if not self.kinds:
             return not kind.startswith(("array", "map", "struct", "variant"))
         return kind in self.kinds or (kind == "void" and self.name != "body")
 
     @property
     def wanted(self) -> str:
-        """The kinds as text for errors."""
+        """The legal kinds as text for errors."""
         return " or ".join(self.kinds).replace("integer", "a whole number (int, bigint)")
 
 
@@ -221,7 +221,7 @@ def resolve_columns(
     if options.topic:
         check_topic_option("topic", options.topic, options.namespace)
         sources.pop("topic", None)
-        # with bodyFormat=json an overridden topic column is data
+        # With bodyFormat=json an overridden topic column is data.
         named = {name: source for name, source in named.items() if name != "topic"}
     json_columns: tuple[str, ...] = ()
     if options.body_format == "json":
@@ -272,7 +272,7 @@ class _Finder:
         """{contract column: source} of the columns with names of the contract."""
         sources = {}
         for column in CONTRACT:
-            # with bodyFormat=json a column `value` is data
+            # With bodyFormat=json a column `value` is data.
             alias = "" if json and column.name == "body" else column.alias
             for name in (_PREFIX + column.name, column.name, alias):
                 source = self.find(name) if name else None
@@ -348,7 +348,8 @@ def _contract_column(wanted: str) -> str:
 def _json_columns(
     finder: _Finder, named: Mapping[str, str], mapped: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The columns without a name of the contract; those that the options map are data too."""
+    """Return the columns without a name of the contract; columns that the options map are data,
+    too."""
     body = {**named, **mapped}.get("body")
     if body is not None:
         raise ColumnError(

@@ -25,7 +25,7 @@ _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
 
 
 def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
-    """The rows of `batch` in the standard form.
+    """Return the rows of `batch` in the standard form.
 
     Raises:
         ColumnError: a column of the plan is missing from the batch (or there twice).
@@ -104,19 +104,21 @@ def _all_text(array: pa.Array) -> pa.Array:
 
 
 def _narrow(array: pa.Array) -> pa.Array:
-    """32-bit offsets where they reach: kernels on both sides of a join then agree."""
+    """Return the array with 32-bit offsets if they suffice, because Arrow's kernels need equal
+    types."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(array.type)
     if small is None or array.nbytes > INT32_MAX:
         return array
     try:
         return array.cast(small)
     except pa.ArrowInvalid:
-        # A slice of an array that is longer than that: its offsets do not begin at 0.
+        # This is a slice of a longer array, so its offsets do not begin at 0.
         return array.take(np.arange(len(array))).cast(small)
 
 
 def _tags(array: pa.Array) -> pa.Array | None:
-    """Trimmed as `Message` does it; an empty tag is none, a blank one stays and is refused."""
+    """Return the tags, trimmed as in `Message`. An empty tag becomes null; a blank one stays and is
+    refused."""
     tags = _text(array)
     none = empty(tags)
     if none.any():
@@ -144,7 +146,7 @@ def _list_lengths(array: pa.Array) -> Int64s:
 def _without(
     flat: pa.Array, dropped: np.ndarray[tuple[int], np.dtype[np.bool_]], offsets: Int64s
 ) -> tuple[Int64s, pa.Array]:
-    """Row offsets and items after some items have been dropped."""
+    """Return row offsets and items without the dropped items."""
     if not dropped.any():
         return offsets, flat
     kept = np.concatenate(([0], np.cumsum(~dropped)))
@@ -156,7 +158,7 @@ def _integers(array: pa.Array) -> pa.Array:
 
 
 def _millis(array: pa.Array) -> pa.Array:
-    """Epoch milliseconds, rounded down."""
+    """Return milliseconds since 1970, rounded down."""
     if not pa.types.is_timestamp(array.type):
         return _integers(array)
     unit = array.type.unit
@@ -166,7 +168,7 @@ def _millis(array: pa.Array) -> pa.Array:
         return pa.array(values, pa.int64(), mask=nulls_of(ticks))
     if unit != "s":
         return ticks
-    # A time beyond the range of milliseconds becomes the last one in it, which every lane refuses.
+    # A time beyond the range of milliseconds becomes the last time in it, which every lane refuses.
     most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
     for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
         ticks = bound(ticks, limit, skip_nulls=False)
@@ -174,7 +176,8 @@ def _millis(array: pa.Array) -> pa.Array:
 
 
 def _properties(array: pa.Array) -> pa.MapArray | None:
-    """A map without null values, each name once per row: its first place, its last value."""
+    """Return a map without null values, and with each name once per row: at its first place, with
+    its last value."""
     if pa.types.is_map(array.type):
         entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
         array = array.view(pa.list_(entry))
@@ -216,7 +219,7 @@ def _with_context(
 
 
 def _entry_text(array: pa.Array) -> pa.Array:
-    """Names and values as strings; binary ones (Kafka headers) are looked at by the checks."""
+    """Return names and values as strings; the checks judge binary ones (Kafka headers)."""
     array = _text(array)
     return array.view(pa.string()) if pa.types.is_binary(array.type) else array
 
@@ -249,7 +252,8 @@ def _last_wins(
 
 
 _KEPT: Final = "order_by"
-"""Column that is kept even if all rows are null: cuts of batches must not decide what is sorted."""
+"""Column that is kept even if all its rows are null: the sort must not depend on the cut of
+batches."""
 _FIELD_NAMES: Final = {
     "delivery_timestamp": "delivery_timestamp_ms",
     "event_time": "event_time_ms",

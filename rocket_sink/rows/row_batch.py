@@ -27,7 +27,7 @@ from rocket_sink.wire.columns.properties import (
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """n rows as standard arrays; a column that is absent, or null in all rows, is None.
+    """A batch of n rows as standard arrays; a column that is absent, or null in all rows, is None.
 
     Every array has n values. Text is `string` (or `large_string` where 2 GiB do not suffice) and
     may hold bytes that are not UTF-8, as Spark's strings can; integers are int64.
@@ -40,7 +40,8 @@ class RowBatch:
     body_is_text: bool = False
     """The body came from a text column, so it must be UTF-8."""
     tags: pa.Array | None = None
-    """Trimmed, and null where empty; only blanks, or not UTF-8, it is as it came: a data error."""
+    """Trimmed tags; an empty tag is null. A blank tag, or one that is not UTF-8, is kept as a data
+    error."""
     keys: pa.Array | None = None
     """A string array (one key per row) or list<string> (null elements are gone)."""
     sharding_key: pa.Array | None = None
@@ -59,7 +60,8 @@ class RowBatch:
     lite_topic: pa.Array | None = None
     traceparent: pa.Array | None = None
     tracestate: pa.Array | None = None
-    """The two columns as they came, for the checks; `properties` has their values, too."""
+    """The columns `traceparent` and `tracestate` as they came, for the checks; `properties` has
+    their values, too."""
     order_by: pa.Array | None = None
     """The column as the user sent it, of any type that Arrow can sort."""
 
@@ -72,18 +74,18 @@ class RowBatch:
         return {name: v for name, v in values.items() if isinstance(v, pa.Array)}
 
     def take(self, rows: npt.NDArray[np.integer[Any]]) -> RowBatch:
-        """The rows of those indices, in that order."""
+        """Return the rows with these indices, in that order."""
         wanted = pa.array(rows, pa.int64())
         return self.with_(**{name: array.take(wanted) for name, array in self.columns().items()})
 
     def slice(self, first: int, last: int) -> RowBatch:
-        """The rows `first` to `last` (exclusive), without a copy."""
+        """Return the rows `first` to `last` (exclusive), without a copy."""
         return self.with_(
             **{name: array.slice(first, last - first) for name, array in self.columns().items()}
         )
 
     def with_(self, **changes: Any) -> RowBatch:
-        """A copy with other columns."""
+        """Return a copy with other columns."""
         return replace(self, **changes)
 
     def topic_of(self, row: int) -> str | None:
@@ -93,8 +95,8 @@ class RowBatch:
     def kinds(self) -> npt.NDArray[np.int8]:
         """Return a number below KINDS for each row, and 0 for rows that batches carry.
 
-        The others go one by one: delayed by a level (1), timed (2), with a priority (3), with a
-        lite topic (4).
+        Other rows are sent one by one: delayed by a level (1), timed (2), with a priority (3), with
+        a lite topic (4).
         """
         kinds = np.zeros(len(self), np.int8)
         if self.delay_level is not None:
@@ -115,7 +117,7 @@ class RowBatch:
         return pc.coalesce(self.sharding_key, self.lite_topic.cast(self.sharding_key.type))
 
     def property_columns(self, message_ids: pa.Array | None = None) -> dict[str, Any]:
-        """The arguments of `wire.columns.property_pieces` for these rows.
+        """Return the arguments of `wire.columns.property_pieces` for these rows.
 
         `message_ids` fill the rows without a `message_id`; the caller makes them.
         """
@@ -128,11 +130,11 @@ class RowBatch:
     def encoded(
         self, ids: pa.Array | None = None, properties: pa.Array | PropertyPieces | None = None
     ) -> EncodedBatch:
-        """The rows as messages of a topic from the option, in their order.
+        """Return the rows as encoded messages of the option's topic, in order.
 
         Args:
             ids: as `message_ids` of `property_columns`.
-            properties: where they are made already.
+            properties: the rows' property strings, if they are made already.
         """
         assert isinstance(self.topic, str)
         if properties is None:

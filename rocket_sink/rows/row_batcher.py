@@ -1,9 +1,9 @@
 """Spark's Python rows gathered into Arrow batches, for the lanes where Spark hands out rows.
 
-A foreach writer is not told the schema. Where `RocketSink.stream(df)` or `sink.check(df)` gave it
-on the driver, it is used; else the names come from the rows and each type from the column's first
-value, which the row contract then judges as it judges a schema. A column without any value yet
-has no type; it is judged when its first value comes.
+A foreach writer is not told the schema. If `RocketSink.stream(df)` or `sink.check(df)` saw it on
+the driver, it is used. Else the names come from the rows, and each type from the column's first
+value; the row contract then judges them like a schema. A column without any value yet has no type;
+it is judged when its first value comes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ _SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
     (dt.timedelta, pa.duration("us")),
 )
 _BELOW: Final = 1 << 62
-"""Makes all times positive, so that bytes sort as numbers."""
+"""Number that makes all times positive, so that their bytes sort like numbers."""
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20
-"""Limit of the gathered bodies, however few rows they are: 8,000 rows of 16 KiB are 130 MB, and as
-much again as an Arrow batch."""
+"""Limit of the gathered bodies in bytes: 8,000 rows of 16 KiB are 130 MB, and as much again as an
+Arrow batch."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
-"""At the first row the owner learns since when rows wait."""
+"""Number of rows after which the owner first calls `is_full`, to learn the time since which rows
+wait."""
 
 
 class RowBatcher:
@@ -68,7 +69,7 @@ class RowBatcher:
         return self._plan
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """The rows' columns that are needed, as one batch.
+        """Return the needed columns of the rows, as one batch.
 
         Raises:
             ColumnError: the rows do not fit the row contract.
@@ -89,7 +90,7 @@ class RowBatcher:
         arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
         order_by = self._plan.source("order_by")
         if order_by is not None and [s for _, s in self._plan.sources].count(order_by) == 1:
-            # The type may be TIMESTAMP_NTZ. A column of another meaning, too, is a TIMESTAMP.
+            # The type may be TIMESTAMP_NTZ, unless the column has another meaning, too.
             place = self._plan.needed.index(order_by)
             if types[place] == _INSTANT:
                 arrays[place] = _sort_keys(needed[place][1])
@@ -129,13 +130,11 @@ class RowBatcher:
 
 
 class RowBuffer:
-    """Rows until they make a batch: `gatherRows` of them, or `GATHER_BYTES` of bodies.
-
-    The owner appends to `rows`, and asks `is_full` once there are `look_at`. So the sizes of small
-    rows are looked at by the hundred, those of large ones row by row.
-
-    Another thread may `take` while the owner appends, if a lock of theirs is around `take` and
-    `is_full`: what is appended meanwhile stays.
+    """Gathers rows until they make a batch: `gatherRows` rows, or `GATHER_BYTES` of bodies. The
+    owner appends to `rows`, and calls `is_full` once there are `look_at` rows. So sizes of small
+    rows are summed every hundred rows, sizes of large ones at each row. Another thread may `take`
+    while the owner appends, if the two hold one lock around `take` and `is_full`; rows appended
+    meanwhile stay.
     """
 
     __slots__ = ("_body", "_gatherer", "_largest", "_limit", "_seen", "_size", "look_at", "rows")
@@ -153,12 +152,13 @@ class RowBuffer:
         self._look_in(_FIRST_LOOK)
 
     def _look_in(self, rows: int) -> None:
-        """After so many more; sooner where four times as many of the largest would be too much."""
+        """Set the next look after `rows` more rows, or sooner if four times as many of the largest
+        rows would exceed the limit."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 
     def is_full(self) -> bool:
-        """Time to `take`."""
+        """Return whether it is time to `take`."""
         rows = self.rows
         if not self._seen:
             self._body = self._gatherer.body_index(rows[0])
@@ -171,7 +171,7 @@ class RowBuffer:
         return self._seen >= self._limit or self._size >= GATHER_BYTES
 
     def take(self) -> pa.RecordBatch | None:
-        """The rows as a batch, and none left; None when there were none.
+        """Remove the rows and return them as a batch; None if there are none.
 
         Raises:
             ColumnError: the rows do not fit the row contract.
@@ -186,7 +186,8 @@ class RowBuffer:
 
 
 def _lengths(bodies: Iterable[Any]) -> list[int]:
-    """Bytes, of text characters; nothing of what is no body, which the row contract refuses."""
+    """Return the lengths of bodies: bytes, or characters of text; 0 for other values, which the row
+    contract refuses."""
     try:
         return [len(body) for body in bodies if body is not None]
     except TypeError:
@@ -194,7 +195,7 @@ def _lengths(bodies: Iterable[Any]) -> list[int]:
 
 
 def type_of(value: Any) -> pa.DataType:
-    """The Arrow type of a column by one of its values, as Spark's types come out in Python."""
+    """Return a column's Arrow type from one of its values, as Spark passes it to Python."""
     for kind, type_ in _SCALARS:
         if isinstance(value, kind):
             return type_
@@ -210,7 +211,7 @@ def type_of(value: Any) -> pa.DataType:
 
 
 def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of Python values as an array of that type.
+    """Return a column of Python values as an array of this type.
 
     Raises:
         ColumnError: a value of another type.
@@ -222,7 +223,7 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             return pa.array([_micros(value) for value in values], pa.int64()).cast(_INSTANT)
         return pa.array(values, kind)
     except UnicodeEncodeError:
-        # A lone surrogate: kept as bytes that are not UTF-8, which the row checks refuse by row.
+        # A lone surrogate is kept as bytes that are not UTF-8, so the checks refuse its row only.
         raw = [None if v is None else str(v).encode("utf-8", "surrogatepass") for v in values]
         return pa.array(raw, pa.binary()).view(pa.string())
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -273,24 +274,23 @@ class FarTime(dt.datetime):
 
 
 def _micros(value: dt.datetime | None) -> int | None:
-    """Spark hands out times without a zone, in the worker's own (TimestampType.fromInternal)."""
+    """Return microseconds since 1970. Spark's times have no zone and are in the worker's
+    (TimestampType.fromInternal)."""
     if value is None:
         return None
     try:
         seconds = value.replace(microsecond=0).timestamp()
     except (OverflowError, ValueError):
-        # `datetime.timestamp` looks a day further, beyond the years 1 to 9999. Spark uses `mktime`,
-        # too, which does not know the second one of an hour that comes twice.
+        # Use `mktime`, as Spark does: `datetime.timestamp` fails at the ends of the years 1 to
+        # 9999. `mktime` takes an hour that comes twice for its first one.
         seconds = time.mktime(value.timetuple())
     return int(seconds) * 1_000_000 + value.microsecond
 
 
 def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
-    """Keys that sort as the times do, whether Spark's type is TIMESTAMP or TIMESTAMP_NTZ.
-
-    Spark hands out both as times without a zone. A key is the moment in the worker's zone, then the
-    time as it is written. Only a TIMESTAMP_NTZ is in an hour that a clock skips: its moment is the
-    skip.
+    """Return keys that sort like the times, for both TIMESTAMP and TIMESTAMP_NTZ, which Spark
+    passes as times without a zone. A key is the moment in the worker's zone, then the written time.
+    Only a TIMESTAMP_NTZ can be in an hour that the clock skips; its moment is that of the skip.
     """
     keys = np.zeros((len(times), 2), ">i8")
     for number, value in enumerate(times):

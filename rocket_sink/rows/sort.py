@@ -1,8 +1,8 @@
-"""Sorting a task's rows by `order_by` in bounded memory, whatever their keys.
+"""Sorts a task's rows by `order_by` in bounded memory.
 
 Above a memory limit the rows go to temporary files, each of which is sorted: a *run*. At the end of
-the input the runs are merged. A merge holds a few blocks of each run, and so many runs that their
-blocks stay within the limit: where there are more runs, they are merged into longer ones first.
+the input the runs are merged. A merge holds a few blocks of each run, and the number of runs is
+limited so that the blocks stay within the limit. More runs are first merged into longer ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from rocket_sink.rows.row_batch import RowBatch
 
 _RUNS: Final = 64
-"""Runs that are merged at once. A block is that part of the memory limit."""
+"""Number of runs that are merged at once; a block is this fraction of the memory limit."""
 _MEMORY_BYTES: Final = 32 << 20
 _ROW: Final = "__row"
 """The number of a row in the input, which decides between equal values."""
@@ -67,7 +67,7 @@ class RowSorter:
             self._directory = None
 
     def _sorted_batches(self) -> pa.Table:
-        """The rows in memory, which are then forgotten."""
+        """Return the rows in memory, sorted, and forget them."""
         table = _table(self._batches)
         numbers = np.arange(self._count, self._count + len(table))
         self._count += len(table)
@@ -114,7 +114,7 @@ class _Run:
         """The file has no further rows."""
 
     def fill(self) -> None:
-        """Have at least half a block, if the run has so many rows."""
+        """Read until half a block or more is in memory, or the run has ended."""
         while not self.is_read and 2 * len(self.rows) < self._block_rows:
             try:
                 block = pa.Table.from_batches([self._blocks.read_next_batch()])
@@ -128,13 +128,13 @@ class _Run:
 
 
 def scratch_folder() -> str | None:
-    """Spark's local directory of this executor; None: use the system's."""
+    """Return Spark's local directory of this executor; None for the system's."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return local if local and os.access(local, os.W_OK) else None
 
 
 def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
-    """The rows of sorted runs, sorted; the files are deleted."""
+    """Yield the rows of sorted runs, sorted; delete the files."""
     runs = [_Run(path) for path in paths]
     # Columns that a run lacks are null there.
     empty = pa.concat_tables([run.rows for run in runs], promote_options="permissive")
@@ -149,8 +149,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         ends = np.cumsum([len(run.rows) for run in runs])
-        # A row may go before the rows that are still in the files: those come behind the last row
-        # in memory of their run.
+        # Rows up to the smallest of the runs' last rows in memory may go: rows in the files come
+        # after them.
         lasts = [place[end - 1] for run, end in zip(runs, ends, strict=True) if not run.is_read]
         count = int(min(lasts)) + 1 if lasts else len(order)
         yield table.take(pa.array(order[:count]))

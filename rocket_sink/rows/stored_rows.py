@@ -51,13 +51,13 @@ STORED_DDL: Final = (
 )
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
-"""The years 1 to 9999, which Spark's TIMESTAMP holds."""
+"""The last millisecond of the year 9999: Spark's TIMESTAMP holds the years 1 to 9999."""
 _FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
 """Properties that have columns of their own."""
 
 
 def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatch:
-    """(broker name, message) pairs as rows of STORED_SCHEMA."""
+    """Return (broker name, message) pairs as rows of STORED_SCHEMA."""
     rows = [_row(broker_name, message) for broker_name, message in messages]
     arrays = [
         _array([row[field.name] for row in rows], field.type) for field in STORED_SCHEMA
@@ -66,7 +66,7 @@ def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatc
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that are not reserved."""
+    """Return the properties that are not reserved."""
     return {
         name: value
         for name, value in properties.items()

@@ -1,9 +1,8 @@
 """Lines for a user's console about queries and writes, all by `logging`.
 
 A line at the start of a query and one with the accounts at its end (INFO, shown where a program has
-set up no logging; in notebooks a table), and a warning when rows were given up. The accounts are
-those of the ledger: the rows that came into its table since, so they count a task again that ran
-again.
+set up no logging; in notebooks a table), and a warning when rows were given up. The accounts sum
+the rows that came into the ledger's table since the start, so a task that ran twice counts twice.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def say_start(options: SinkOptions, lane: str, query: str) -> None:
 
 
 def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -> None:
-    """Say what became of the rows of a query or write that ended."""
+    """Log the accounts of a query or write that ended."""
     shown = [f"{counted(counts['rows_in'], 'row')} in"]
     shown += [f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]]
     shown += [counted(counts["dead"], "dead letter")] if counts["dead"] else []
@@ -69,7 +68,7 @@ def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
 
 
 class Accounts:
-    """Sums of the rows that came into a ledger's table since this was made, by run of a query."""
+    """Sums of a ledger table's new rows since this object was made, by run of a query."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place

@@ -5,13 +5,12 @@
     df.write.format("rocketmq").mode("append").option("nameServer", ...).option(...).save()
     df.writeStream.format("rocketmq").option("checkpointLocation", c)....start()
 
-Arrow record batches come straight from Spark where it has Arrow writers (batch from 4.0, streams
-from 4.1), rows before. The writer is made in a process of its own without a session, so it checks
-options and columns there, before any task runs; commit and abort run in another such process and
-know only the messages of the tasks that succeeded. What failed attempts sent is in the spool.
-
-Both processes live for that one call, and a stream has two of them per epoch; so what only tasks,
-reads or the session's own process need is imported there.
+Spark hands over Arrow record batches if it has Arrow writers (batch from 4.0, streams from 4.1),
+else rows. Spark makes the writer in a process of its own without a session; there options and
+columns are checked, before any task runs. Commit and abort run in another such process, and get
+only the messages of successful tasks. The sends of failed attempts are in the spool. Both processes
+live for one call, and a stream has two of them per epoch. So imports that only tasks, reads or the
+session need are local.
 """
 
 from __future__ import annotations
@@ -75,13 +74,13 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     """Make `format("rocketmq")` known to the session.
 
     Args:
-        ledger: fold this ledger while the session's queries run (the writer itself runs in
-            another process and cannot ask for it; of a stream whose ledger the session does not
-            fold, it logs a warning once).
+        ledger: fold this ledger while the session's queries run (the writer runs in another process
+            and cannot start a fold; it logs a warning once if the session does not fold a stream's
+            ledger).
     """
     warn_of_settings(spark)
-    # The writer's process has no session, so what it must know of this one goes with the class,
-    # which Spark pickles by value since no module has it.
+    # The writer's process has no session, so facts of this session are attributes of a class, which
+    # Spark pickles by value because no module has it.
     attributes: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
         attributes["storage"] = all_properties(spark)
@@ -93,8 +92,8 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     try:
         spark.dataSource.register(source)
     except AnalysisException as error:
-        # Spark 4.0 lets nobody replace a source that it has found by itself
-        # (DataSourceManager.registerDataSource); later ones do.
+        # Spark 4.0 refuses to replace a source that it has found by itself
+        # (DataSourceManager.registerDataSource); later versions allow it.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         _LOG.warning(
@@ -158,11 +157,10 @@ class RocketMQDataSource(DataSource):
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """Return the query id of a batch write: its run's id, after the `appId` if there is one.
-
-    Each write has its own, as their accounts would replace each other's. With effectively once it
-    is that of the last write of this `appId`, unless that one has ended, so that tasks ask for what
-    it has sent.
+    """Return the query id of a batch write: its run's id, after the `appId` if there is one. Each
+    write has its own id, because equal ids would replace each other's accounts. With effectively
+    once, the id is that of the `appId`'s last write if that has not ended, so that tasks look up
+    its messages.
     """
     if not options.app_id:
         return run
@@ -175,7 +173,8 @@ def _begin_write(options: SinkOptions, run: str) -> str:
 
 
 def _token(options: SinkOptions) -> LedgerToken | None:
-    """Return the token; Spark makes writers beside the driver, also for Connect's clients."""
+    """Return the ledger's token. Spark makes writers on the driver's host, also for Connect
+    clients."""
     if not options.ledger or options.ledger_via == "spark":
         return None
     return ledger_token(resolve_path(options.ledger), spools=True)
@@ -183,7 +182,7 @@ def _token(options: SinkOptions) -> LedgerToken | None:
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """The message of a task that succeeded to the committing process."""
+    """The message of a successful task to the committing process."""
 
     query_id: str
     run_id: str
@@ -197,7 +196,7 @@ class _Writer:
 
     lane = "datasource"
     epoch: int | None = None
-    """The epoch; None if Spark tells it."""
+    """The epoch; None if Spark passes it."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", query_id: str = "", *,
@@ -236,10 +235,10 @@ class _Writer:
         return self._send(feed)
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> None:
-        """Note in the ledger that Spark calls the epoch, or the batch write (None), done.
+        """Note in the ledger that Spark has confirmed the epoch, or the batch write (None).
 
         Raises:
-            ConfigurationError: Spark has no message of a task, so nothing tells that it has sent.
+            ConfigurationError: Spark has no message of a task, so its sends are not confirmed.
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
         """
         done = [message for message in messages if isinstance(message, TaskMessage)]
@@ -249,7 +248,7 @@ class _Writer:
                 f"told what they have sent: it is not committed. {CONTINUOUS}"
             )
         rows = sum(message.summary.rows_in for message in done)
-        # Before any row is kept: Spark calls `abort` after an error, which keeps them.
+        # Check before the rows are kept: after an error Spark calls `abort`, which keeps them.
         sums = _sums([message.summary for message in done])
         check_budget(self._options, sums, epoch)
         self._keep_handed(done)
@@ -296,7 +295,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """A batch write; in a stream's function, too, it is no epoch of the stream."""
+    """A batch write. In a stream's function, too, it does not count as an epoch of the stream."""
 
     lane = "batch"
     epoch = 0
@@ -314,7 +313,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._end(well=False)
 
     def _end(self, *, well: bool) -> None:
-        """Remove the notes of tasks; if this write failed, its `appId`'s next one needs them."""
+        """Remove the notes of tasks, unless this write failed: the next write of its `appId` needs
+        them."""
         options = self._options
         if not options.ledger or options.delivery != "effectively_once":
             return

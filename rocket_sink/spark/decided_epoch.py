@@ -1,7 +1,7 @@
 """The half messages that the ledger has decided to commit, as a driver reads them.
 
-By delta-rs where it knows the table: a Spark job for it takes a second and more, which each epoch
-would wait for.
+delta-rs reads them if it can open the table: each epoch would wait a second or more for a Spark
+job.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DecidedEpoch:
 
     Attributes:
         halves: `half_commits.HALVES`; some hundred bytes each.
-        since_ms: when its first request was answered, Unix time.
+        since_ms: time of its first answer, ms since 1970.
         is_ended: a row of the table says that all are committed.
     """
 
@@ -55,7 +55,7 @@ class DecidedEpoch:
 def decided_epoch(
     spark: SparkSession, place: LedgerPath, query_id: str, epoch: int
 ) -> DecidedEpoch | None:
-    """Read it; None: the epoch is not in the table, or has no half messages.
+    """Read a decided epoch; return None if it is not in the table, or has no half messages.
 
     Raises:
         LedgerError: no ledger, or files of it are gone.
@@ -151,7 +151,7 @@ def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
     """Return the last part of each of the brokers' message ids.
 
     Raises:
-        RemoteProtocolError: one is none.
+        RemoteProtocolError: an id is malformed.
     """
     is_good = pc.fill_null(pc.match_substring_regex(ids, _FORM), False)
     bad = pc.index(is_good, False).as_py()

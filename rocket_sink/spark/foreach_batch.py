@@ -1,8 +1,8 @@
 """The foreachBatch lane and batch writes: sending and the append to the ledger are one action.
 
-The appended rows are the results of the sends. So a replayed epoch that the ledger already holds
-(its transaction, `txn`) runs no part of the plan, and sends nothing. Delta's test is "not newer",
-so the app id holds the query id, and a start whose ledger is ahead of its checkpoint is refused
+The appended rows are the results of the sends. So if the ledger already has a replayed epoch (its
+transaction, `txn`), no part of the plan runs, and nothing is sent. Delta's test is "not newer", so
+the app id holds the query id, and a start whose ledger is ahead of its checkpoint is refused
 (`ledger.table.check_not_ahead`).
 """
 
@@ -82,9 +82,9 @@ class Send:
     """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out.
 
     Args:
-        again: the epoch was begun before, and what it sent then is not in the ledger.
+        again: the epoch was begun before, and its earlier sends are not in the ledger.
         token: proves that tasks have the driver's ledger; None where Spark alone writes to it.
-        sequence: the rows' place in the table's order: of one append they share it.
+        sequence: number of the append in the table's order, which all of its rows share.
     """
 
     options: SinkOptions
@@ -113,7 +113,8 @@ class Send:
                 yield from self._taken(rows)
             run.finish()
         except BaseException:
-            # GeneratorExit counts, too: a killed task must leave no requests in a reused engine.
+            # Also after GeneratorExit, because a killed task must leave no requests in a reused
+            # engine.
             run.abort()
             raise
         yield from self._taken(rows)
@@ -182,7 +183,7 @@ class BatchWriter:
                 check_budget(self._options, counts, epoch)
 
     def write(self, df: DataFrame) -> WriteSummary:
-        """Send a batch; the figures are the ledger's (without one, the tasks')."""
+        """Send a batch; return the sums of the ledger's rows, or of the tasks' without a ledger."""
         run = str(uuid.uuid4())
         lineage.started(self._options, run, "write", df.schema, is_stream=False)
         try:
@@ -204,7 +205,7 @@ class BatchWriter:
             )
         started_s = time.monotonic()
         check_rights(self._options)
-        plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
+        plan_of(df, self._options)  # a refused frame must leave no note
         if self._options.ledger:
             place, token = self._ledger(session, on_driver=is_classic(session))
             ensure_table(session, place)
@@ -225,7 +226,8 @@ class BatchWriter:
                 raise
             counts = _counts(append.accounts(_ACCOUNTS, query, run, 0))
             over = over_budget(self._options, counts)
-            # A write over its budget has failed: the next write of the `appId` goes on with it.
+            # A write over its budget has failed, so its note stays for the next write of the
+            # `appId`.
             if over is None and self._options.app_id:
                 end_write(place, self._options.app_id)
             if over is None or not self._options.app_id:
@@ -264,10 +266,10 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Let go of the query's keys: no later write has its id, so no later write would."""
+        """Release the query's keys: no later write has its id, so none would release them."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
-        with contextlib.suppress(Exception):  # the first failure is on its way up
+        with contextlib.suppress(Exception):  # the first error is being raised
             if last_txn_version(session, place, txn_app_id(query)) is None:
                 withdraw(place, query)
 
@@ -298,10 +300,9 @@ class BatchWriter:
         return self._located
 
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
-        """Query id and version of the write, and whether one of this `appId` has not ended.
-
-        With effectively once the id is that one's, so that tasks ask for what it has sent; the
-        ledger may have it, when it died before it could say so.
+        """Return query id and version of the write, and whether an earlier write of this `appId`
+        has not ended. With effectively once the id is that write's, so that tasks look up its
+        messages. The ledger may have that write's rows, if it died before it noted its end.
         """
         options = self._options
         if not options.app_id:
@@ -328,8 +329,8 @@ class BatchWriter:
 
     def _refuse(self, session: SparkSession) -> None:
         """
-        Raises:
-            ConfigurationError: the query was judged at its start, and must send nothing.
+        Raise if the query was refused at its start. Raises: ConfigurationError: the query must send
+            nothing.
         """
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if reason := refused_queries.get(query or ""):
@@ -349,10 +350,9 @@ class BatchWriter:
 
 @contextlib.contextmanager
 def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
-    """A second write of an epoch would be skipped, for the ledger has the epoch, and its rows lost.
-
-    One that fails may be tried again. Where a run has no id of its own (a call outside of a stream,
-    a client of Connect) the second write may be the epoch run again.
+    """Refuse a second write of an epoch in one run: Delta would skip it, and its rows would be
+    lost. A failed write may be repeated. If the run has no id (a call outside of a stream, a
+    Connect client), a second write is allowed, because it may be the epoch run again.
 
     Raises:
         ConfigurationError: this run has written the epoch, or does so now.
@@ -377,13 +377,13 @@ def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator
 
 
 _written: dict[tuple[LedgerPath, str], tuple[str, int]] = {}
-"""The last run and epoch that was written, by ledger and query."""
+"""{(ledger, query): last written (run, epoch)}"""
 _writing = ForkLock()
 """A function may write in several threads."""
 
 
 def _append(results: DataFrame, append: Append) -> None:
-    """Run the one action: the tasks send, and the driver commits."""
+    """Run the one Spark action: the tasks send, and the driver commits."""
     append.save(results)
     keep_small(append)
 

@@ -2,14 +2,14 @@
 
 Spark calls `process` when it has a row, and nothing while it has none. So a thread of the task
 sends what has waited for `gatherMaxDelayMs`, and reads the answers while Spark is silent. Two
-threads then use the task, its engine included; one lock is around whatever either does with them:
+threads then use the task and its engine, under one lock:
 
-- `process` appends without it, and takes it only where `RowBuffer.look_at` says so: at the first
-  row of a batch, then every hundred rows or so;
-- what the thread takes out of the buffer it also feeds under the lock, so rows keep their order;
+- `process` appends without the lock, and takes it only when `RowBuffer.look_at` says so: at the
+first row of a batch, then about every hundred rows;
+- the thread takes rows out of the buffer and feeds them under the lock, so rows keep their order;
 - an error of the thread makes `look_at` 0: the next `process`, or `close`, raises it. The thread
   has ended by then, and nothing more is sent;
-- `close` says under the lock that it is over, and from then on the thread touches nothing.
+- `close` ends the thread's work under the lock; from then on the thread touches nothing.
 
 A forked child has no such thread, and neither sends the rows nor reads the answers of its parent.
 
@@ -59,7 +59,7 @@ Rows = list[HandedRows]
 
 
 class _RowsInTask(AccumulatorParam[Rows]):
-    """Gathers."""
+    """Accumulates ledger rows in the task."""
 
     def zero(self, value: Rows) -> Rows:
         return []
@@ -69,7 +69,7 @@ class _RowsInTask(AccumulatorParam[Rows]):
 
 
 class _RowsOnDriver(_RowsInTask):
-    """Writes rows to the spool on the driver's host, and keeps what fails for the next time."""
+    """Writes rows to the spool on the driver's host, and keeps rows that it could not write."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -83,7 +83,7 @@ class _RowsOnDriver(_RowsInTask):
                 try:
                     spool_handed(self._place, rows[0], in_store=False)
                 except LedgerError as error:
-                    # This host has no place for them, as a container without a home.
+                    # This host has no folder for the rows, for example a container without a home.
                     _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
                     spool_handed(self._place, rows[0])
             except Exception as error:
@@ -101,15 +101,15 @@ class _RowsOnDriver(_RowsInTask):
 
 
 class RowsByAccumulator:
-    """For the tasks of one ledger; pickled to them."""
+    """The accumulator of one ledger's rows; pickled to the tasks."""
 
     def __init__(self, accumulator: Accumulator[Rows]) -> None:
-        # Pickled by itself, and loaded where it is needed: each accumulator that a task knows costs
-        # the driver an update.
+        # Keep the accumulator pickled until it is used: each one that a task loads costs the driver
+        # an update.
         self._pickled = pickle.dumps(accumulator)
 
     def add(self, rows: HandedRows) -> None:
-        """Called in a task: Spark takes the rows along when it succeeds."""
+        """Add rows in a task; Spark carries them to the driver if the task succeeds."""
         accumulator: Accumulator[Rows] = pickle.loads(self._pickled)  # noqa: S301 (Spark's own)
         accumulator.add([rows])
 
@@ -144,13 +144,13 @@ def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
 
 
 _DRIVE_ROWS: Final = 500
-"""Rows (some milliseconds of Spark's time) after which answers are looked for."""
+"""Number of rows (some milliseconds of Spark's time) after which answers are read."""
 _ANSWERS_S: Final = 0.002
 """Seconds between two looks for answers while Spark is silent."""
 
 
 def _time_of(micros: int | None) -> datetime | None:
-    """Return a TIMESTAMP's value as Spark does, and a `FarTime` where Spark's worker would fail."""
+    """Return a TIMESTAMP's value as Spark does, or a `FarTime` if Spark's worker would fail."""
     try:
         return TimestampType.fromInternal(TimestampType(), micros)  # type: ignore[arg-type]
     except (OverflowError, ValueError):
@@ -158,7 +158,7 @@ def _time_of(micros: int | None) -> datetime | None:
 
 
 class ForeachTask:
-    """The writer that Spark calls by way of `RocketSink`."""
+    """The writer that Spark calls through `RocketSink`."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,
@@ -191,7 +191,7 @@ class ForeachTask:
         TimestampType().__dict__["fromInternal"] = _time_of
 
     def process(self, row: Any) -> None:
-        """Take a row; raises as soon as the task cannot succeed any more."""
+        """Take a row; raise as soon as the task cannot succeed any more."""
         rows = self._rows
         rows.append(row)
         if len(rows) >= self._pile.look_at:
@@ -203,7 +203,7 @@ class ForeachTask:
             if self._failure is not None:
                 raise self._failure
             if not self._rows:
-                return  # the thread has taken them since
+                return  # The thread has taken the rows meanwhile.
             if self._pile.is_full():
                 self._flush()
                 self._expect_thread()
@@ -215,7 +215,7 @@ class ForeachTask:
                 self._expect_thread(first_row=True)
 
     def close(self, error: BaseException | None) -> None:
-        """Send what is left and await every answer; after an error, only let go."""
+        """Send the remaining rows and await every answer; after an error, only free the engine."""
         if self._ended:
             return
         self._refuse_child()
@@ -255,8 +255,8 @@ class ForeachTask:
     # --- the thread --------------------------------------------------------------------------
 
     def _expect_thread(self, *, first_row: bool = False) -> None:
-        """Say when the thread is due: for rows, or for answers that Spark's thread has just looked
-        for, and looks for again unless Spark falls silent.
+        """Set the time at which the thread must act: to send old rows, or to read answers if Spark
+        falls silent.
         """
         if not self._max_delay_s:
             return
@@ -293,7 +293,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # Appended meanwhile, and perhaps without a look.
+                # Rows may have been appended meanwhile, without a call of `look_at`.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

@@ -41,9 +41,9 @@ def _warn_of_key(sharding_key: str | None) -> None:
 
 
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
-    """Return the needed columns, packed into JSON if wanted, and the plan for this frame.
-
-    Names that are no plain words get one: Spark's Arrow functions take `a.b` for a field of `a`.
+    """Return the needed columns, packed into JSON on request, and the plan for this frame. Names
+    with other characters are replaced, because Spark's Arrow functions take `a.b` for a field of
+    `a`.
     """
     packed = pack_json(df, plan)
     plain = {
@@ -64,7 +64,7 @@ def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
 
 
 def json_body(plan: ColumnPlan) -> Column:
-    """The column `body` of a frame whose `json_columns` become it."""
+    """Return the column `body`: the frame's `json_columns` as JSON."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
     fields = F.struct(*(F.col(quoted(name)) for name in plan.json_columns))

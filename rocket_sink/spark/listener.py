@@ -1,9 +1,9 @@
-"""Folds the spool into the ledger while queries run, and notes the epochs that Spark calls done.
+"""Folds the spool into the ledger while queries run, and notes the epochs that Spark has confirmed.
 
-One listener per session, one background thread for all its ledgers. Events come late and those of a
-shutdown may never come, so a fold takes everything that is finished and `Ledger.sync` stays the
-sure way. The thread is a daemon: at the driver's end what is left waits in the spool. The end of
-Python waits for the fold that is under way, for it would crash on a thread within delta-rs.
+One listener per session, one background thread for all its ledgers. Events come late, and at a
+shutdown perhaps never. So a fold takes all finished files, and only `Ledger.sync` is certain to
+fold. The thread is a daemon: at the driver's end the remaining files wait in the spool. Python's
+end waits for a running fold, because a thread within delta-rs would crash it.
 """
 
 from __future__ import annotations
@@ -50,20 +50,21 @@ _LAST_S: Final = 5.0
 _END_S: Final = 60.0
 """Longest wait for a fold when the driver ends."""
 _UNCOUNTED: Final = 10_000
-"""Epochs that wait for a count; of more, as when no fold succeeds, the oldest go uncounted."""
+"""Limit of epochs that wait for a count. If no fold succeeds, the oldest ones are dropped
+uncounted."""
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
     """Fold this ledger whenever a query of the session makes progress; once per session.
 
-    Without a ledger the listener only looks at queries as they start. None where there is nothing
-    to fold or no listener: no ledger, no session, Connect.
+    Without a ledger the listener only checks queries at their start. Returns None if there is
+    nothing to fold, or no listener (no ledger, no session, Connect).
     """
     session = session or active_session()
     if not is_classic(session):
         return None
     assert session is not None
-    # The context is the one object that all wrappers of a session share.
+    # All wrappers of a session share the context, so it holds the thread.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(FOLDERS, {})
         key = session._jsparkSession.hashCode()
@@ -74,7 +75,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     if not options.ledger:
         return None
     place = resolve_path(options.ledger)
-    app_id = "" if place.problem else options.app_id  # which is noted in the ledger's folder
+    app_id = "" if place.problem else options.app_id  # the `appId` is noted in the ledger's folder
     bodies_ms = options.settled_body_retention_ms or None
     retention = Retention(dict(options.ledger_retention_ms), bodies_ms)
     folder.add(place, options.fold_interval_ms / 1000, app_id, retention)
@@ -101,15 +102,16 @@ class FoldThread:
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
         self._gone: set[LedgerPath] = set()
         self._new: dict[LedgerPath, set[str]] = {}
-        """Queries of which the first epoch is done, and not yet looked for in the ledger."""
+        """{ledger: queries whose first epoch is done, and that were not looked up in the ledger
+        yet}"""
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
         self._is_confirming = False
         self._running: set[str] = set()
-        """Runs that Spark has told of, and not yet of their end."""
+        """Runs whose start Spark has reported, but not their end."""
         self._queries: dict[str, str] = {}
-        """{run: query} of those whose end was not said on the console yet."""
+        """{run: query} of runs whose end was not logged yet."""
         self._accounts: dict[LedgerPath, Accounts] = {}
         self._thread: threading.Thread | None = None
         self._ended: set[str] = set()
@@ -118,12 +120,12 @@ class FoldThread:
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Fold nothing more but what a query that has just ended wrote; say how it ended."""
+        """Fold the rows of queries that have just ended, log their ends, and stop."""
         is_alive = True
         try:
             self.await_ended(_LAST_S)
         except Exception:
-            is_alive = False  # the session was stopped before
+            is_alive = False  # The session was stopped before.
         with self._wake:
             self._urgent &= is_alive
             self._is_finished = True
@@ -139,9 +141,8 @@ class FoldThread:
         self, place: LedgerPath, interval_s: float, app_id: str = "",
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger too, to which queries write under this `appId` as well, if any.
-
-        The shortest interval asked for counts, and the longest retention.
+        """Fold this ledger, too; its queries write under this `appId`, if any. The shortest of all
+        intervals counts, and the longest retention.
         """
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
@@ -150,19 +151,20 @@ class FoldThread:
 
     @property
     def ledgers(self) -> frozenset[str]:
-        """The URIs of those that are folded."""
+        """The URIs of the ledgers that are folded."""
         with self._wake:
             return frozenset(place.uri for place in self._intervals)
 
     def started(self, run_id: str, query_id: str = "") -> None:
-        """Note the begin of a query; Spark tells of it before its `start()` returns."""
+        """Note the start of a query; Spark reports it before `start()` returns."""
         with self._wake:
             self._running.add(run_id)
             self._queries[run_id] = query_id
             places = [p for p in self._intervals if p not in self._accounts and not p.problem]
-        # Now, because the first commit of a foreachBatch query comes before its first event.
+        # Do this now, because the first commit of a foreachBatch query comes before its first
+        # event.
         for place in places:
-            with contextlib.suppress(LedgerError, OSError):  # the first fold says so
+            with contextlib.suppress(LedgerError, OSError):  # The first fold logs the error.
                 self._accounts[place] = Accounts(place)
 
     def progressed(self, progress: Any) -> None:
@@ -171,7 +173,7 @@ class FoldThread:
             self._notify([progress], urgent=False)
 
     def ended(self, run_id: str | None = None, error: str | None = None) -> None:
-        """Note the end of a query: its last rows should not wait."""
+        """Note the end of a query, and fold soon: its last rows should not wait."""
         lineage.failed(run_id or "", error or "")
         with self._wake:
             self._running.discard(run_id or "")
@@ -179,9 +181,8 @@ class FoldThread:
         self._notify([], urgent=True)
 
     def await_ended(self, wait_s: float) -> None:
-        """Wait until what Spark tells of queries that have ended is in the spool.
-
-        `awaitTermination` returns before Spark has told that their last epochs are done.
+        """Wait until Spark's events of ended queries are in the spool. `awaitTermination` returns
+        before Spark has reported their last epochs.
         """
         until_s = time.monotonic() + wait_s
         active = {str(query.runId) for query in self._session.streams.active}
@@ -189,7 +190,7 @@ class FoldThread:
             while self._running - active or self._events or self._is_confirming:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
-                    self._running &= active  # what is not told by now is not waited for again
+                    self._running &= active  # Runs without events by now are not waited for again.
                     return
                 self._wake.wait(left_s)
 
@@ -215,7 +216,8 @@ class FoldThread:
                 ended_runs, self._ended = self._ended, set()
                 places = dict(self._intervals)
             for place, interval_s in places.items():
-                # Before each fold: a fold of all ledgers takes longer than a sync waits.
+                # Confirm before each fold, because a fold of all ledgers takes longer than a sync
+                # waits.
                 self._confirm_new()
                 now = time.monotonic()
                 if self._is_finished and not urgent:
@@ -245,7 +247,7 @@ class FoldThread:
             _LOG.info("the ledger %s cannot be followed now: %s", place.uri, first_line(error))
 
     def _say_ends(self, runs: set[str]) -> None:
-        """Say on the console what became of the rows of these runs, which have ended."""
+        """Log the accounts of these runs, which have ended."""
         runs &= set(self._queries)
         for run in runs:
             counts = Counter[str]()
@@ -255,10 +257,11 @@ class FoldThread:
             del self._queries[run]
 
     def _fold(self, place: LedgerPath) -> bool:
-        """Whether all that was finished is in the table."""
+        """Fold a ledger; return whether all finished files are in the table."""
         try:
             if place.problem and not spools_in_use(place):
-                return True  # only foreachBatch and sink.write use it, which need no fold
+                # Only foreachBatch and sink.write use the ledger, and they need no fold.
+                return True
             return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
@@ -268,7 +271,7 @@ class FoldThread:
             return False
 
     def _expire(self, place: LedgerPath) -> None:
-        """Drop what is older than the queries' retention, once a day."""
+        """Drop rows that are older than the queries' retention, once a day."""
         try:
             if not place.problem:
                 expire_daily(self._session, place, self._retentions[place])
@@ -277,7 +280,7 @@ class FoldThread:
                 _LOG.warning("nothing of %s expires now: %s", place.uri, first_line(error))
 
     def _confirm_new(self) -> None:
-        """Note the epochs that Spark has told of since the last call, for all ledgers."""
+        """Note the epochs that Spark has reported since the last call, for all ledgers."""
         with self._wake:
             events, self._events = self._events, []
             self._is_confirming = bool(events)
@@ -291,7 +294,7 @@ class FoldThread:
     def _confirm(self, place: LedgerPath, app_ids: tuple[str, ...], events: list[Any]) -> None:
         """Note which epochs are done, for queries that write to this ledger."""
         for progress in events:
-            # Rows of an aggregation's state come out of epochs that read none.
+            # An epoch that reads no rows may still send rows of an aggregation's state.
             if not progress.numInputRows and int(progress.sink.numOutputRows) <= 0:
                 continue
             if not progress.batchId:
@@ -308,7 +311,8 @@ class FoldThread:
 
     def _note(self, place: LedgerPath, query: str, progress: Any) -> None:
         ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
-        # -1: this sink's rows are not counted. Those read are more where the query filters.
+        # -1 says that Spark does not count this sink's rows. Rows read are no substitute: a query
+        # may filter.
         handed = int(progress.sink.numOutputRows)
         spool = SpoolWriter(place.spools[0], ctx)
         spool.append(
@@ -335,7 +339,8 @@ class FoldThread:
         for query_id in sorted(self._new.pop(place, ())):
             if self._is_finished:
                 return
-            # Each look takes a while, and a sync waits for ends of queries some seconds only.
+            # Confirm now, because each look takes a while, and a sync waits only some seconds for
+            # ends of queries.
             self._confirm_new()
             try:
                 query = reader_of(self._session, place)
@@ -367,10 +372,9 @@ class FoldThread:
         return query_id
 
     def _count(self, place: LedgerPath) -> None:
-        """Warn of epochs noted since the last count that lack rows which Spark handed over.
-
-        By the sum over all complete attempts, which is never below the rows in: an epoch that is
-        named here lacks rows, whichever of its attempts count.
+        """Warn of epochs noted since the last count that lack rows which Spark handed over. The sum
+        is over all complete attempts, so an epoch that is named lacks rows whichever attempts
+        count.
         """
         waiting = self._uncounted.pop(place, {})
         if not waiting:
@@ -398,11 +402,12 @@ class FoldThread:
                 )  # fmt: skip
 
     def _is_gone(self, place: LedgerPath) -> bool:
-        """Return whether the table is gone: there was one, for an epoch waits only after a fold."""
+        """Return whether the table is gone. There was a table, because epochs wait only after a
+        fold."""
         try:
             return not is_table(self._session, place)
         except Exception:
-            return False  # not known: the next count says what is wrong
+            return False  # not known; the next count raises the error
 
     def _say_gone(self, place: LedgerPath) -> None:
         """Log that the table is gone, once until a table is there again."""

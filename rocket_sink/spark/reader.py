@@ -1,9 +1,9 @@
 """The batch reader: `spark.read.format("rocketmq").option("topic", ...)`.
 
-One partition per queue, or per `maxMessagesPerPartition` of it; each a range of offsets that is
-fixed when the read is planned, so that a task that runs again reads the same. No consumer group,
-no stored offset: consumers do not notice. It is for verification and for dead-letter topics
-(`%DLQ%group`); messages are decoded one by one.
+A partition is a queue, or `maxMessagesPerPartition` messages of it. Its range of offsets is fixed
+when the read is planned, so a task that runs again reads the same. The reader uses no consumer
+group and stores no offset, so consumers do not notice it. It is for verification and for
+dead-letter topics (`%DLQ%group`); messages are decoded one by one.
 
 The options of `spark.read.format("rocketmq")` that the sink does not have; one typed table.
 
@@ -91,12 +91,12 @@ class ReadOptions:
 
     @property
     def starts(self) -> tuple[int, dict[str, int]]:
-        """Return (offset of unnamed queues, {broker:queue: offset})."""
+        """Return the first offsets: (for queues without one of their own, {broker:queue: offset})."""
         return _offsets(self.starting_offsets, "startingOffsets", EARLIEST)
 
     @property
     def ends(self) -> tuple[int, dict[str, int]]:
-        """Return the end of each queue, as `starts` does the beginning."""
+        """Return the end offsets, in the form of `starts`."""
         return _offsets(self.ending_offsets, "endingOffsets", LATEST)
 
 
@@ -161,7 +161,8 @@ _BATCH_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """Offsets of one queue, `end` exclusive; of these the messages stored in `[from_ms, to_ms)`."""
+    """A range of offsets of one queue (`end` exclusive), limited to messages stored in `[from_ms,
+    to_ms)`."""
 
     queue: MessageQueue
     begin: int
@@ -170,7 +171,8 @@ class QueueRange(InputPartition):
     to_ms: int = -1
 
     def takes(self, message: StoredMessage) -> bool:
-        """Decide by a message's own time, because brokers find an offset by time only about."""
+        """Return whether the message's store time is in the range; brokers' offsets by time are
+        inexact."""
         return message.store_ms >= self.from_ms and (
             self.to_ms < 0 or message.store_ms < self.to_ms
         )
@@ -182,7 +184,7 @@ class MessageReader(DataSourceReader):
     Raises, from `partitions`:
         NoRouteError: the name servers do not know the topic.
         OptionError: an offset of a queue that the topic does not have.
-        ConfigurationError: offsets that are not there any more, with failOnDataLoss.
+        ConfigurationError: offsets are gone, with failOnDataLoss.
     """
 
     def __init__(self, read: ReadOptions, options: SinkOptions) -> None:
@@ -226,7 +228,8 @@ class MessageReader(DataSourceReader):
         if read.start_timestamp >= 0:
             begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
         if read.end_timestamp >= 0:
-            # Brokers before 5.2 answer a time after the newest message with its offset, not the next.
+            # For a time after the newest message, brokers before 5.2 answer its offset, not the
+            # next one.
             end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
         queue_range = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
         if end > highest:

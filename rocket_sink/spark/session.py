@@ -27,7 +27,7 @@ _LOG: Final = log.logger(__name__)
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
 """First Delta with jars for a Spark (Maven: `io.delta:delta-spark_4.x_2.13`)."""
 _OLDEST_INSTALLED: Final = (4, 2)
-"""Lower bound of delta-spark in setup.cfg."""
+"""Lower bound of delta-spark's version in setup.cfg."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 _DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
 """Range in setup.cfg: each Delta names its newest Spark, so pip takes a pair that works."""
@@ -150,7 +150,7 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 
 
 def _add_jars(builder: SparkSession.Builder) -> None:
-    """Start Java and resolve the packages in it, of which spark-submit would print sixty lines.
+    """Start Java and resolve the packages in it; spark-submit would print sixty lines about them.
 
     Raises:
         ConfigurationError: a package cannot be fetched.
@@ -194,7 +194,7 @@ def _check_pair(spark: str, delta: str) -> None:
     """Refuse versions that fail later: at the download of jars, or by methods the JVM lacks.
 
     Args:
-        spark: pyspark's version; a Spark newer than those known here is left to Delta.
+        spark: pyspark's version; a newer one than those known here is not checked.
         delta: delta-spark's version.
 
     Raises:

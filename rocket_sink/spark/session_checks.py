@@ -1,12 +1,11 @@
 """Checks of the driver for a write: its session, its ledger, the error budget.
 
-Settings of the session that change what a sink may promise are refused, or warned of. Tasks get a
-proof of the ledger's folder (`ledger.table`), which they look for before they send.
-
-The error budget of a whole epoch is checked after the tasks, where Spark lets the driver look, so
-what is sent stays sent and the dead letters stay in the ledger. What a stop means: a data source's
-epoch is run again after a restart; a foreachBatch epoch is in the ledger already, so a restart goes
-on behind it; a batch write raises. The foreach lane has no step on the driver.
+Settings of the session that weaken a sink's promises are refused, or logged as a warning. Tasks get
+the token of the ledger's folder (`ledger.table`), which they check before they send. The error
+budget of an epoch is checked after its tasks, so sent messages stay sent, and the dead letters stay
+in the ledger. After a stop, a data source runs the epoch again at a restart; a foreachBatch query
+goes on behind it, because the epoch is in the ledger; a batch write raises. The foreach lane has no
+step on the driver, and no such budget.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ CONTINUOUS: Final = (
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
-    """Refuse what would break the promise; warn once of settings that weaken it.
+    """Refuse settings that would break a promise; warn once of settings that weaken it.
 
     Raises:
         ConfigurationError: spark.speculation is on and `allowSpeculation` is not, or the session
@@ -75,18 +74,18 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 
 def _look_up(options: SinkOptions) -> None:
-    """Look for a proxy, and with credentials look a message up, unless this host has done so lately
-    with any result.
+    """Look for a proxy, and with credentials look a message up, unless this host has done so
+    lately.
 
     Raises:
-        RocketSinkError: there is a proxy, the user may not, or the brokers do not answer.
+        RocketSinkError: there is a proxy, the user may not look up, or the brokers do not answer.
     """
     # The imports are here because the processes that plan and commit a stream ask nothing.
     from rocket_sink.producer.admin.admin import Admin, proxy_error
     from rocket_sink.producer.engine.shared_state import local_directory
 
-    # A file, because Spark plans each epoch of a data source in a new process. A frozen broker
-    # would cost each epoch the time-out.
+    # Remember the result in a file, because Spark plans each epoch of a data source in a new
+    # process. A frozen broker would otherwise cost each epoch the time-out.
     with contextlib.suppress(OSError):
         stamp = local_directory() / f"rocket-sink-{options.digest[:24]}.asked"
         if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:
@@ -105,13 +104,12 @@ def _look_up(options: SinkOptions) -> None:
 
 
 def check_rights(options: SinkOptions) -> None:
-    """Ask whether the option `delivery` can work, before anything is sent.
-
-    A replay of `delivery=effectively_once` would fail for ever for a user who may not look messages
-    up. Behind a proxy nobody may. Brokers that do not answer are left to the first send.
+    """Check that the option `delivery` can work, before anything is sent. A replay of
+    `delivery=effectively_once` would fail for ever if the user may not look messages up; a proxy
+    allows nobody to. Brokers that do not answer now are left to the first send.
 
     Raises:
-        ConfigurationError: the user may not, or there is a proxy.
+        ConfigurationError: the user may not look up, or there is a proxy.
     """
     if options.delivery == "at_least_once":
         return
@@ -137,8 +135,8 @@ def speculates(session: Any) -> bool:
 
 def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
     """
-    Raises:
-        ConfigurationError: it is on, and `allowSpeculation` is not.
+    Raise if speculation is on and not allowed. Raises: ConfigurationError: spark.speculation is on,
+        and `allowSpeculation` is not.
     """
     if is_on and not options.allow_speculation:
         raise ConfigurationError(
@@ -151,8 +149,8 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
 def refuse_query(
     session: Any, query_id: str, ledgers: Iterable[str]
 ) -> tuple[SinkOptions, str] | None:
-    """Let a query of the sink fail before its first epoch if it would lose rows, read its own
-    files, or if its columns do not fit.
+    """Fail a query of the sink before its first epoch if it would lose rows or read its own files,
+    or if its columns do not fit.
 
     Return the options and the lane of a query of foreach or `format("rocketmq")` that may run.
 
@@ -161,7 +159,7 @@ def refuse_query(
     sent.
 
     Args:
-        ledgers: URIs of those that the session's queries write to.
+        ledgers: URIs of the ledgers that the session's queries write to.
     """
     running = session._jsparkSession.streams().get(query_id)
     query = running.streamingQuery() if running is not None else None
@@ -174,7 +172,7 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
-    # A sink of foreach has its own ledger; others of the session are not this query's.
+    # A foreach sink names its ledger; the session's other ledgers are not this query's.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))
@@ -190,7 +188,7 @@ def refuse_query(
         options = _source_options(query) if is_source else None
         return (options, "datasource") if options is not None else None
     if kind == "ForeachBatchSink":
-        # Spark does not show the function, which may be another's: `write_batch` raises.
+        # Spark does not show whose function it is, so `write_batch` raises.
         refused_queries[query_id] = reason
         return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
@@ -243,7 +241,7 @@ refused_queries: Final[dict[str, str]] = {}
 
 
 class ForeachSink(NamedTuple):
-    """A sink that was pickled for `foreach`; `plan` if it has seen the frame."""
+    """A sink that was pickled for `foreach`; it has a `plan` if it was made for a known frame."""
 
     options: SinkOptions
     plan: ColumnPlan | None
@@ -268,7 +266,8 @@ def _foreach_sink(writer: Any) -> ForeachSink | None:
         fields["PythonFunction"].setAccessible(True)
         numbers = fields["PythonFunction"].get(writer).command().mkString(",")
     except Exception:
-        # A Spark that has it elsewhere: better a foreign query ended than rows lost in silence.
+        # This Spark keeps the function elsewhere. Assume that it is ours: ending a foreign query is
+        # better than losing rows in silence.
         return next(iter(_foreach_sinks.values()))
     marks = (mark for mark in _foreach_sinks if ",".join(map(str, mark.encode())) in numbers)
     return next((_foreach_sinks[mark] for mark in marks), None)
@@ -299,7 +298,8 @@ def _wrong_columns(plan: Any, options: SinkOptions) -> str:
 
 
 def _refuse_objects(session: Any) -> None:
-    """Let `foreachBatch(sink)` say what to write; Spark's own error is that it cannot be called.
+    """Make `foreachBatch(sink)` raise an error that says what to write instead; Spark's own error
+    only says that the sink is not callable.
 
     A `RocketSink` cannot be callable: in `foreach(sink)` Spark would call it for each row.
     """
@@ -319,8 +319,8 @@ def _refuse_object(*_: Any) -> None:
 
 def refuse_own_input(df: DataFrame, ledger: str) -> None:
     """
-    Raises:
-        ConfigurationError: the frame reads a folder in which the ledger is.
+    Refuse a frame that reads its own ledger. Raises: ConfigurationError: the frame reads a folder
+        that contains the ledger.
     """
     if ledger and is_classic(df.sparkSession):
         reason = _own_input(df._jdf.queryExecution().analyzed(), [("ledger", ledger)])
@@ -341,9 +341,8 @@ def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
 
 
 def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
-    """Return whether Spark reads what is in `place` with a folder, or a pattern of folders.
-
-    It leaves out names that begin with `_` or `.`, unless they name a partition.
+    """Return whether an input folder, or pattern of folders, includes the files in `place`. Spark
+    leaves out names that begin with `_` or `.`, unless they name a partition.
     """
     below = place[len(pattern) :]
     is_hidden = any(part.startswith(("_", ".")) and "=" not in part for part in below)
@@ -362,7 +361,7 @@ def _input_folders(plan: Any) -> list[str]:
     A folder of a table is left out, since the table's log names the files that belong to it.
     """
     folders: list[str] = []
-    # The classes are Spark's own: a version may have others, and shows nothing then.
+    # The classes are internal to Spark: another version may lack them, and then shows no folders.
     with contextlib.suppress(Exception):
         leaves = plan.collectLeaves()
         for leaf in map(leaves.apply, range(leaves.size())):
@@ -422,15 +421,15 @@ def setting(session: Any, name: str) -> str:
     """Return a setting of the session or its application; empty if it is not set."""
     try:
         if is_classic(session):
-            # The application first: `getOrCreate` writes into the session of a running application
-            # what it cannot change there, as spark.speculation.
+            # Ask the application first: `getOrCreate` writes settings into the session that cannot
+            # change in a running application, such as spark.speculation.
             value = session.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
         # The default is None, not "": a Connect server checks it by the setting's type.
         return str(session.conf.get(name, None) or "")
     except Exception:
-        # Connect servers hide some settings; what cannot be read cannot be judged.
+        # Connect servers hide some settings, which cannot be judged then.
         return ""
 
 
@@ -448,8 +447,8 @@ def with_task_rate(
     """Return the options with `rateTasks` set if a limit needs it; call it on the driver.
 
     Args:
-        slots: task slots, where they were counted before; None: those of the session.
-        tasks: how many tasks the write has, where that is known.
+        slots: number of task slots; None: count those of the session.
+        tasks: number of the write's tasks, if it is known.
 
     Raises:
         OptionError: a limit without `rateTasks`, and no slots can be seen.
@@ -477,13 +476,13 @@ def task_slots(session: Any) -> int:
         profile = scala.resourceProfileManager().defaultResourceProfile()
         slots = int(scala.maxNumConcurrentTasks(profile))
     except Exception:
-        # The method is not public; without it, the public number that comes closest is taken.
+        # The method is not public; without it the closest public number counts.
         slots = 0
     return max(1, slots or context.defaultParallelism)
 
 
 def has_budget(options: SinkOptions) -> bool:
-    """Whether an epoch has a budget at all."""
+    """Return whether the options limit an epoch's dead letters."""
     return options.max_epoch_failures >= 0 or options.max_epoch_failure_ratio < 1
 
 
@@ -541,10 +540,9 @@ def over_budget(
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
-    """Return the token for tasks that spool (foreach); None if they need not reach a ledger.
-
-    A client of Spark Connect may be on any host: its files prove nothing. There the server makes
-    the table, and tasks look for that.
+    """Return the token for tasks that spool (foreach); None if they need not reach a ledger. Files
+    of a Spark Connect client prove nothing, because it may be on any host. There the server makes
+    the table, and tasks check that it exists.
 
     Raises:
         LedgerError: the driver cannot write files to the ledger's folder.
@@ -558,8 +556,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
     try:
         ensure_table(session, place)
     except Exception as error:
-        # Before this look there was, a server without Delta could run the lane: its ledger was
-        # folded elsewhere.
+        # Only warn: a server without Delta can run the lane if its ledger is folded elsewhere.
         _LOG.warning(
             "the server cannot make the table of the ledger %s (%s): it is not proved that the "
             "workers share its folder with the driver", place.uri, first_line(error),
@@ -571,8 +568,8 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
 def without_files(options: SinkOptions) -> SinkOptions:
     """Return options for foreach and the data source, with `ledgerVia=spark` if necessary.
 
-    That is a ledger that pyarrow cannot reach on the driver either, as in a store that only Spark
-    knows.
+    This is necessary if pyarrow cannot reach the ledger on the driver either, for example in a
+    store that only Spark knows.
     """
     if not options.ledger or options.ledger_via != "auto" or options.using_ledger_files:
         return options
@@ -587,7 +584,8 @@ def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) ->
     the table, so only options that keep files beside the table need a token.
 
     Args:
-        on_driver: whether this process is beside the driver; Spark Connect's client need not be.
+        on_driver: whether this process is on the driver's host; a Spark Connect client may be
+            elsewhere.
 
     Raises:
         LedgerError: an option needs such files and pyarrow cannot write them.

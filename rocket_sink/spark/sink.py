@@ -6,17 +6,17 @@
     df.writeStream.foreachBatch(sink.write_batch).start() # Arrow, the send is the ledger append
     print(sink.write(df))                                 # a batch
 
-What is checked when: options here; speculation here and when Spark pickles the sink, which
+Times of the checks: options here; speculation here and when Spark pickles the sink, which
 `foreach()` does on the driver; columns on the driver by `stream`, `check`, `write` and
 `write_batch`. A bare `foreach(sink)` gives no writer a look at the schema, so there a missing
 column is found with the first rows of the first task, before any of them is sent.
 
-What Spark does and the foreach lane must stand (pyspark 4.2 `_construct_foreach_function`):
+Behaviour of Spark that the foreach lane must bear (pyspark 4.2 `_construct_foreach_function`):
 
 - `open` returning None would drop all rows in silence; an `open` that raises is never closed;
-- `close(None)` is not success: an upstream failure ends the input in the same way. So close waits
-  for every answer and balances the accounts of what came in, and whether the epoch is done is for
-  the driver to say;
+- `close(None)` is not success: an upstream failure ends the input in the same way. So `close` waits
+for every answer and balances the accounts of the rows so far; only the driver knows whether the
+epoch is done;
 - an error in `close` replaces the one from `process`, so close never raises after an error.
 """
 
@@ -133,7 +133,7 @@ class RocketSink:
         self._task = ForeachTask(
             self._options, self._plan, partition_id, epoch_id, self._token, self._handed
         )
-        # Spark looks `process` up for each row: this saves it one call of two.
+        # Spark looks `process` up for each row; this saves one of two calls.
         self.__dict__["process"] = self._task.process
         return True
 
@@ -168,8 +168,8 @@ class RocketSink:
         return self._batches.write(df)
 
     def __getstate__(self) -> dict[str, Any]:
-        # foreach() pickles on the driver: the last look before tasks run, and the session may be
-        # younger than the sink.
+        # foreach() pickles the sink on the driver. This is the last chance for a check before tasks
+        # run, and the session may be younger than the sink.
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)

@@ -1,12 +1,10 @@
-"""The driver's side of `delivery=transactional`: ends what the ledger has decided.
+"""The driver's side of `delivery=transactional`: it ends epochs that the ledger has decided.
 
 An epoch's append to the ledger is the decision. Then its half messages are committed, and the
-ledger gets a row that says so. Killed in between, the next start of the query does it, or an
-answerer, or `rocket-sink transactions settle`: all by `TransactionCommitter.end`, one of them at
-a time.
-
-Only this commits. What brokers ask about a half message is never answered by a commit,
-so nothing is made visible twice, nor out of its order.
+ledger gets a row that says so. If the driver is killed in between, the next start of the query ends
+the epoch, or an answerer, or `rocket-sink transactions settle`: all by `TransactionCommitter.end`,
+one at a time. Only this function commits. A broker's question about a half message is never
+answered by a commit, so no message becomes visible twice or out of order.
 
 What to answer when a broker asks about a half message: the ledger decides.
 
@@ -15,13 +13,12 @@ What to answer when a broker asks about a half message: the ledger decides.
     decided, in the epoch, and consumers see it         -> ROLLBACK of this copy
     decided, in the epoch, and consumers do not see it  -> its epoch is ended now, UNKNOWN
 
-Never COMMIT. A broker that asks has written the half message anew (TransactionalMessageServiceImpl.
-putBackHalfMsgQueue), so that there are two of it that can be committed, and it commits as often as
-it is told to. While the epoch is being ended a commit from here would double the message, and end
-it before those that go before it in its queue. `TransactionCommitter.end` does it instead, in
-order, once. The copy that stays behind is rolled back by a later question, or given up by the
-broker after
-transactionCheckMax questions: neither touches the message that was made visible.
+Never COMMIT. A broker writes the half message anew before it asks (TransactionalMessageServiceImpl.
+putBackHalfMsgQueue), so two copies can be committed, and the broker commits each time it is told
+to. While an epoch is being ended, a commit as an answer would double the message, or make it
+visible before earlier ones of its queue. `TransactionCommitter.end` commits instead, once and in
+order. The other copy is rolled back at a later question, or given up by the broker after
+transactionCheckMax questions; neither touches the visible message.
 """
 
 from __future__ import annotations
@@ -59,14 +56,15 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _ALARM_S: Final = 300
-"""Brokers check for 450 s at their defaults (transactionCheckMax 15, transactionCheckInterval
-30 s), then they move a half message away, where its check-back is not asked any more."""
+"""Age at which an undecided half message is logged as an alarm. Brokers check for 450 s by default
+(transactionCheckMax 15, transactionCheckInterval 30 s); then they move the half message away and
+ask no more."""
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class EndReport:
-    """An epoch's end; `found_stored` of `committed` had been visible before.
+    """The result of ending an epoch; `found_stored` of `committed` were visible before.
 
     Attributes:
         refused: messages that their brokers do not have any more, and that are not visible.
@@ -90,8 +88,8 @@ class TransactionCommitter:
         ordered: keep the order per queue; None: as the options' `ordering` wants it.
 
     Raises:
-        LedgerError: no ledger there, or a Spark Connect session, which cannot ask Delta what it
-            has committed.
+        LedgerError: no ledger there, or a Spark Connect session, which cannot read Delta's
+            transactions.
     """
 
     def __init__(
@@ -130,14 +128,15 @@ class TransactionCommitter:
         again: bool = False,
         progress: Progress = lambda done, total: None,
     ) -> EndReport:
-        """Make the epoch's messages visible, each once; nothing to do is no error.
+        """Make the epoch's messages visible, each once; do nothing if it has ended.
 
         Args:
             wait_s: longest wait for another process that ends epochs of this ledger.
-            again: also if the ledger has its end; what is not visible is committed again.
+            again: do it even if the ledger has its end; messages that are not visible are committed
+                again.
 
         Raises:
-            DeliveryError: a broker could not be made to; it can be tried again.
+            DeliveryError: a broker did not commit; the call can be repeated.
             SendError: a fatal one (credentials).
             LedgerError: the ledger's lock was lost, as by a process that was stopped for long.
         """
@@ -233,7 +232,7 @@ _EPOCHS: Final = 4
 """Decided epochs whose members are remembered."""
 _UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
-"""After an epoch could not be ended; brokers ask again as often by themselves."""
+"""Time until the next try after an epoch could not be ended; brokers ask again as often."""
 
 Members = Callable[[str, int], "frozenset[str] | None"]
 IsVisible = Callable[[str, str], bool]
@@ -242,7 +241,7 @@ Told = Callable[[HalfMark, str, TransactionState], None]
 
 
 class CheckBacks:
-    """A decider on half messages, for one message at a time and one thread.
+    """The decision on half messages, one at a time, for one thread.
 
     Args:
         members: returns the ids of an epoch's half messages, which never change; None if undecided.
@@ -307,7 +306,8 @@ class CheckBacks:
         return members
 
     def _is_undecided(self, epoch: tuple[str, int]) -> bool:
-        """Return whether it was undecided a moment ago: brokers ask for thousands at once."""
+        """Return whether the epoch was undecided a moment ago: brokers ask about thousands of
+        messages at once."""
         undecided = self._undecided
         return undecided is not None and undecided[0] == epoch and self._clock() < undecided[1]
 
@@ -374,7 +374,7 @@ def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
     try:
         return decide(message)
     except Exception as error:
-        # The session may have ended; the broker asks again, and perhaps another one.
+        # The session may have ended; the broker asks again, and perhaps another client.
         _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
         return UNKNOWN
 
@@ -404,7 +404,7 @@ _WAIT_S: Final = 600.0
 
 
 class Transactions:
-    """Epochs' ends: `listen` first, `end` after each append."""
+    """Ends the epochs of one query: call `listen` first, and `end` after each append."""
 
     def __init__(self, session: SparkSession, options: SinkOptions) -> None:
         """Raises LedgerError: a Spark Connect session."""
@@ -423,7 +423,7 @@ class Transactions:
             self._watch(self._options.topic)
 
     def end_earlier(self, query_id: str) -> None:
-        """End what an earlier run of the query has decided and not ended.
+        """End the epochs that an earlier run of the query has decided and not ended.
 
         Raises:
             DeliveryError: a broker could not be made to commit; the query must not go on, or its

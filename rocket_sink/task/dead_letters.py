@@ -1,14 +1,14 @@
 """Messages that cannot be delivered: dead letters, and later rows that are held back.
 
-In the ordered modes a message given up takes the later rows of its sharding key in the same task
-with it, as dead letters HELD_BACK in the same order: sent on, they would overtake it. Rows that
-were refused before anything was sent hold nobody back, for nothing can ever send them as they are.
+In the ordered modes, after a message is given up, later rows of its sharding key in the task become
+dead letters HELD_BACK, in the same order, because they would overtake it. Rows that were refused
+before the send hold no rows back, because they can never be sent as they are.
 
 The dead-letter topic: each dead letter of a task once more as a message (`deadLetterTopic`).
 
-Besides the ledger, which stays the one place that a backfill reads and that must not fail: a dead
-letter that this topic cannot take (no body, data that no broker takes, brokers out of reach) is in
-the ledger only, and its attempts are in the ledger too. A task run again writes its dead letters
+A backfill reads the ledger only, and only the ledger must not fail. A dead letter that the topic
+cannot take (no body, data that no broker takes, brokers out of reach) is in the ledger only.
+Attempts to send to the topic are in the ledger, too. A task run again writes its dead letters
 again.
 
 The message has the row's body, keys, tags, sharding key and properties, and these of ours:
@@ -70,10 +70,10 @@ _COPIED: Final = ("body", "tags", "keys", "sharding_key", "properties")
 
 
 class DeadLetterTopic:
-    """Sends one task's dead letters as the recorder writes them; nothing without the option.
+    """Sends one task's dead letters as the recorder writes them; does nothing without the option.
 
     Args:
-        others: takes completions of other requests that are met while waiting.
+        others: takes completions of other requests that arrive while this waits.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DeadLetterTopic:
         """Dead letters that are in the ledger only."""
 
     def send(self, letters: pa.RecordBatch) -> None:
-        """Submit ledger rows of the kind dead_letter; never raises for what they hold."""
+        """Submit ledger rows of the kind dead_letter; never raises because of their content."""
         names = dict.fromkeys((*_COPIED, *_CONTEXT.values()))
         for row in letters.select(list(names)).to_pylist():
             request = None if self._failures >= _MOST_FAILURES_IN_A_ROW else self._request(row)
@@ -124,7 +124,7 @@ class DeadLetterTopic:
         return True
 
     def close(self) -> None:
-        """Say what is missing in the topic."""
+        """Log the dead letters that are missing in the topic."""
         if self.left_out:
             _LOG.warning(
                 "%d of %d dead letters are not in the topic %s, only in the ledger",
@@ -234,7 +234,7 @@ class DeadLetterWriter:
         return request.queue is not None and self._ordered.closed_by(request.queue) is not None
 
     def request(self, request: PendingRequest, completion: Completion) -> None:
-        """Give up a request that was sent, and hold back what must not overtake it."""
+        """Give up a request that was sent, and hold back the messages that must not overtake it."""
         error = completion.error
         assert error is not None
         outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome
@@ -250,11 +250,11 @@ class DeadLetterWriter:
             self._hold_waiting(request, keys)
 
     def hold_back(self, request: PendingRequest) -> None:
-        """Give up a request because what goes before it was given up."""
+        """Give up a request because an earlier one was given up."""
         assert request.queue is not None
         self._hold_keys(request)
         if request.maybe_duplicate and request.first_error is not None:
-            # The request was sent before in a batch that may be stored.
+            # The request was sent before, in a batch that may be stored.
             first = request.first_error
             self._write(request, first, Outcome.UNKNOWN, "unknown", first.code)
             return
@@ -266,8 +266,8 @@ class DeadLetterWriter:
         self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
-        """Give up rows that are not encoded yet (their topic has no route), and hold back what must
-        not overtake them, should it get one."""
+        """Give up rows that are not encoded yet, because their topic has no route. Hold back later
+        rows of their keys, because the topic may get a route."""
         assert isinstance(rows.topic, str)
         order_keys = rows.order_keys()
         self._note(rows.topic, order_keys)
@@ -303,7 +303,7 @@ class DeadLetterWriter:
         return request.queue.broker_name if self._strict and request.queue is not None else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
-        """Hold back what comes after a request of this task that was given up."""
+        """Hold back the messages that follow a given-up request of this task."""
         keys = _keys(request)
         self._held.setdefault(request.topic, set()).update(keys)
         self.keys.setdefault(request.topic, set()).update(keys)

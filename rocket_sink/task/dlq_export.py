@@ -1,8 +1,7 @@
-"""Dead letters of consumer groups, out of RocketMQ: into a ledger's spool, or into a file.
-
-No Spark: the ledger's next fold, or backfill, takes the spool in. A dead letter's id is made of its
-group and its place in the log, so an export that runs twice gives the same dead letters, and the
-ledger shows each once.
+"""Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file.
+Spark is not needed; the ledger's next fold, or backfill, takes the spool in. A dead letter's id is
+made of its group and its place in the log, so an export that runs twice gives the same dead
+letters, and the ledger shows each once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CODE: Final = "CONSUMER_GAVE_UP"
 
 
 def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
-    """Write the dead letters as dead letters of their origin topics; how many.
+    """Write the dead letters as dead letters of their origin topics; return their number.
 
     Args:
         ledger: its path; it is made by the first fold.
@@ -54,8 +53,8 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
 
 
 def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
-    """Write the dead letters as they are stored, `.parquet` or `.json` (one object a line); how
-    many.
+    """Write the dead letters as they are stored, `.parquet` or `.json` (one object a line); return
+    their number.
 
     Raises:
         ConfigurationError: another kind of file.

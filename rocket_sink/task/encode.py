@@ -6,9 +6,8 @@ A row has one of three destinations:
 - a home queue, found from its sharding key: the same in every task, epoch and language;
 - none: the engine's fault strategy spreads requests over the brokers.
 
-Rows parted into groups that may share a batch request, and rows picked out by index.
-
-Rows of one group to requests: ids, queues, bytes, cuts; whole columns at a time.
+The module splits rows into groups that may share a batch request, and encodes the rows of a group
+into requests: ids, queues, bytes, cuts.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import least_version
 
 _PART_BYTES: Final = 8 << 20
-"""Input is worked on in parts of about this size: several columns of it exist at a time."""
+"""Size of the parts in which input is encoded, because several copies of its columns exist at a
+time."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -53,8 +53,8 @@ def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _bytes_of(column: pa.Array) -> int:
-    """About what the column takes when it is decoded; of a slice, `nbytes` counts all that the
-    views and the dictionary's values of the whole take."""
+    """Return about how many bytes the decoded column takes. `nbytes` does not do: for a slice it
+    counts all values of a view or dictionary."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return int(len(column) * column.dictionary.nbytes // max(1, len(column.dictionary)))
@@ -67,10 +67,10 @@ def _bytes_of(column: pa.Array) -> int:
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
-    """Groups of one topic (as text), one WAIT and one kind (`RowBatch.kinds`).
-
-    A batch may not mix them (MessageBatch.generateFromList; single kinds not at all). Each group
-    is in row order; `in_order`, the groups of a topic are, too: a new one begins at each change.
+    """Return groups of rows with one topic (as text), one WAIT and one kind (`RowBatch.kinds`). A
+    batch may not mix them (MessageBatch.generateFromList), and only kind 0 may be in a batch. Each
+    group is in row order. With `in_order` the groups of a topic are, too: a new one begins at each
+    change.
     """
     for group in _by_topic(rows):
         kinds = _kinds(group)
@@ -135,7 +135,7 @@ def _patient(rows: RowBatch) -> Mask:
 _GROUP: Final = 512
 """Limit of single messages in a group; with 256 a message took 1.3 times the CPU."""
 _GROUPS: Final = 4
-"""Groups that the engine's window has room for at least."""
+"""Least number of groups that must fit into the engine's window."""
 _NOT_A_QUEUE: Final = -1
 
 
@@ -169,7 +169,7 @@ class Assignment:
 
 
 def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assignment:
-    """Destinations of rows of one topic (`info.topic`), by the queues that `info` has."""
+    """Return the destinations of rows of one topic (`info.topic`) among the queues of `info`."""
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
     refused = np.empty(0, np.int64)
@@ -242,10 +242,10 @@ def encode_requests(
     *,
     alone: bool = False,
 ) -> list[PendingRequest]:
-    """Return requests of the rows of one group, those of one queue in row order.
+    """Return the requests of one group's rows; those of one queue are in row order.
 
     Args:
-        alone: no batch may carry them.
+        alone: no batch may carry the rows.
     """
     assert isinstance(rows.topic, str)
     if not len(rows):
@@ -254,7 +254,7 @@ def encode_requests(
     alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
-    # Without an order, compressed bodies and others of a queue are groups of their own.
+    # Without an order, compressed and other bodies of a queue are separate groups.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
     groups = group_by_queue(queues, kinds * placed.group_count)
@@ -296,8 +296,8 @@ def encode_requests(
     ]
     if singles is None or options.ordering == "none":
         return requests
-    # A broker handles what comes on one connection in several threads: what must stay in order
-    # is sent one by one.
+    # Messages in order are sent one by one, because a broker handles requests of one connection in
+    # several threads.
     split_requests = (
         [request] if request.queue is None else request.split() for request in requests
     )
@@ -320,7 +320,7 @@ def _with_compressed_bodies(
 
 
 def _cut_at_changes(slices: Sequence[RequestSlice], flags: Int64s) -> list[RequestSlice]:
-    """Cut slices where the bits change: a request has one value of them."""
+    """Cut slices where the bits change, because a request has one value for all its messages."""
     parts = []
     for group, first, last in slices:
         changes = (first + 1 + np.flatnonzero(np.diff(flags[first:last]))).tolist()

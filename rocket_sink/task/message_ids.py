@@ -1,26 +1,22 @@
-"""The client message ids (`UNIQ_KEY`) of rows that bring none.
-
-`TaskIds` are those that another attempt of a task gives to the same rows again
-(`delivery=at_least_once`).
-
-What is stored twice then shares one id, so that readers can tell, and the accounts can be checked.
-An id is a digest of query (of a batch, the write), epoch and partition, and of all rows that the
-task has sent up to the end of the row's batch, with the row's place in the batch: an attempt that
-gets other rows, or the same in other batches, makes other ids, and no two rows ever share one.
-(`ContentIds` finds a row whatever its place, at five times the cost; here no brokers are asked, so
-nothing depends on finding it. Where batches are cut by the clock there is no other way.)
+"""The client message ids (`UNIQ_KEY`) of rows without one. With `TaskIds`, another attempt of a
+task gives the same rows the same ids (`delivery=at_least_once`). Messages that are stored twice
+then share one id, so that readers can recognise them and the accounts can be checked. An id is a
+digest of query (of a batch, the write), epoch and partition, and of all rows that the task has sent
+up to the end of the row's batch, with the row's place in the batch: an attempt that gets other
+rows, or the same rows in other batches, makes other ids, and no two rows ever share one.
+(`ContentIds` do not depend on batches, at five times the cost. They are not needed here, because no
+brokers are asked for ids; only batches that are cut by the clock need them.)
 
 The shape is that of Java's ids (MessageClientIDSetter) with the digest in the place of address,
-process and class loader, and 0 for the milliseconds since the month began: by those, tools look for
-the message from the start of the month on (getNearlyTimeFromID).
+process and class loader, and 0 for the milliseconds since the month began. Tools read these, and so
+search from the start of the month (getNearlyTimeFromID).
 
-Ids that a replay of an epoch gives to the same rows again (`delivery=effectively_once`).
-
-A row's id is a 128-bit digest (BLAKE2b) of its message as it would be encoded, of query, epoch and
-partition, and of its place among equal rows of its task. The partition is in it because two equal
-rows in two partitions are two messages: with one id, the one that was stored would hide the other
-that was not. So a replay that parts an epoch into other partitions makes other ids; a `message_id`
-column of the row's own knows no partition.
+With `ContentIds`, a replay of an epoch gives the same rows the same ids
+(`delivery=effectively_once`). A row's id is a 128-bit digest (BLAKE2b) of its message as it would
+be encoded, of query, epoch and partition, and of its place among equal rows of its task. The
+partition is part of it because equal rows in two partitions are two messages: with one id, a stored
+message would hide a missing one. So a replay with other partitions makes other ids; rows with a
+`message_id` of their own do not have this limit.
 
 The cost is one digest per row (about 0.8 us for 300 bytes) and 8 bytes of memory per row of the
 task.
@@ -89,29 +85,31 @@ class FreshIds:
 TABLE_LANE: Final = "table"
 """The lane of `TableProducer`, which runs without Spark."""
 _NOBODY: Final = frozenset({"local", "unknown"})
-"""Query ids where Spark gives none, on the driver and in a task (`run_context`)."""
+"""Query ids that stand for none, on the driver and in a task (`run_context`)."""
 _DIGEST_BYTES: Final = 16
 _CHUNK: Final = 1 << 14
-"""Words at a time: they are still in the cache when their upper halves are made."""
+"""Number of words per step, so that they are still in the cache when their upper halves are made.
+"""
 _HALF: Final = np.uint64(32)
 _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
     0, 1 << 64, (2, _CHUNK), np.uint64
 ) | np.uint64(1)
-"""Fixed, as attempts on different machines must agree (numpy keeps PCG64's stream)."""
+"""Fixed numbers, because attempts on different machines must agree (numpy keeps PCG64's stream)."""
 
 
 def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
-    """Return the source of a task's ids; None if nothing names the write: ids of two could meet.
-
-    A table without Spark also gets None: its send is never run again, and ids of `Producer` cost
-    less.
+    """Return the source of a task's ids, or None for the ids of `Producer`. None if the write has
+    no name, because ids of two writes could be equal. None for a table without Spark, too: its send
+    is never run again, and these ids cost less.
 
     Args:
-        timed: another attempt may get the same rows in other batches; costs a digest per row.
+        timed: batches are cut by the clock, so another attempt may get other batches; this costs a
+            digest per row.
     """
     if ctx.lane == TABLE_LANE:
         return None
-    # An appId names all writes of a job: two of them may have equal rows, and are no replays.
+    # Use the run's id: an appId names all writes of a job, and two writes with equal rows are no
+    # replays.
     write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
     if write in _NOBODY:
         return None
@@ -149,14 +147,14 @@ def _digest(text: bytes) -> Any:
 
 
 def _fingerprints(column: pa.Array) -> Iterator[bytes]:
-    """Yield bytes that tell the column's values from others, at a fraction of a digest's time."""
+    """Yield bytes that differ if the column's values differ, at a fraction of a digest's time."""
     if is_text(column.type):
         yield fingerprint(lengths_of(column).view(np.uint8))
         if column.null_count:
             yield np.packbits(nulls_of(column)).tobytes()
         yield fingerprint(bytes_of(column))
         return
-    # Numbers, lists and maps are short beside the bodies.
+    # Numbers, lists and maps are digested whole, because they are short beside the bodies.
     batch = pa.RecordBatch.from_arrays([column], ["c"])
     yield _digest(batch.serialize().to_pybytes()).digest()
 
@@ -164,9 +162,10 @@ def _fingerprints(column: pa.Array) -> Iterator[bytes]:
 def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     """Two multilinear hashes modulo 2**64, at memory speed: of the words, of their upper halves.
 
-    Texts that differ in a lower half share the first with a chance of 2**-32 at most; those that
-    differ in upper halves only, of which the first sees few bits, the second. Nobody gains by
-    making two meet: they only ever name messages of one task.
+    Texts that differ in a lower half have equal first hashes with a chance of 2**-32 at most. Texts
+    that differ in upper halves only, of which the first hash uses few bits, have equal second
+    hashes with that chance. An attacker gains nothing by equal hashes, because they name messages
+    of one task only.
     """
     words_end = len(data) & ~7
     words = data[:words_end].view(np.uint64)
@@ -193,7 +192,7 @@ class ContentIds:
     """Makes the ids of one task; `rocket_sink.task.message_ids.MessageIds`.
 
     Args:
-        dated: with 0 where Java's ids have the milliseconds since the month began, as `TaskIds`.
+        dated: put 0 where Java's ids have the milliseconds since the month began, like `TaskIds`.
     """
 
     def __init__(self, ctx: RunContext, *, dated: bool = False) -> None:
@@ -226,7 +225,7 @@ class ContentIds:
 
 
 class _Seen:
-    """How often each digest came before; sorted runs that are merged as they grow."""
+    """Counts how often each digest came before, in sorted runs that are merged as they grow."""
 
     def __init__(self) -> None:
         self._runs: list[UInt64s] = []

@@ -1,4 +1,4 @@
-"""Order inside a task: one request in flight per home queue, and what is held back after a loss.
+"""Order inside a task: one request in flight per home queue, and rows held back after a loss.
 
 A sharding key owns a home queue, so order per key is order per home queue. Requests of a queue
 wait here until the one before them is answered; waiting requests of one queue grow together, so
@@ -6,14 +6,14 @@ that many queues do not mean many small requests. When a request is given up,
 
 - its sharding keys are *held*: their later rows in this task become dead letters, in order;
 - if its queue could not be reached in all the time that strict order waits (`orderWaitMs`), the
-  queue is *closed* for the rest of the task: what waits for it is held back without another wait,
-  so that one dead broker costs a task one wait and not one per request.
+queue is *closed* for the rest of the task: its requests are held back without another wait, so one
+dead broker costs a task one wait, not one per request.
 
-What waits for queues that answer is bounded by letting the input wait; what waits for a queue that
-does not answer must not stop the others, so it piles up, in bounded memory. A waiting request is at
-first a slice of its batch's buffer. That keeps the whole batch alive, most of which is sent long
-ago, so after some more batches what still waits is copied out: into memory up to a limit, beyond it
-into a temporary file. A sink that keeps up never copies anything.
+If too many requests wait for queues that answer, the input waits. Requests for a queue that does
+not answer must not stop the others, so they pile up, in bounded memory. A waiting request is at
+first a slice of its batch's buffer. That keeps the whole batch in memory, although most of it is
+sent. So after some more batches the requests that still wait are copied: into memory up to a limit,
+then into a temporary file. A sink that keeps up never copies anything.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SpillBuffer:
         request.parked = SpillState.NOT
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file, which deletes it."""
         self._batches.clear()
         if self._file is not None:
             self._file.close()
@@ -106,10 +106,10 @@ class SpillBuffer:
 
 
 _FLOW_BYTES: Final = 8 << 20
-"""More than this need not wait for queues that answer: a broker takes 1 MB a request, and what
-waits for longer than a batch or two would be copied, or written to a file and read again."""
+"""Limit of bytes that wait for queues that answer. A broker takes 1 MB a request, and requests that
+wait for longer than two batches would be copied, or written to a file."""
 _STUCK_S: Final = 1.0
-"""A queue whose request is without an answer for so long does not keep the input waiting."""
+"""Time without an answer after which a queue no longer makes the input wait."""
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class _Lane:
     waiting: deque[PendingRequest] = field(default_factory=deque)
     in_flight: PendingRequest | None = None
     since_s: float = 0.0
-    """When the request in flight was given out."""
+    """Time at which the request in flight was submitted."""
     closed_by: SendError | None = None
 
     def give_out(self, request: PendingRequest, now_s: float) -> PendingRequest:
@@ -133,7 +133,7 @@ class OrderedQueues:
 
     Args:
         max_messages, max_bytes: limits up to which waiting requests grow together.
-        memory_bytes: bytes that wait in memory; what comes on top waits in a temporary file.
+        memory_bytes: limit of the bytes that wait in memory; the rest waits in a temporary file.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class OrderedQueues:
 
     @property
     def is_full(self) -> bool:
-        """More input should wait: enough is there for the queues that answer."""
+        """Return whether more input should wait, because enough is there for the queues that
+        answer."""
         now_s = self._clock()
         flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
@@ -164,12 +165,12 @@ class OrderedQueues:
         self._overflow.next_batch()
 
     def closed_by(self, queue: MessageQueue) -> SendError | None:
-        """Why the queue is closed for the rest of the task, or None."""
+        """Return the error that closed the queue for the rest of the task, or None."""
         lane = self._lanes.get(queue)
         return lane.closed_by if lane else None
 
     def add(self, request: PendingRequest) -> PendingRequest | None:
-        """Take a request; returns the one that may be submitted now, if any."""
+        """Take a request; return the request that may be submitted now, if any."""
         assert request.queue is not None
         lane = self._lanes.setdefault(request.queue, _Lane())
         if lane.in_flight is None and not lane.waiting:
@@ -190,7 +191,7 @@ class OrderedQueues:
     ) -> PendingRequest | None:
         """End the request in flight; return the next one to submit, if any.
 
-        `again` go before all that waits: the parts of the one that was answered.
+        `again` are parts of the answered request, which go before all waiting ones.
         """
         lane = self._lanes[queue]
         lane.in_flight = None
@@ -200,7 +201,7 @@ class OrderedQueues:
         following = lane.waiting.popleft()
         self._overflow.bring_back(following)
         now_s = self._clock()
-        # The parts of the request before have not waited.
+        # Parts of the previous request have not waited.
         if following.waits_since_s:
             following.waited_ms = (now_s - following.waits_since_s) * 1000
         return lane.give_out(following, now_s)
@@ -210,7 +211,7 @@ class OrderedQueues:
         self._lanes[queue].closed_by = error
 
     def take_waiting(self, queue: MessageQueue) -> list[PendingRequest]:
-        """Remove and return what waits for the queue, in order."""
+        """Remove and return the requests that wait for the queue, in order."""
         lane = self._lanes[queue]
         requests = list(lane.waiting)
         lane.waiting.clear()

@@ -1,8 +1,8 @@
 """Requests of the task body before they are answered: encoded messages and what they belong to.
 
-A `PendingRequest` holds its messages in the inner batch form (`rocket_sink.wire.batch`) and
-nothing else: no row, no column. What a dead letter needs is decoded from those bytes, so the rows
-of an input batch are free as soon as they are encoded, whatever happens to their requests.
+A `PendingRequest` holds its messages in the inner batch form (`rocket_sink.wire.batch`), and no
+rows or columns. Dead letters are decoded from those bytes, so the rows of an input batch can be
+freed as soon as they are encoded.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
 
 
 class SingleColumns(NamedTuple):
-    """The columns of a group of single messages, beside its piece."""
+    """The columns of a group of single messages, in addition to its piece."""
 
     body: pa.Array
     properties: pa.Array
@@ -98,9 +98,9 @@ class SingleColumns(NamedTuple):
     message_ids: pa.Array
     flag: int | Int64s
     least_version: int
-    """MQVersion ordinal of the oldest broker that honours them; 0: any."""
+    """MQVersion ordinal of the oldest broker that honours the properties; 0: any."""
     sys_flag: int | Int64s | None = None
-    """MessageSysFlag bits, once the bodies are as they are sent (compressed)."""
+    """MessageSysFlag bits; set once the bodies have their final form (compressed)."""
 
     def slice(self, first: int, last: int) -> SingleColumns:
         """Return the messages `first` to `last` (exclusive), without a copy."""
@@ -132,11 +132,11 @@ class PendingRequest:
         queue: the home queue, or the row's own; None lets the engine choose.
         fixed: the queue was the row's own choice (`queue_id`): it never changes.
         timed: messages with a delay, a time, a priority or a lite topic, which no batch carries.
-        alone: each message is sent by itself (half messages; after a batch was refused, to find
-            the poison row).
-        waits_for_store: the messages' WAIT, which a batch has as a whole.
+        alone: each message is sent by itself, as half messages are, and messages of a refused
+            batch, to find the poison row.
+        waits_for_store: the messages' WAIT, which is one value per batch.
         lacks_keys: one of several messages has no keys.
-        attempts: made so far, over all submissions.
+        attempts: number of attempts so far, over all submissions.
         maybe_duplicate: an earlier submission ended without a known outcome.
         first_error: the first failed submission's error.
     """
@@ -157,11 +157,11 @@ class PendingRequest:
     number: int = 0
     """Number of the submission in its task attempt; of a group, of its first message."""
     columns: SingleColumns | None = None
-    """The columns of messages that travel as a group of single ones, or have left a group."""
+    """The columns of messages that are sent as a group of single ones, or have left a group."""
     waits_since_s: float = 0.0
-    """When it began to wait for its turn in its queue (the task's clock)."""
+    """Time at which the wait for its turn in the queue began (the task's clock)."""
     waited_ms: float = 0.0
-    """How long it waited for its turn before it was submitted."""
+    """Length of the wait for its turn before it was submitted."""
     lacks_keys: bool = False
     sys_flag: int = 0
     """MessageSysFlag bits of each message, whose body in the pieces is compressed accordingly."""
@@ -174,7 +174,7 @@ class PendingRequest:
 
     @property
     def requests(self) -> int:
-        """Requests on the wire in one attempt."""
+        """Number of requests on the wire in one attempt."""
         return 1 if self.columns is None else self.message_count
 
     def bodies(self) -> Sequence[pa.Buffer]:
@@ -222,7 +222,7 @@ class PendingRequest:
         )
 
     def absorb(self, other: PendingRequest) -> None:
-        """Take over the messages of `other`, behind our own."""
+        """Append the messages of `other`."""
         self.pieces.extend(other.pieces)
         self.message_count += other.message_count
         self.byte_count += other.byte_count

@@ -1,14 +1,14 @@
-"""The queue list that a strictly ordered query goes by, whatever the route says today.
+"""The queue list that a strictly ordered query keeps, independent of the present route.
 
 A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once,
-which makes the list shorter, and every key would move without a word. So the list of the first
-task is kept: for the task in memory, for the query's other tasks and epochs in a note beside the
-ledger (of the kind `queues`). Without a ledger each task goes by what it finds.
+which makes the list shorter, and every key would move unnoticed. So the list of the first task is
+kept: in memory for the task, and in a note beside the ledger (of the kind `queues`) for the query's
+other tasks and epochs. Without a ledger each task uses the list that it finds.
 
 A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
 number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
 decides. A static topic's queues are on a logical broker, which keeps them while they move from one
-real broker to another. A backfill goes by the list of the query whose dead letters it sends
+real broker to another. A backfill uses the list of the query whose dead letters it sends
 (`spark.backfill.home_queues`).
 """
 
@@ -34,7 +34,7 @@ Spans = tuple[tuple[str, int], ...]
 
 
 class Pinned(NamedTuple):
-    """A topic's queues as a query goes by them, and the hash that finds a key's queue in them."""
+    """A query's fixed list of a topic's queues, and the hash that finds a key's queue in it."""
 
     queues: QueueList
     sharding_hash: str
@@ -44,11 +44,11 @@ class Queues(Protocol):
     """The source of a topic's queues for strict order."""
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the queues that order goes by, given the topic's route of today."""
+        """Return the queues that keep the order, given the topic's present route."""
 
 
 class GivenQueues:
-    """Lists that are known already: those of the query whose dead letters are sent again."""
+    """Known lists: those of the query whose dead letters are sent again."""
 
     def __init__(self, lists: Mapping[str, QueueList]) -> None:
         self._lists = lists
@@ -73,7 +73,7 @@ class QueueSnapshots:
         self._pinned: dict[str, Pinned] = {}
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the topic's queues that this query goes by.
+        """Return this query's list of the topic's queues.
 
         Raises:
             DeliveryError: the topic's queues changed and `onRouteChange=fail`.
@@ -106,7 +106,7 @@ class QueueSnapshots:
     def pin(self, info: TopicPublishInfo) -> Pinned:
         """Return the queues that the ledger has for the topic; pin today's if it has none.
 
-        Tasks start together and each may see another route: the first one to write decides.
+        Tasks start together and may see different routes: the first one that writes decides.
 
         Raises:
             LedgerError: the note cannot be read or written.
@@ -157,12 +157,12 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
 
 
 def is_static(info: TopicPublishInfo) -> bool:
-    """Return whether the queues have logical brokers: then they may move to other real ones."""
+    """Return whether the queues have logical brokers, so that they may move to other real ones."""
     return not isinstance(info.queues, QueueList)
 
 
 def queues_of(info: TopicPublishInfo) -> QueueList:
-    """Return a route's queues by the brokers that have them; a static topic's by logical ones."""
+    """Return {broker: its queues} of a route; a static topic has logical brokers."""
     return QueueList(info.topic, _spans(info))
 
 
@@ -173,7 +173,8 @@ def _spans(info: TopicPublishInfo) -> Spans:
 
 
 def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
-    """Return a text that says what is new; empty if brokers are merely missing."""
+    """Return a text about the change of queues; empty if there is none, or brokers are only
+    missing."""
     spans = pinned.queues.spans
     pinned_counts, counts = dict(spans), dict(now)
     new = [f"{name} has {count} queues" for name, count in now if name not in pinned_counts]

@@ -1,7 +1,7 @@
-"""The recorder of a task: what it writes to the ledger, from values to Arrow rows.
+"""The recorder of a task, which makes ledger rows (Arrow) of the task's events.
 
 Attempts are gathered, because a ledger batch has as many columns as a thousand rows have; dead
-letters go out at once, in order, because a row given up must be durable before anything depends on
+letters go out at once, in order, because a dead letter must be durable before anything depends on
 it.
 """
 
@@ -39,14 +39,14 @@ _GATHERED: Final = 500
 
 
 class LedgerRecorder:
-    """Takes what happened in a task attempt; hands ledger rows to `emit`.
+    """Records the events of a task attempt as ledger rows, and hands these to `emit`.
 
     Args:
         emit: called with record batches of `LEDGER_SCHEMA`, in order.
         intents: also write a row for each request before its answer is awaited, so that the sends
-            of a killed worker show up. Useless where rows only count when the task succeeds.
-        again: the rows may have been sent before and the ledger has no trace of it: each that is
-            stored is counted as possibly stored twice.
+            of a killed worker show up. Useless if rows count only after the task has succeeded.
+        again: the rows may have been sent before, of which the ledger has no record, so each stored
+            row is counted as possibly stored twice.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class LedgerRecorder:
         return self._ctx.query_id
 
     def submitted(self, request: PendingRequest) -> None:
-        """Number a request for the engine, with places for the requests that it may become."""
+        """Give a request its number, and reserve numbers for the requests that it may be split
+        into."""
         request.number = self._requests + 1
         self._requests += request.requests
         if self._intents is not None:
@@ -109,7 +110,7 @@ class LedgerRecorder:
             group = facts if attempt is completion.attempts[-1] else None
             maybe_duplicate = doubtful or request.maybe_duplicate
             self._attempts.append((attempt, request.number, maybe_duplicate, group))
-            # A second half of a message is no second message: nobody commits it.
+            # A second half message is never committed, so it is no second message.
             doubtful = doubtful or (attempt.outcome.value == "unknown" and not self._halves)
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
@@ -124,14 +125,15 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
-        """Rows of a batch that no broker would take."""
+        """Record rows of a batch that no broker would take."""
         refused_rows = rows.take(_indices(refused))
         texts = pa.array([refusal.text for refusal in refused], pa.string())
         codes = pa.array([refusal.code for refusal in refused], pa.string())
         self.rows(refused_rows, reason="data", codes=codes, texts=texts)
 
     def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
-        """Rows that become dead letters before they are encoded; codes and texts as columns."""
+        """Record rows that become dead letters before they are encoded; codes and texts are
+        columns."""
         columns: dict[str, Any] = rows.columns()
         if isinstance(rows.topic, str):
             columns["topic"] = rows.topic
@@ -143,7 +145,8 @@ class LedgerRecorder:
         self, columns: Mapping[str, Any], count: int, *, first: tuple[str, str],
         last: tuple[str, str],
     ) -> None:  # fmt: skip
-        """Record messages given up after they were encoded; `first` and `last` are (code, text)."""
+        """Record messages given up after they were encoded; `first` and `last` error are (code,
+        text)."""
         self._letter({**columns, **_error_columns(*first, *last)}, count)
 
     def isolations(self, isolations: Sequence[Isolation]) -> None:
@@ -168,7 +171,7 @@ class LedgerRecorder:
         )
 
     def flush_intents(self) -> None:
-        """Write down what was submitted; called before waiting for answers."""
+        """Write a row for each submitted request; called before waiting for answers."""
         requests, self._intents = self._intents, [] if self._intents is not None else None
         if requests:
             self._emit(
@@ -183,7 +186,7 @@ class LedgerRecorder:
             )
 
     def flush(self) -> None:
-        """Hand over everything gathered."""
+        """Hand over all gathered rows."""
         self.flush_intents()
         self._flush_attempts()
 
@@ -231,7 +234,7 @@ def _indices(refused: Sequence[Refused]) -> Any:
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
-    """Return the secrets that no text may show, wherever the options say that they are."""
+    """Return the secrets that no text may show, from all places that the options name."""
     secrets = []
     for option in OPTIONS:
         value = getattr(options, option.attribute)

@@ -1,22 +1,21 @@
-"""Rows of an epoch that may have been sent before: those that are stored are not sent again.
+"""Looks up rows that may have been sent before, so that stored ones are not sent again. In an epoch
+that was begun before (`ledger.epoch_starts`), each row is looked up at every broker of its topic:
+in the first epoch after a restart, or in a task's later attempts. Two look-ups per request, of its
+first and its last message, would not be enough:
 
-Rows are looked up one by one, at every broker of their topic, in epochs that were begun before
-(`ledger.epoch_starts`): after a restart the first one, or after a failure the task's further
-attempts. Two look-ups per request, of its first and its last message, would not do:
+- A broker that is killed in the middle of a batch keeps the first part of it (seen), so the first
+message says nothing about the last. The last one would prove the rows before it, but only those of
+the same request. The broker may also keep the next message with none or some of its properties
+(seen; `StoredMessage.torn`), which is sent again, whole.
+- The rows of an earlier request are not known. The replay may cut other batches, and a request may
+have gone in halves, message by message, or to another broker. The ledger notes the first id and the
+number of a request's messages. But a request may be on the wire before its note is written, so a
+request without a note can hold any of the rows.
 
-- A broker that is killed in the middle of a batch keeps the head of it (seen), so that the first
-  message says nothing of the last. The last one found would prove the rows before it, but only
-  those of the request that it came in. Of the message behind the head it may keep the body with
-  none or some of the properties (seen; `StoredMessage.torn`): that one is sent again, whole.
-- Which rows those were is not known. The replay's batches, queues and limits may cut others, and a
-  request may have gone in halves, or message by message, or to another broker. The ledger notes the
-  first id and the number of a request's messages, and the request may be on the wire before its
-  note is anywhere: a request without a note can hold any of the rows.
-
-To ask by request, each one's ids would have to be durable before it is sent, 33 bytes a row, in all
-epochs for the sake of those that run again. Look-ups cost about 60 CPU seconds of the client per
-million rows that two brokers do not have, and twice as much for rows that they have (measured with
-`rocket_sink.testing`, 2,500 to 10,000 rows).
+To ask by request, all ids would have to be durable before the send, 33 bytes a row, in every epoch,
+although few run again. Look-ups cost about 60 CPU seconds of the client per million rows that two
+brokers do not have, and twice as much for rows that they have (measured with `rocket_sink.testing`,
+2,500 to 10,000 rows).
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ _LOG: Final = log.logger(__name__)
 
 
 class ReplayCheck:
-    """Gives the rows of one task their ids, and leaves out those that the brokers have.
+    """Gives the rows of one task their ids, and leaves out stored rows.
 
     Args:
         ids: gives a replayed row the id that it had before.
 
     Raises:
-        ConfigurationError: no ledger to learn from which epochs were begun before.
+        ConfigurationError: there is no ledger, which knows the epochs that were begun before.
     """
 
     def __init__(
@@ -85,14 +84,14 @@ class ReplayCheck:
         self._starts = EpochStarts(resolve_path(options.ledger), ctx) if options.ledger else None
         self._begun = False
         self._noted: dict[str, frozenset[str]] = {}
-        """Brokers that a later attempt will ask, by topic."""
+        """{topic: brokers that a later attempt will ask}"""
         self._stored: StoredMessages | None = None
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
         """Return the rows not stored yet, each with its `message_id`; count the others.
 
         Raises:
-            DeliveryError: the brokers do not say what they have.
+            DeliveryError: a broker does not answer the look-ups.
             LedgerError: the ledger's folder cannot be read or written.
         """
         rows = rows.with_(message_id=self._identified(rows))
@@ -131,7 +130,7 @@ class ReplayCheck:
         if self._starts is None:
             return
         self._starts.check()
-        # A broker may come into a route, and be away again when the epoch is replayed.
+        # Note new brokers of a route, because they may be away when the epoch is replayed.
         routes, now_s, is_new = self._engine.routes, self._engine.clock(), False
         for topic, noted in self._noted.items():
             info = routes.get(topic, now_s)
@@ -144,17 +143,17 @@ class ReplayCheck:
     def rest_of(
         self, request: PendingRequest, broker: str, totals: RowTotals
     ) -> list[PendingRequest]:
-        """Return the messages that a killed broker did not store of a batch; count the others.
+        """Return the messages of a batch that a killed broker did not store; count the others.
 
         A broker writes message after message. At most the first of the missing messages may be
         there, without all of its properties: it is counted as possibly there twice.
 
         Args:
-            broker: its name. The route may lack it: a name server forgets a broker with its
-                connection, and hears of it again some time after it is back (seen).
+            broker: its name. The route may lack it: a name server forgets a broker when its
+                connection closes, and learns of it only some time after it is back (seen).
 
         Raises:
-            DeliveryError: the brokers do not say what they have.
+            DeliveryError: a broker does not answer the look-ups.
         """
         texts = [message.properties for message in request.messages()]
         ids = [decode_properties(text)[UNIQ_KEY] for text in texts]
@@ -187,7 +186,8 @@ class ReplayCheck:
         return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note the first send before it, and learn whether there was an earlier one."""
+        """Note the begin of sending, before the first send, and learn whether there was an earlier
+        attempt."""
         self._begun = True
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None
@@ -201,12 +201,11 @@ class ReplayCheck:
 
 
 def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
-    """Return the ids of torn messages that lack nothing of what was sent.
-
-    What the broker itself adds comes last, so that it may be all that such a message lacks.
+    """Return the ids of torn messages that have all properties that were sent. They may lack only
+    the properties that the broker adds, because those come last.
 
     Args:
-        texts: by id, the properties that were sent (wire texts).
+        texts: {id: properties that were sent (wire text)}.
     """
     return {
         message_id

@@ -1,4 +1,4 @@
-"""Pending requests as the engine takes them: where they may go, and in which form."""
+"""Makes engine requests of pending ones: their possible queues and their wire form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RequestFactory:
     """Makes `SendRequest`s for one task.
 
     Args:
-        half_properties: the wire text that makes its messages half ones; empty: they are whole.
+        half_properties: wire text that makes messages half messages; empty for ordinary messages.
     """
 
     def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
@@ -104,10 +104,9 @@ class RequestFactory:
             summary.moved_keys = len(self._moved)
 
     def note_answer(self, completion: Completion) -> None:
-        """Take the answer to a half message.
-
-        One whose answer was lost is not in the ledger, so it is certainly never committed; one
-        without its place in the commit log could not be.
+        """Take the answer to a half message. A half message without an answer is not in the ledger,
+        so it is never committed. One without its place in the commit log could not be committed, so
+        it is an error.
 
         Raises:
             DeliveryError: a broker stored a half message and does not say where.
@@ -142,7 +141,8 @@ class RequestFactory:
             send.choose = HomeQueueSelector(request.queue)
 
     def _body(self, request: PendingRequest, message: DecodedMessage) -> tuple[bytes, int]:
-        """Return the body to send and its bits; those of a former group are compressed already."""
+        """Return the body to send and its flag bits; bodies of a former group are compressed
+        already."""
         columns = request.columns
         if columns is None or columns.sys_flag is None:
             return compressed(message.body, self._options)
@@ -190,9 +190,9 @@ class _Group:
 class HomeQueueSelector:
     """The choice of a queue for a request of a home queue; it moves whole, so order is kept.
 
-    `routing.sharding.fallback_queue`, and one thing more: while no broker is available, an attempt
-    does not go to the broker that the attempt before it went to. A machine that is slow as a whole
-    makes all brokers look ill, and a dead one among them would use up all attempts.
+    The choice is that of `routing.sharding.fallback_queue`, with one addition: while no broker is
+    available, an attempt avoids the broker of the previous attempt. If the whole machine is slow,
+    all brokers look ill, and a dead one among them would use up all attempts.
     """
 
     __slots__ = ("_home", "_last")
@@ -221,7 +221,8 @@ def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
 
 
 def compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array, Any]:
-    """Compress many bodies; return them with the flag bits: a number for all, or one for each."""
+    """Compress many bodies; return them with their flag bits, as one number for all or one per
+    body."""
     longest = int(lengths_of(bodies).max(initial=0))
     if options.compress_type == "none" or longest < options.compress_over_bytes:
         return bodies, 0

@@ -1,6 +1,7 @@
 """The runner that the lanes share in a worker: an engine of the pool, a task body, a spool.
 
-    with a lease, `TaskRunner.feed(batch)`*, then `finish()`, or `abort()` after any error.
+    With a lease of an engine: `TaskRunner.feed(batch)`*, then `finish()`, or `abort()` after any
+    error.
 
 Nothing is opened before the first row: an empty partition costs nothing and leaves no file.
 """
@@ -38,17 +39,17 @@ _told: set[str] = set()
 
 
 class TaskRunner:
-    """A task attempt from its first batch to its end; every way out gives the engine back.
+    """A task attempt from its first batch to its end; every end gives the engine back to the pool.
 
     Args:
         emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
             dropped where no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
-        timed: the caller cuts its batches by the clock, so that another attempt of the task cuts
-            the same rows in other places.
-        again: the rows may have been sent before, and the ledger has no trace of it.
+        timed: the caller cuts its batches by the clock, so another attempt of the task makes other
+            batches.
+        again: the rows may have been sent before, of which the ledger has no record.
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
-        hands_over: the caller gives `handed` to Spark, should the ledger be out of reach here
+        hands_over: the caller gives `handed` to Spark if the ledger is out of reach here
             (`ledgerVia`).
         token: proves, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
@@ -100,7 +101,7 @@ class TaskRunner:
             self._pending_keys = PendingKeys(resolve_path(options.ledger))
 
     def feed(self, batch: pa.RecordBatch, plan: ColumnPlan) -> None:
-        """Send a batch; opens what is needed at the first one."""
+        """Send a batch; the first one opens engine and spool."""
         if not batch.num_rows:
             return
         if self._body is None:
@@ -108,7 +109,7 @@ class TaskRunner:
         self._body.feed(batch)
 
     def drive(self) -> bool:
-        """Read answers while the caller gathers rows; whether more are to come."""
+        """Read answers while the caller gathers rows; return whether more are to come."""
         return self._body is not None and self._body.drive()
 
     def finish(self) -> TaskSummary:
@@ -147,7 +148,7 @@ class TaskRunner:
         if self._token is not None and self._in_memory is None:
             self._token.check()
         self._claim_app_id()
-        # An earlier attempt of the task has left files in the spool, or no trace at all.
+        # An earlier attempt of the task has left files in the spool, or none at all.
         repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
         again = self._again or (repeated and not self._spool)
         pool = self._pool = self._pool or worker_pool()
@@ -172,7 +173,7 @@ class TaskRunner:
         )  # fmt: skip
 
     def _claim_app_id(self) -> None:
-        """Claim the appId for a stream; a batch write has none, even in a stream's function."""
+        """Claim the appId for a stream; a batch write claims none, even in a stream's function."""
         options = self._options
         if not options.app_id or not options.ledger or self._ctx.lane == "batch":
             return
@@ -196,7 +197,7 @@ class TaskRunner:
             _say_once(options.ledger, "ledgerVia=spark")
         if options.ledger_via != "auto":
             return options.ledger_via == "spark"
-        # A local folder that is another one here is the wrong one: the driver's fold reads its own.
+        # Another local folder of this path here is the wrong one: the driver's fold reads its own.
         token = self._token
         if token is None or token.uri.startswith("file:") or options.using_ledger_files:
             return False
@@ -224,4 +225,4 @@ def _say_once(ledger: str, why: str) -> None:
 
 
 def _dropped(batch: pa.RecordBatch) -> None:
-    """Drop ledger rows: without a ledger, a row that is given up has failed the task by then."""
+    """Drop ledger rows: without a ledger, a given-up row has already failed the task."""

@@ -1,7 +1,6 @@
-"""Arrow tables to RocketMQ without Spark: the task body of the Spark lanes for any process.
-
-For rows that are columns already (pyarrow, pandas, polars, DuckDB). A message costs what a row of
-a Spark task costs, a tenth of what `Producer` spends on the objects of a single one.
+"""Sends Arrow tables without Spark, by the task body of the Spark lanes; for rows that are columns
+already (pyarrow, pandas, polars, DuckDB). A message costs as much as a row of a Spark task, a tenth
+of a message of `Producer`.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ class TableProducer:
     """Sends tables; a context manager. Threads may share it: each send has connections of its own.
 
     All options of the Spark lanes count, `ordering` among them (rows of a key keep their order
-    within one `send`). Rows that cannot be sent are returned, and with the option `ledger` spooled
-    for it, too; a Spark session with that ledger takes them in (`Ledger.sync`). There each producer
-    of each process is a query of its own, `<appId>/<id>` where the option `appId` is given, and
-    each send one of its epochs.
+    within one `send`). Rows that cannot be sent are returned, and with the option `ledger` also
+    spooled; a Spark session with that ledger takes them in (`Ledger.sync`). In the ledger, each
+    producer of each process is a query (`<appId>/<id>` with the option `appId`), and each send an
+    epoch.
 
     Args:
         options: parsed options, or give them by name (`nameServer=...`, `topic=...`).
@@ -89,18 +88,18 @@ class TableProducer:
 
         Args:
             data: a `pa.Table`, `RecordBatch` or `RecordBatchReader`, an iterable of batches of one
-                schema, or what has `__arrow_c_stream__` (polars, pandas, DuckDB).
+                schema, or an object with `__arrow_c_stream__` (polars, pandas, DuckDB).
 
         Raises:
             ColumnError: the columns do not fit the row contract; nothing was sent.
             DeliveryError: the options want dead letters to be errors (`onInvalid`, `onFailure`,
                 `maxFailures`, `maxFailureRatio`).
             SendError: a fatal one (credentials, TLS), or no name server answers.
-            LedgerError: the ledger's folder cannot be written; nothing was sent. Or it could not
-                be any more, at the end.
+            LedgerError: the ledger's folder cannot be written; nothing was sent, unless it failed
+                at the end.
         """
         batches, ledger = _batches(data), self.options.ledger
-        # The process that writes the ledger also reads it: the token only shows that it can write.
+        # Here the token only shows that this process can write the ledger.
         token = ledger_token(resolve_path(ledger), spools=True) if ledger else None
         context, letters = self._context(), list[pa.RecordBatch]()
         spool = SpoolWriter(ledger, context) if ledger else None
@@ -135,7 +134,7 @@ class TableProducer:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Unregister and disconnect. Closing twice is nothing."""
+        """Unregister and disconnect. A second call does nothing."""
         self._closed = True
         self._pool.close()
 
@@ -153,7 +152,7 @@ class TableProducer:
         if self._closed:
             raise ProducerClosedError("the producer is closed")
         with self._lock:
-            if self._pid != os.getpid():  # the first send, also of a child after a fork
+            if self._pid != os.getpid():  # also the first send of a child after a fork
                 self._pid, self._run_id, self._sends = os.getpid(), str(uuid.uuid4()), 0
             self._sends += 1
             app_id, run_id = self.options.app_id, self._run_id

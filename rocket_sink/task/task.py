@@ -4,13 +4,14 @@
     finish()     await every answer, settle the accounts, raise if a row is unaccounted for
     abort()      after an error: let go of what is in flight, keep what was sent on record
 
-One thread drives it, together with the engine. What is not Arrow work is per request or per row
-given up, never per row sent. Memory is bounded by the engine's window, `requestMaxBytes`, and the
-limit of `rocket_sink.task.ordering`, whatever the input.
+One thread drives it, together with the engine. Python work is per request or per given-up row,
+never per row sent. Memory is bounded by the engine's window, `requestMaxBytes`, and the limit of
+`rocket_sink.task.ordering`, whatever the input.
 
 A row ends as delivered, as a dead letter, or with the task: every way out of `feed` and `finish`
 other than returning is an error that makes Spark retry or fail the epoch. Fatal errors (wrong
-credentials, a wrong port) leave at once and are never dead letters: no other row would fare better.
+credentials, a wrong port) are raised at once and make no dead letters, because every other row
+would fail, too.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class TaskSender:
         ids: makes the ids of rows without one.
         replay: gives all rows ids, and leaves out what an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
-        half_properties: what makes the messages half ones (`delivery=transactional`).
+        half_properties: properties of half messages (`delivery=transactional`).
         keeps_dead_letters: the recorder keeps dead letters without a ledger, too.
-        queues: the topics' queues that strict order goes by; None: those pinned for the query.
+        queues: the topics' queues for strict order; None: those pinned for the query.
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail, or a row is unaccounted for.
@@ -132,14 +133,13 @@ class TaskSender:
         return self._dead_letters.keys
 
     def feed(self, batch: pa.RecordBatch) -> None:
-        """Take rows; returns when they are submitted, or wait in order, within the limits."""
+        """Take rows; return when they are submitted, or wait for their order, within the limits."""
         for part in parts_of(batch):
             self._feed(normalise(part, self._plan))
 
     def drive(self) -> bool:
-        """Read what has been answered; called now and then while the caller gathers rows.
-
-        An answer counts as arrived when it is read: unread, it makes its broker look slow.
+        """Read answers; called from time to time while the caller gathers rows. An answer counts as
+        arrived when it is read, so an unread answer makes its broker look slow.
 
         Returns: whether there are answers to come.
         """
@@ -158,8 +158,8 @@ class TaskSender:
         return self.summary
 
     def abort(self) -> None:
-        """End after an error, without waiting: what was sent is recorded and counted, nothing is
-        judged. Rows of `rows_in` that the account has no other place for were not sent."""
+        """End after an error, without waiting. Sent messages are recorded and counted; no limit is
+        checked. Rows of `rows_in` without any other place in the accounts were not sent."""
         completions = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in completions:
             if not self._is_beside(completion):
@@ -209,7 +209,7 @@ class TaskSender:
         self._recorder.isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:
-        """Rows of one topic, all batched or all one by one, with one WAIT."""
+        """Send rows of one topic with one WAIT, all batched or all one by one."""
         assert isinstance(rows.topic, str)
         topic = with_namespace(self._options.namespace, rows.topic)
         rows = self._dead_letters.without_held(rows.with_(topic=topic))
@@ -229,7 +229,7 @@ class TaskSender:
         try:
             info = self._engine.publish_info(topic)
         except NoRouteError as error:
-            # The rows all go to the option's topic: a dead letter per row would drain the source.
+            # All rows go to the option's topic: a dead letter for each would drain the source.
             if self._options.topic:
                 raise
             self._dead_letters.rows(rows, error)
@@ -276,7 +276,8 @@ class TaskSender:
         self.summary.requests += request.requests
         self._recorder.submitted(request)
         if self._limited:
-            # The engine may wait for long here, with requests on the wire that no file names yet.
+            # Write them before the engine waits, perhaps for long, with requests on the wire that
+            # no file has.
             self._recorder.flush_intents()
         self._engine.submit(self._requests.send_request(request))
 
@@ -296,7 +297,7 @@ class TaskSender:
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
         self._recorder.attempts(completion)
-        # A group's attempt is one of each of its messages.
+        # A group's attempt counts as one of each of its messages.
         attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
         request.attempts += attempts
         self.summary.attempts += attempts * request.requests

@@ -5,7 +5,7 @@
 `dead` holds rows that are certainly not stored by this attempt (refused, never sent, held back);
 `unknown` those whose last attempt got no valid answer. Both are dead letters in the ledger.
 
-`WriteSummary` is what a batch write tells its caller, in a terminal and in a notebook.
+`WriteSummary` is the result of a batch write, for terminals and notebooks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WriteSummary:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the accounts hold every row."""
+        """Whether the accounts have a place for every row."""
         parts = self.acked + self.degraded + self.dead + self.unknown + self.filtered
         return self.rows_in == parts
 
@@ -128,11 +128,13 @@ class TaskSummary:
     invalid: int = 0
     """Rows of `dead` that were refused before anything was sent."""
     held_back: int = 0
-    """Rows of `dead` that were given up because an earlier row of the key, or its queue, was."""
+    """Rows of `dead` that were held back because an earlier row of the key, or its queue, was given
+    up."""
     duplicates_possible: int = 0
     """Delivered rows that an earlier attempt may have stored too."""
     found_stored: int = 0
-    """Rows of `acked` that were sent before, or got no answer; brokers found their ids."""
+    """Rows of `acked` that were sent before, or got no answer, and that brokers found by their ids.
+    """
     requests: int = 0
     attempts: int = 0
     body_bytes: int = 0
@@ -143,7 +145,7 @@ class TaskSummary:
 
     @property
     def accounted(self) -> int:
-        """Rows whose fate is known to the ledger."""
+        """Number of rows whose outcome the ledger has."""
         return self.acked + self.degraded + self.dead + self.unknown + self.filtered
 
     @property
@@ -156,7 +158,7 @@ class TaskSummary:
 
 
 class RowTotals:
-    """Counts rows and enforces what may be given up.
+    """Counts rows and enforces the limits of dead letters.
 
     Raises from every method that counts dead letters:
         DeliveryError: the options say that this row, or this many rows, must fail the task.
@@ -176,12 +178,12 @@ class RowTotals:
             self.summary.duplicates_possible += rows
 
     def found_stored(self, rows: int) -> None:
-        """Rows that an earlier attempt at the epoch has stored: they are not sent again."""
+        """Count rows that an earlier attempt at the epoch has stored; they are not sent again."""
         self.summary.acked += rows
         self.summary.found_stored += rows
 
     def torn(self, rows: int) -> None:
-        """Rows of which a broker may show a damaged copy; they are sent again, whole."""
+        """Count rows of which a broker may have a damaged copy; they are sent again, whole."""
         self.summary.duplicates_possible += rows
 
     def invalid(self, codes: Mapping[str, int], example: str) -> None:
@@ -200,7 +202,8 @@ class RowTotals:
         self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
 
     def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
-        """Rows of a request that was under way when the task failed; nothing is judged."""
+        """Count rows of a request that was under way when the task failed, without a check of
+        limits."""
         if outcome.delivered:
             self.delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
         elif outcome is Outcome.UNKNOWN:

@@ -1,7 +1,6 @@
-"""The marker in a half message, by which any process can decide on it from the ledger.
-
-Its producer group is the ledger's, not the sender's: brokers ask any client of that group, and only
-those that can look into the ledger are in it (`rocket_sink.spark.transactions`).
+"""The marker in a half message, by which any process can find the ledger's decision on it. The
+producer group of half messages belongs to the ledger, not to the sender: brokers ask any client of
+the group, and all its clients can read the ledger (`rocket_sink.spark.transactions`).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def check_group(ledger_id: str, options: SinkOptions) -> str:
 
 
 def half_properties(ctx: RunContext, group: str) -> str:
-    """Return the wire text of the properties that make a task attempt's messages half ones.
+    """Return the wire text of the properties that make a task attempt's messages half messages.
 
     Raises:
         ConfigurationError: the query's name is too long for a property.
@@ -71,7 +70,7 @@ def half_properties(ctx: RunContext, group: str) -> str:
 
 
 def needs_append(options: SinkOptions, lane: str) -> None:
-    """Refuse a lane without the one append that decides on an epoch's half messages.
+    """Refuse a lane that does not decide on an epoch's half messages by one append.
 
     Raises:
         ConfigurationError: `delivery=transactional` in such a lane.

@@ -1,11 +1,11 @@
 """Keeps PySpark's collections cheap in the worker processes that it reuses.
 
 `pyspark.daemon` runs a full `gc.collect()` after every task, and after every plan and commit of a
-data source. It looks at all that is loaded, modules mostly, which never ends: 25 ms for pyspark and
-pyarrow alone, 50 ms with pandas (two shared cores), where a task of ours takes 3 ms besides its
-rows. What the process has after its first task is therefore moved out of the collector's sight
-(`gc.freeze`), once. It is freed by reference counts as before; only a cycle that is alive by then
-and ends later is never found.
+data source. The collection visits all loaded objects, mostly modules, which are never freed: 25 ms
+for pyspark and pyarrow alone, 50 ms with pandas (two shared cores), while a task takes 3 ms besides
+its rows. So the objects that exist after a process's first task are hidden from the collector once
+(`gc.freeze`). Reference counts free them as before; only a cycle of these objects that is dropped
+later is never found.
 """
 
 from __future__ import annotations

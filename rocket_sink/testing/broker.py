@@ -139,7 +139,7 @@ class FakeBroker:
         return self._halves.messages()
 
     def lose_half_messages(self) -> None:
-        """Delete them, as when their part of the commit log is deleted."""
+        """Delete the half messages, as when their part of the commit log is deleted."""
         self._loop.call(self._halves.lose)
 
     def check_transactions(self) -> None:
@@ -147,7 +147,7 @@ class FakeBroker:
         self._loop.call(self._check_transactions)
 
     def _check_transactions(self) -> None:
-        # On the loop's thread, as a client may end one meanwhile.
+        # Run on the loop's thread, because a client may end a transaction meanwhile.
         for half in self._halves.messages():
             self._send_all(encode_frame(self._halves.check(half)))
 

@@ -206,7 +206,7 @@ class Halves:
         return properties.get(TRAN_MSG, "").lower() == "true"
 
     def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
-        """Store it in the half topic (TransactionalMessageBridge)."""
+        """Store a message in the half topic (TransactionalMessageBridge)."""
         ext = dict(request.ext or {})
         real = f"{_REAL_TOPIC}\x01{ext['b']}\x02{_REAL_QID}\x01{queue_id}\x02"
         hidden = replace(request, ext={**ext, "b": HALF_TOPIC, "i": ext.get("i", "") + real})
@@ -234,7 +234,7 @@ class Halves:
         return list(self._open.values())
 
     def lose(self) -> None:
-        """Delete all, as when their part of the commit log is deleted."""
+        """Delete all half messages, as when their part of the commit log is deleted."""
         for half in self._store.messages(HALF_TOPIC):
             self._store.remove(half.commit_log_offset)
         self._open.clear()

@@ -178,7 +178,8 @@ def _iter_stored(
     bodies: bool = True,
     allowance: Allowance | None = None,
 ) -> Iterator[StoredMessage]:
-    """Lazily; an inner batch is inflated whole, so its messages count while it is unwrapped."""
+    """Yield the messages lazily. An inner batch is inflated whole, so its messages count against
+    the limit while it is unwrapped."""
     view = memoryview(buffer)
     while len(view):
         if len(view) < _HEAD.size:

@@ -172,7 +172,7 @@ def usage_line(error: click.ClickException) -> str:
 
 
 def _says_what_to_do(error: click.ClickException, text: str) -> bool:
-    """Return whether the text names a good value; click's text about a path does not."""
+    """Return whether the text already says what to do; click's text about a path does not."""
     if text.endswith("?") or ";" in text:
         return True
     if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):

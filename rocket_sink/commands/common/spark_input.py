@@ -127,7 +127,7 @@ class _CtrlC:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.came = True
-        # Threads that have lost their JVM would tell of it.
+        # Threads that have lost their JVM would log errors.
         logging.disable(logging.CRITICAL)
         self.end_children()
         raise KeyboardInterrupt

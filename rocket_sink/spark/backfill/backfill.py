@@ -4,12 +4,12 @@
         plan = work.plan()
         work.run(plan.selected)
 
-A backfill sends in order per key and under the same message ids. It is safe to run twice, or again
-after it was killed: it writes resolutions as it goes, a dead letter with a resolution is not
-pending any more, and brokers are asked about messages that were on their way (`.resend`). The
-ledger also has the state of a table's backfill, and is made if it is missing. History is never
-edited: a resolution is a new row. A ledger has one backfill at work at a time: `with` claims the
-ledger from before the plan to the end; the next backfill waits, or is refused.
+A backfill sends in order per key and under the same message ids. It is safe to run a backfill
+twice, or again after it was killed. It writes resolutions as it goes, a dead letter with a
+resolution is no longer pending, and brokers are asked about messages that were on their way
+(`.resend`). The ledger also has the state of a table's backfill, and is made if it is missing.
+History is never edited: a resolution is a new row. A ledger has one backfill at work at a time:
+`with` claims the ledger from before the plan to the end; the next backfill waits, or is refused.
 
 The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
 """
@@ -53,19 +53,19 @@ _SAMPLE: Final = 10
 _PROGRESS_S: Final = 0.5
 _ORDER_WAIT_MS: Final = 10_000
 _QUERY: Final = "backfill-"
-"""Start of the query id of every backfill: its open spool files are known by it."""
+"""Start of every backfill's query id, by which its open spool files are recognised."""
 _OTHERS_WAIT_S: Final = 20.0
-"""Workers outlive a killed driver for a moment."""
+"""Longest wait for the workers of a killed driver, which outlive it for a moment."""
 
 
 @dataclass
 class Plan:
     """The plan of a backfill: numbers of dead letters (of a table: rows), and a sample of them.
 
-    `left_alone` failed in as many backfills as the selection allows, `behind` wait behind such a
-    one of their key. `asked` may be stored: their outcome is unknown, or a backfill that was killed
-    may have sent them, so the brokers are asked first. Those `without_body`, and `without_topic`
-    where the option names none, cannot be sent.
+    `left_alone` failed in as many backfills as the selection allows; `behind` wait behind one of
+    these with the same key. `asked` may be stored, because their outcome is unknown or a killed
+    backfill may have sent them, so the brokers are asked first. Letters `without_body`, or
+    `without_topic` if the option names none, cannot be sent.
     """
 
     pending: int = 0
@@ -167,10 +167,8 @@ class Backfill:
         return plan
 
     def waiting(self) -> dict[str, int] | None:
-        """How many of the selected dead letters wait for which broker, which no route names just
-        now.
-
-        None when no name server answers.
+        """Return {broker that is in no route now: number of selected dead letters that wait for
+        it}. None if no name server answers.
 
         Raises:
             OptionError: no name server.
@@ -197,8 +195,8 @@ class Backfill:
 
         Args:
             selected: their number, from `plan`; it sets the number of tasks.
-            progress: called now and then with the number of dead letters whose task has ended, and
-                at the end; when a task was run again, its dead letters count again.
+            progress: called from time to time, and at the end, with the number of dead letters of
+                ended tasks; letters of a task that ran again count again.
 
         Raises:
             LedgerError: as `__enter__`.
@@ -212,7 +210,7 @@ class Backfill:
             return self.run(selected, progress=progress)
 
     def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
-        # The table of a ledger that is not there yet: better now than after the first send.
+        # Make the table of a new ledger now, not after the first send.
         self.ledger.create(self._spark)
         self._source.begin(self._spark, self.ledger)
         version = self.ledger.version(self._spark)
@@ -322,7 +320,8 @@ class Backfill:
         return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
-        """Wait for workers of a killed backfill: without claim or driver they end in a moment."""
+        """Wait until the workers of a killed backfill have ended; without claim and driver they end
+        soon."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
         while writers := open_files(place, place.filesystem(), query=_QUERY):

@@ -1,4 +1,4 @@
-"""Erasure of dead letters' contents, for all letters of which a condition is true."""
+"""Erasure of dead letters' contents, for all letters that meet a condition."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KEY: Final = ("topic", "sharding_key")
 def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
     """Remove bodies, keys, tags, properties and errors' texts of dead letters, settled or not.
 
-    Pending ones are noted as dropped first, for they can be sent no more. An erasure that was
-    killed is finished by the next one, whatever its condition.
+    Pending letters are first noted as dropped, because they cannot be sent any more. An erasure
+    that was killed is finished by the next one, whatever its condition.
 
     Raises:
         OptionError: the condition cannot be used.

@@ -1,12 +1,10 @@
 """The queues that dead letters sent again must go to, so that a key's order holds on its queue.
 
-A sharding key's queue is an index into the list of queues that its query goes by
-(`task.queue_snapshot`).
-The route of today is another list while a broker is away, and would move keys without a word. So a
-dead letter goes by the list, and the hash, of the query that gave it up; while the broker of its
-queue is in no route it waits. Dead letters of a query without strict order have no such list: they
-go by the route as this task first sees it. A table's rows go by the list that its first backfill
-wrote down.
+A sharding key's queue is an index into its query's list of queues (`task.queue_snapshot`). While a
+broker is away the route gives another list, which would move keys unnoticed. So a dead letter uses
+the list and the hash of the query that gave it up, and waits while its queue's broker is in no
+route. Dead letters of a query without strict order have no such list, and use the route that the
+task sees first. A table's rows use the list that its first backfill noted.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
 
 Lists = Mapping[str, Pinned]
-"""By topic."""
+"""{topic: its list of queues}"""
 
 
 class HomeQueues:
@@ -62,7 +60,8 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """Yield the dead letters cut at changes of a topic's list, each part with its lists."""
+        """Yield parts of the dead letters, each with its lists; a new part begins where a topic's
+        list changes."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()
@@ -82,11 +81,12 @@ class HomeQueues:
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
-        """Return what each letter waits for: a broker that no route names, a queue, or null."""
+        """Return what each letter waits for: a broker that is in no route, a queue, or null for
+        nothing."""
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            # Null equals nothing, and is the topic of rows that the option has one for.
+            # Treat null apart: it equals nothing, and is the topic of rows that take the option's.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
@@ -140,7 +140,8 @@ class HomeQueues:
 
 
 def _differs(found: Pinned, topic: str, lists: Lists) -> bool:
-    """Return whether a run's lists differ: a task body has one list per topic and one hash."""
+    """Return whether the lists differ from the current part's: a task body has one list per topic
+    and one hash."""
     return any(
         pinned.sharding_hash != found.sharding_hash or (name == topic and pinned != found)
         for name, pinned in lists.items()

@@ -23,7 +23,8 @@ _NAMED: Final = ("letter_id", "topic", "message_id")
 
 @dataclass(frozen=True)
 class Parked:
-    """How many dead letters were parked, or taken back, and which of those named could not be."""
+    """The number of dead letters that were parked or taken back, and the named ones that could not
+    be."""
 
     count: int
     left_out: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ def park(
     note: str,
     resolution: str = "parked",
 ) -> Parked:
-    """Write a resolution for the pending dead letters named, and for those that `where` is true of.
+    """Write a resolution for these pending dead letters, and for all that meet `where`.
 
     Args:
         resolution: parked (kept aside) or dropped (not wanted).
@@ -60,13 +61,11 @@ def unpark(
     where: str | None = None,
     note: str,
 ) -> Parked:
-    """Take back the parking, or dropping, of dead letters named, and of those `where` is true of.
+    """Take back the parking, or dropping, of these dead letters, and of all that meet `where`. They
+    are pending again, in their old place. Their keys are not held again (`onPendingKey`), because
+    later messages passed while they were parked.
 
-    They are pending again, in their old place. Their keys are not held again (`onPendingKey`): what
-    came after them has passed while they were parked.
-
-    Raises:
-        As `park`.
+    Raises: Like `park`.
     """
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])

@@ -5,21 +5,20 @@ Dead letters come sorted per key and are sent in chunks through the task body of
     marks "about to send", durable -> send, await all answers -> resolutions of what was stored and
     marks of what was not, durable
 
-A backfill that was killed leaves at most one chunk per task that is noted nowhere; the next one
-asks the brokers for these dead letters by their message ids before it sends them, as it does for
-dead letters whose own outcome is unknown. It asks those of the topic's route, in effectively_once
-also the one that had not answered; what they do not have within `storedCheckDelay` is not stored. A
-dead letter that is not stored stays pending as it is: it gets no second dead letter. Later dead
-letters of its key are held back, so that the key's order holds.
+A killed backfill leaves at most one chunk per task without notes. The next backfill asks the
+brokers for these dead letters by message id before it sends them, and likewise for dead letters
+with an unknown outcome. It asks the brokers of the topic's route, in effectively_once also the
+broker that had not answered; a message that they do not have within `storedCheckDelay` is not
+stored. A dead letter that is not stored stays pending as it is: it gets no second dead letter.
+Later dead letters of its key are held back, so that the key's order holds.
 
-Nobody is asked for what a consumer gave up, or was read from a topic (`was_stored`): that has a
-message of this id anyway, the one that the consumer failed with or that was read.
+Brokers are not asked for messages that a consumer gave up, or that were read from a topic
+(`was_stored`): the topic has a message with this id anyway. A dead letter that was settled since
+the plan, for example parked by hand, is left out. Before each chunk the task makes sure that no
+other backfill has taken over (`ledger.backfill_marks`).
 
-A dead letter that was settled since the plan, as parked by hand, is left out. Before each chunk the
-task makes sure that no other backfill has taken over (`ledger.backfill_marks`).
-
-A dead letter whose queue's broker is in no route waits for it (`.home_queues`): it is left pending,
-and the broker is named. Only `move_keys` sends it to another queue.
+A dead letter whose queue's broker is in no route waits for it (`.home_queues`): it stays pending,
+and the report names the broker. Only `move_keys` sends it to another queue.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ class StoredLetters:
     """Asks the brokers in the routes of the topics that a backfill sends to.
 
     With `delivery=effectively_once` also the broker that did not answer when the dead letter was
-    made (column `unknown_at`), which may be in no route just now. The first question to a broker
-    waits until what is on its way to it has arrived.
+    made (column `unknown_at`), which may be in no route just now. Before the first question to a
+    broker it waits until earlier requests must have arrived.
     """
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
-        # A dead letter does not tell when its message was sent.
+        # Ask for messages of any time: a dead letter does not have the time of its send.
         self._silent: dict[str, set[str]] = {}
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
@@ -105,7 +104,8 @@ class StoredLetters:
         return set().union(*stored_ids)
 
     def _note_silent(self, letters: pa.RecordBatch) -> None:
-        """Under another topic a dead letter's message is another message."""
+        """Note the brokers that did not answer, unless the topic is another one: there the message
+        is a new one."""
         options = self._options
         if options.delivery != "effectively_once" or options.topic:
             return
@@ -131,7 +131,7 @@ take longer than a second."""
 FOUND: Final = "found at a broker: an earlier send had stored it"
 
 FAILURES_MAX: Final = 1000
-"""Letters of a backfill whose failures are named."""
+"""Limit of the failures that a backfill names."""
 _COUNTS: Final = (
     "resent",
     "degraded",
@@ -166,11 +166,11 @@ class Resent:
     """The result of a task, or of a whole backfill, in numbers of dead letters.
 
     `degraded` of `resent` are stored without the durability asked for. `failures` has code and text
-    of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored already: by
-    an earlier backfill that did not live to note it, or by the send
-    that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
-    `moved` of `resent` went to another queue than their own, as `move_keys` wants it.
-    `left_out` were settled by others since the plan, as parked by hand.
+    of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored already, by
+    an earlier backfill that was killed before it noted them, or by the send that got no answer.
+    `waiting` counts letters that stay pending, by the broker (or queue) that is in no route;
+    `moved` of `resent` went to another queue than their own (`move_keys`). `left_out` were settled
+    by others since the plan, for example parked by hand.
     """
 
     resent: int = 0
@@ -206,7 +206,7 @@ class Resent:
         self.first_error = self.first_error or (row["first_error"] or "")
 
     def add_failures(self, failures: Mapping[str, str]) -> None:
-        """Name letters that failed, while there is room."""
+        """Name letters that failed, up to the limit."""
         room = FAILURES_MAX - len(self.failures)
         self.failures.update(itertools.islice(failures.items(), room))
 
@@ -235,10 +235,10 @@ class Resender:
         options: those of the backfill (`backfill_options`).
         engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
-        ask_all: ask for every dead letter but those of consumers: an earlier attempt of this very
-        task may have sent it.
-        on_dead_letters: called with the number of dead letters that have ended, however they did.
-        pin_new: they are rows of a table, whose queues are written down at the first look.
+        ask_all: ask brokers for every dead letter except those of consumers, because an earlier
+            attempt of this task may have sent it.
+        on_dead_letters: called with the number of dead letters that ended, in any way.
+        pin_new: the letters are rows of a table, whose queues are noted at the first look.
         move_keys: send dead letters whose queue's broker is in no route to the queues that there
         are.
         settled: dead letters that are settled already.
@@ -312,7 +312,7 @@ class Resender:
         self._resolve(stored)
         self.total.resent += stored.num_rows
         self._spool.sync()
-        # The brokers are out of reach, so the next chunk would wait as long for nothing.
+        # Stop: the brokers are out of reach, so the next chunk would wait as long in vain.
         no_way = all(failure.code in NO_WAY for failure in failed.values())
         self._hopeless = bool(failed) and not stored.num_rows and no_way
 
@@ -340,7 +340,7 @@ class Resender:
         return self._without_stopped_keys(kept)
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out what an earlier send, or attempt of this task, stored without a note of it."""
+        """Leave out letters that an earlier send or attempt of this task stored without a note."""
         doubtful = chunk["open"]
         if self._ask_all:
             doubtful = pc.invert(chunk["was_stored"])
@@ -505,9 +505,8 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 
 
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count the dead letters that wait for each broker, as WAITING_DDL; send nothing.
-
-    Yield one row without a name if no name server answers.
+    """Count the dead letters that wait for each broker, as rows of WAITING_DDL; send nothing. Yield
+    one row without a name if no name server answers.
     """
     from rocket_sink.producer.pool import worker_pool
 
@@ -535,7 +534,7 @@ def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
 
 
 def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut where `was_stored` changes: the one kind is not sent as the other is."""
+    """Cut where `was_stored` changes, because the two kinds are sent differently."""
     kinds = letters["was_stored"].to_numpy(zero_copy_only=False)
     cuts = (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
     for start, end in itertools.pairwise([0, *cuts, len(kinds)]):

@@ -1,18 +1,17 @@
-"""Sources of a backfill: the dead letters of a ledger, or the rows of any table; all or some.
-
-Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
-`tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
-dead letter's own outcome is unknown; `unknown_at` is the broker that did not answer; never where
-`was_stored`: a consumer had the message, or the row was read from a topic), `reason`, `at`, and
-`_place`, which sorts a key's dead letters. `query_id` names the query whose queues they go by
-(`.home_queues`); of a table it is a digest of its name.
+"""Sources of a backfill: dead letters of a ledger, or rows of any table. Both give one frame of
+pending rows: the row contract's columns (`SENT_COLUMNS`), `letter_id`, `tries` and `open` (what
+earlier backfills did, see `ledger.backfill_marks`; `open` also where the dead letter's own outcome
+is unknown; `unknown_at` is the broker that did not answer; never where `was_stored`: a consumer had
+the message, or the row was read from a topic), `reason`, `at`, and `_place`, which sorts a key's
+dead letters. `query_id` names the query whose queues they use (`.home_queues`); for a table it is a
+digest of its name.
 
 A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
-table's name, the topic option and all its columns, numbered where rows are equal. That names its
-resolution in the ledger, and is its message id where it brings none. So a table is sent once
-however often a backfill runs; under another path or to another topic its rows are other rows. With
-other types they would be, too: Spark infers types from all files, and one new file would send all
-old rows again. The first backfill notes the types, and a later one that reads others is refused.
+table's name, the topic option and all its columns, numbered where rows are equal. This id names the
+row's resolution in the ledger, and is its message id if it has none. So a table is sent once,
+however often a backfill runs; under another path or to another topic its rows count as new ones.
+Other types would make new ids, too: Spark infers types from all files, so one new file could send
+all old rows again. The first backfill notes the types, and a later one with other types is refused.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ class Selection:
     Attributes:
         reasons: classes of dead letters; empty: all but `data`, since rows that no broker takes
             would be refused again.
-        topic: only of this topic.
+        topic: only letters of this topic.
         where: a SQL condition on the source's columns.
-        since, until: from the first on, before the second; by the dead letters' `at`, or by a
-            table's `event_time`.
-        limit: the oldest so many of what is selected otherwise.
-        max_tries: a dead letter that so many backfills have failed with is left alone.
-        again: also those.
+        since, until: the time range (`until` exclusive), by the dead letters' `at` or a table's
+            `event_time`.
+        limit: only the oldest ones of the other selection.
+        max_tries: leave alone dead letters that failed in this many backfills.
+        again: send those, too.
     """
 
     reasons: tuple[str, ...] = ()
@@ -105,9 +104,9 @@ class DeadLetters:
         if not ledger.exists(spark):
             return None
         letters = ledger.dead_letters(spark, pending=True)
-        # Clocks differ, and are set back: the table and the epochs tell the order. Exported
-        # dead letters have neither epoch nor partition, but their brokers' times.
-        # A window over each query would bring all bodies of a query to one task.
+        # Order by table and epochs, because clocks differ and are set back. Exported dead letters
+        # have neither epoch nor partition, but their brokers' times. A window over each query would
+        # bring all bodies of a query to one task.
         queries = letters.groupBy(F.col("query_id").alias("_query")).agg(
             F.min("sequence").alias("_query_order")
         )
@@ -122,7 +121,7 @@ class DeadLetters:
             {"_place": place, "message_id": number, "was_stored": was_stored}
         )
         tried = with_tries(placed, ledger.backfills(spark))
-        # Sent again without asking, a message that was stored after all would be there twice.
+        # Ask first: if the message was stored after all, a second send would double it.
         unknown = F.col("reason") == "unknown"
         return tried.withColumns(
             {
@@ -159,12 +158,13 @@ class Table:
         frame: its rows, in all its columns.
         name: tells one table from another in the ledger: the path or the table's name.
         options: the write's; `columns`, `bodyFormat`, `orderBy` and `topic` say what is sent.
-        is_text: its files are texts (csv, json), of which the session's zone makes timestamps.
+        is_text: the files are texts (csv, json), whose timestamps are read in the session's zone.
 
     Order per key is that of `orderBy`, else of `event_time`, else of the rows in their files.
 
     Raises, from `pending`:
-        ColumnError: the frame does not fit the row contract, or has other types than at first.
+        ColumnError: the frame does not fit the row contract, or has other types than in the first
+            backfill.
     """
 
     frame: DataFrame
@@ -181,7 +181,8 @@ class Table:
 
         self._check_types(spark, ledger)
         plan = plan_of(self.frame, self.options)
-        # Before the columns are narrowed; equal rows pass it alike, so that ids do not change.
+        # Filter before the columns are narrowed. Equal rows pass or fail together, so ids do not
+        # change.
         numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
         columns = self._columns(dict(plan.sources))
         if plan.needs_to_json:
@@ -200,13 +201,13 @@ class Table:
         return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
 
     def begin(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Note the types, by which the rows are those that they are."""
+        """Note the types, on which the rows' ids depend."""
         NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
 
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
         """
-        Raises:
-            ColumnError: the rows that were sent have other types now.
+        Refuse other types than the noted ones. Raises: ColumnError: the rows that were sent have
+            other types now.
         """
         store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
@@ -260,8 +261,8 @@ class Table:
 
     @property
     def _was_stored(self) -> bool:
-        """Rows that were read from a topic, as those of `dlq export`, have the ids of messages that
-        are there."""
+        """Return whether the rows were read from a topic, like those of `dlq export`: messages with
+        their ids exist."""
         return "offset_message_id" in self.frame.columns
 
     @property
@@ -275,7 +276,8 @@ class Table:
 
         # Sort the columns by name: their order in a folder depends on which file is read first.
         names = [quoted(name) for name in sorted(frame.columns)]
-        # Timestamps in the session's zone would change the digests, and rows be sent once more.
+        # Use UTC: timestamps in the session's zone would change the digests, and rows would be sent
+        # again.
         written = {"ignoreNullFields": "false", "timeZone": "UTC"}
         content = F.to_json(F.struct(*names), written)
         parts = [F.lit(self.name), F.lit(self.options.topic), content]
@@ -304,7 +306,7 @@ class Table:
 _BEYOND_THE_ROW: Final = re.compile(
     r'"class":"[\w.$]*\.(CallMethodViaReflection|\w*Subquery\w*|Exists|ListQuery)"'
 )
-"""Spark's names of expressions that run code from the class path, or read other tables."""
+"""Spark's names of expressions that run code of the class path, or read other tables."""
 
 Source: TypeAlias = DeadLetters | Table
 
@@ -312,11 +314,11 @@ Source: TypeAlias = DeadLetters | Table
 def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
     """Return the rows for which a SQL condition is true; its columns and types are checked now.
 
-    The text may come from somebody else than who runs it: it may use the row's columns only.
+    Another person may have written the text, so it may use the row's columns only.
 
     Raises:
-        OptionError: it does not parse, names a column that is not there, is no condition, calls
-            Java (`reflect`, `java_method`), or asks other tables.
+        OptionError: the text does not parse, names a missing column, is no condition, calls Java
+            (`reflect`, `java_method`), or reads other tables.
     """
     if not condition:
         return frame
@@ -350,15 +352,14 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
-    """Return the dead letters with three flags more, of which at most one is true.
-
-    `_tired`: wanted, but left alone, for it has failed so often. `_behind`: wanted, but behind a
-    tired dead letter of its key, which it would overtake; rows that no broker takes (reason `data`)
-    stop nobody. `_chosen`: to be sent.
+    """Return the dead letters with three more flags, at most one of which is true. `_tired`:
+    wanted, but left alone, because it has failed too often. `_behind`: wanted, but behind a tired
+    dead letter of its key, which it would overtake; rows that no broker takes (reason `data`) stop
+    nobody. `_chosen`: to be sent.
 
     Args:
         letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
-        wanted: true of those that are selected, tries left aside.
+        wanted: the condition of the selection, without its limit of tries.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
@@ -380,7 +381,8 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
-    """Join what earlier backfills did to each dead letter; one that `was_stored` is never open."""
+    """Add `tries` and `open` of earlier backfills to each dead letter; `open` is false if
+    `was_stored`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = letters.join(tries, "letter_id", "left")
@@ -402,7 +404,7 @@ def _common(selection: Selection, when: Column) -> list[Column]:
 
 
 def _all(conditions: Sequence[Column]) -> Column:
-    """True where all are; what is null is false, as after WHERE."""
+    """Return the conjunction of conditions; null is false, as after WHERE."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.coalesce(reduce(and_, conditions, F.lit(True)), F.lit(False))

@@ -111,7 +111,7 @@ def fill_frames(
     """JSON frames that differ in some header fields, with consecutive opaque ids.
 
     Args:
-        frame: what they share.
+        frame: the fields that they share.
         columns: {header field: its value in each frame, or in all}, in the order of the header.
         bodies: binary; None: the frames have none.
 
@@ -169,7 +169,7 @@ def _json_text(texts: pa.Array) -> pa.Array:
     """UTF-8 texts as they stand between the quotes of a JSON string."""
     texts = as_binary(texts)
     present = np.unique(bytes_of(texts)[_ESCAPED[bytes_of(texts)]])
-    # The backslash first: the others' escapes have one.
+    # Escape the backslash first, because the other escapes contain one.
     for byte in sorted(present.tolist(), key=lambda byte: byte != ord("\\")):
         raw = chr(byte)
         texts = pc.replace_substring(texts, pattern=raw, replacement=encode_basestring(raw)[1:-1])
