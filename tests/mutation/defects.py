@@ -1409,7 +1409,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "rows-handed-over-twice",
         "rocket_sink/spark/datasource.py",
-        "        # Check before the rows are kept: after an error Spark calls `abort`, which keeps them.\n",
+        "        # Check before the rows are kept: after an error Spark calls `abort`, which "
+        "keeps them.\n",
         "        self._keep_handed(done)\n",
         ("tests/spark/test_budget.py::test_rows_that_tasks_hand_over_are_kept_once",),
         "a write over its budget has each of its rows twice in the ledger",
