@@ -35,8 +35,8 @@ exceed 2^63 - 1 ms, the sum overflows and the message is delivered at once (Hook
 PRIORITY_MAX: Final = 2**31 - 1
 """Message.setPriority takes an int from 0 on."""
 LITE_TOPIC_PATTERN: Final = "[a-zA-Z0-9_-]{1,64}"
-"""Names of lite topics (GrpcValidator.validateLiteTopic; maxLiteTopicSize is 64). Brokers look at
-nothing, and `$` or `,` in a name would put the message into other queues."""
+"""Names of lite topics (GrpcValidator.validateLiteTopic; maxLiteTopicSize is 64). Brokers do not
+check names, and `$` or `,` in a name would put the message into other queues."""
 NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 FORBIDDEN_TOPICS: Final = frozenset(
     {

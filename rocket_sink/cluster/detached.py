@@ -176,7 +176,7 @@ def _launch_detached(
     alive = [node for node in keep.nodes if node.alive] if keep else []
 
     def spawned(nodes: Nodes) -> None:
-        # before they are ready, so that `down` finds them if this process is killed
+        # Save before the processes are ready, so that `down` finds them if this process is killed.
         _save(runtime, wanted, nodes, alive, ready=False)
 
     try:

@@ -52,7 +52,8 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
             with zipfile.ZipFile(jar) as archive:
                 for name in archive.namelist():
                     if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
-                        # By default the time of writing is part of the bytes.
+                        # A fixed date keeps the bytes equal: by default the time of writing is part
+                        # of them.
                         copies.writestr(zipfile.ZipInfo(name), copy)
     for folder in (jars[0].parent, home):
         path = folder / "loopback.jar"

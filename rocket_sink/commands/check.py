@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _WRITE = 2
 _MASTER = 0
 _RECENT = dt.timedelta(days=1)
-"""A broker with no send in the ledger for so long is not missed."""
+"""Age of a broker's last send in the ledger after which the broker is not reported as missing."""
 _DISK_FULL = 0.9
 """DefaultMessageStore.getDiskSpaceWarningLevelRatio: the highest that can be set."""
 _TYPE = "message.type"
@@ -40,7 +40,7 @@ _COLUMNS = {
     "PRIORITY": {"priority"},
     "LITE": {"lite_topic"},
 }
-"""Type of a topic -> columns that only its messages have."""
+"""{type of a topic: columns that only its messages have}"""
 _WANTS = {
     "NORMAL": "rows without sharding key and delay",
     "FIFO": "ordering=strict or best_effort, and rows with a sharding_key",
@@ -49,7 +49,7 @@ _WANTS = {
     "PRIORITY": "rows with a priority",
     "LITE": "rows with a lite_topic",
 }
-"""Type of a topic -> its messages (TopicMessageType.parseFromMessageProperty)."""
+"""{type of a topic: its messages} (TopicMessageType.parseFromMessageProperty)."""
 
 
 @dataclass(frozen=True)
@@ -258,14 +258,14 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
-    """Name the brokers that the ledger has sends of the topic to, and that the route lacks."""
+    """Name the brokers to which the ledger has sends of the topic, and which the route lacks."""
     from rocket_sink.ledger.duckdb_reader import open_quick
     from rocket_sink.ledger.sql import timestamp
 
     try:
         ledger = open_quick(absolute(options.ledger))
     except RocketSinkError:
-        return  # the finding of the ledger says why
+        return  # The finding about the ledger says why.
     if ledger is None:
         return
     recent = dt.datetime.now(dt.timezone.utc) - _RECENT

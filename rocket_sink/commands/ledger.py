@@ -39,7 +39,7 @@ _SHOWN: Final = {
     "attempts": ("at", "query_id", "epoch", "partition", "task_attempt_id", "rows_in", "acked",
                  "complete", "counts"),
 }  # fmt: skip
-"""View -> the columns of its table; --json shows all."""
+"""{view: columns of its table}; --json shows all columns."""
 
 _ledger = click.option(
     "--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder."

@@ -157,7 +157,8 @@ def _send_all(
                 sent += 1
                 _show_result(number, result, as_json)
             except (MessageError, SendError) as error:
-                # If no route is known, each further message would fail alike after its time-out.
+                # If no route is known, each further message would fail in the same way after its
+                # time-out.
                 at_all = sent or not isinstance(error, NameServerUnavailableError)
                 if not at_all and not as_json:
                     raise

@@ -105,7 +105,7 @@ def _first_offset(
 def _messages(
     admin: Admin, offsets: dict[MessageQueue, int], *, follow: bool
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Yield what is stored in the order of its times, then, with `follow`, what arrives."""
+    """Yield the stored messages in the order of their times, then, with `follow`, new ones."""
     stored = (_stored(admin, queue, offsets) for queue in [*offsets])
     yield from heapq.merge(*stored, key=_stored_ms)
     asked_s, every_s = time.monotonic(), admin.options.poll_name_server_interval_ms / 1000
@@ -113,8 +113,9 @@ def _messages(
         arrived: list[tuple[MessageQueue, StoredMessage]] = []
         if time.monotonic() - asked_s >= every_s:
             asked_s = time.monotonic()
-            with contextlib.suppress(RocketSinkError):  # what is known is read on
-                # All that a new queue has is new: brokers get a topic with its first message.
+            with contextlib.suppress(RocketSinkError):  # Known queues are read on.
+                # Read new queues from their beginning: a broker gets the topic with its first
+                # message.
                 for queue in set(admin.queues(admin.options.topic)) - offsets.keys():
                     offsets[queue] = admin.min_offset(queue)
         for queue, offset in offsets.items():

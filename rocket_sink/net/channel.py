@@ -52,7 +52,8 @@ _EXTENSION_S: Final = 0.1
 _READS: Final = 16
 """The number of reads in one turn of a channel, after which other channels have their turn."""
 _UNASKED_MAX: Final = 64
-"""Frames in one turn that answer nothing, after which the turn ends and the next ones are small."""
+"""Limit of frames per turn that answer no request; beyond it the turn ends, and later turns are
+short."""
 FLOOD_READ_BYTES: Final = 4096
 """Bytes in a turn of a channel that was flooded: some 150 of the smallest frames."""
 

@@ -192,8 +192,8 @@ class NetworkClient:
         """
         channel = self._channels.get(address)
         if channel is not None and channel.connection.state is not ConnectionState.OPEN:
-            # Called for an answer that came before what broke the protocol: the channel is about
-            # to end, but can take nothing any more.
+            # This call handles an answer that came before a violation of the protocol: the channel
+            # is about to end, and takes no more requests.
             self.drain(channel, now_s)
             return self._open(address, now_s)
         if channel is not None and not channel.connection.in_flight:
@@ -201,7 +201,8 @@ class NetworkClient:
             if idle_s > self._max_idle_s:
                 self.drain(channel, now_s)
             elif idle_s > _CHECK_IDLE_S and channel.is_open:
-                # If the peer has closed it, a write would end with an unknown outcome.
+                # Read first: if the peer has closed the connection, a write would have an unknown
+                # outcome.
                 self._receive(channel, now_s, to_the_end=True)
             channel = self._channels.get(address)
         return channel or self._open(address, now_s)
@@ -269,7 +270,7 @@ class NetworkClient:
                 frame = self.rpc_hooks.before(channel.address, frame)
                 owner = Watched(self.rpc_hooks, owner, channel.address, frame)
             head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
-        except Exception as error:  # for what a hook has added
+        except Exception as error:  # an attribute that a hook has added may fail
             owner.on_end(UnwrittenError(f"its frame cannot be made: {error!r}"), None, now_s)
             return
         buffers = [head, frame.body] if frame.body else [head]
@@ -495,7 +496,7 @@ class NetworkClient:
         self._readiness.close()
 
     def reset(self) -> None:
-        """Close all channels, without a word to the owners of their requests."""
+        """Close all channels, and report nothing to the owners of their requests."""
         for channel in {*self.channels, *self._readiness.channels}:
             self._readiness.forget(channel)
             channel.transport.close()

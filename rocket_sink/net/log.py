@@ -72,7 +72,8 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The counts to log before an admitted record; `is_last`: the next ones are suppressed."""
+    """The counts to log before an admitted record. `is_last`: later records of its kind are
+    suppressed."""
 
     due: list[tuple[Kind, int]]
     is_last: bool

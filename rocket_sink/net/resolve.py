@@ -54,7 +54,7 @@ class Resolver:
         self._clock = clock
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}
         self._failed: dict[tuple[str, int], dict[Any, None]] = {}
-        """Addresses of names with several, in the order in which they failed."""
+        """{name with several addresses: those that failed, in order}"""
 
     def look_up(self, host: str, port: int) -> LookUp:
         """A look-up: done when the address is literal or cached, else running."""

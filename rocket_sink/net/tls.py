@@ -274,7 +274,8 @@ class TlsStream:
     def sendmsg(self, buffers: Sequence[Any]) -> int:
         """Encrypt and write at most one record; returns the number of bytes taken.
 
-        These bytes are written now or, while `unsent`, by the next calls, which take none before.
+        These bytes are written now. While some are `unsent`, the next calls write them, and take no
+        new bytes.
 
         Raises:
             OSError: of the socket, or ssl.SSLError; the peer got none of this call's bytes.

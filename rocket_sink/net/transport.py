@@ -82,7 +82,7 @@ class Transport:
         """Targets that did not answer in this round."""
         self._patience_s = PATIENCE_S
         self._since_s: float | None = None
-        """When the wait for the present target was first looked at."""
+        """Time of the first look at the wait for the present target."""
         self._heard = False
         self._failure: OSError | None = None
         self._socket: Any = None
@@ -91,7 +91,7 @@ class Transport:
         """The socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
-        """A `read` of this size may have left bytes; TLS returns a record at a time."""
+        """Size of a `read` after which more bytes may be there; TLS returns a record at a time."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()
@@ -106,7 +106,7 @@ class Transport:
         return -1 if self._socket is None else int(self._socket.fileno())
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether another address should be tried; looked at again and again."""
+        """Return whether another address should be tried; called repeatedly."""
         if not (self._targets or self._silent):
             return False
         if self._since_s is None:
@@ -260,7 +260,7 @@ class Transport:
         )  # fmt: skip
 
     def _note(self, *, works: bool) -> None:
-        """Let the next connection begin with another address, or with this one."""
+        """Note whether the next connection should begin with this address or with another one."""
         if self._target is not None and len(self._look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 
@@ -301,7 +301,7 @@ class Transport:
         try:
             self._context = self._security.context
         except OptionError as error:
-            # After a reload: the files may be incomplete while they are replaced.
+            # Raise after a reload, because the files may be incomplete while they are replaced.
             raise TlsError(
                 f"{error.text}; needed by {self.address}", address=self.address
             ) from error

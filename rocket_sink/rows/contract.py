@@ -76,7 +76,7 @@ class ColumnPlan:
 
 
 HALF_BYTES: Final = 1024
-"""Reserved in a message's properties for those of a half message."""
+"""Bytes of a message's properties that are reserved for those of a half message."""
 _LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
     (pa.types.is_string, "string"),
     (pa.types.is_large_string, "string"),

@@ -233,7 +233,8 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
-    """Return the type of the first element, for structs of each field; void if all are empty."""
+    """Return the type of the first element (of structs, for each field); void if all lists are
+    empty."""
 
     def elements() -> Iterator[Any]:
         return (element for values in lists for element in values or () if element is not None)

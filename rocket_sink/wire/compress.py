@@ -127,7 +127,7 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> by
     return data
 
 
-# The decompressors are asked for one byte more than the cap, to detect bodies that are longer.
+# Decompressors read one byte more than the cap, to detect bodies that are longer.
 
 
 def _inflate_zlib(body: bytes, cap: int) -> tuple[bytes, bool]:
@@ -174,7 +174,8 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 
 def _trailing(name: str, count: int) -> RemoteProtocolError:
-    """Clients write one frame; Java continues after it, with an error or another frame."""
+    """Return the error for bytes after a frame. Clients write one frame; Java would read on, and
+    fail or take another frame."""
     return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 

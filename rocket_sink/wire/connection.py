@@ -65,7 +65,7 @@ class LateAnswer(NamedTuple):
 
 
 class ForeignAnswer(NamedTuple):
-    """A response with an opaque id that was never used here: ignore it."""
+    """A response with an opaque id that this connection never used: ignore it."""
 
     frame: Frame
 
@@ -87,7 +87,7 @@ class Expired(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A request, or what is left of a group of them, in flight when the connection ended; `written`
+    """A request, or the unanswered rest of a group, in flight when the connection ended; `written`
     as in `Expired`."""
 
     token: object
@@ -186,8 +186,8 @@ class Connection:
         last_heard_s: `now_s` of the last bytes received.
         sign: when set, gives the header fields to add to each request of `send_request` and
             `send_oneway` (ACL); a head from a SendTemplate is signed by the template.
-        hide: when set, takes out of a remark what must not be shown.
-        shapes: what the reader learns of the peer's answers.
+        hide: if set, removes secrets from a remark.
+        shapes: the known forms of the peer's answers.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Connection:
         self._unwritten: deque[Pending] = deque()
         self._written_oneway: list[Pending] = []
         self._in_groups = 0
-        """Requests of groups in flight: while there are none, answers are read one by one."""
+        """Number of requests of groups in flight; without any, answers are read one by one."""
         self._earliest_s: float | None = None
         self._error: RemoteProtocolError | None = None
         self.state = ConnectionState.OPEN
@@ -227,11 +227,11 @@ class Connection:
     ) -> int:
         """Add a request to the table and return its opaque id.
 
-        For callers that make the head themselves (SendTemplate). They must write the heads in the
-        order of these calls.
+        This is for callers that make the head themselves (SendTemplate); they must write the heads
+        in the order of these calls.
 
         Args:
-            latest_s: `expire` may extend the deadline so far.
+            latest_s: latest deadline to which `expire` may extend.
 
         Raises:
             LocalProtocolError: the connection is not open.
@@ -299,8 +299,8 @@ class Connection:
         """Mark this request, and all before it, as handed to the kernel in full.
 
         Raises:
-            LocalProtocolError: no unwritten request has this token. All are marked then: a written
-                request taken for unwritten would be sent twice without being counted.
+            LocalProtocolError: no unwritten request has this token. Then all are marked, because a
+                written request that counts as unwritten would be sent twice.
         """
         unwritten = self._unwritten
         while unwritten:
@@ -335,8 +335,8 @@ class Connection:
     def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
         """Remove all unwritten requests except `keep` from the table; returns their tokens.
 
-        For moving requests to another connection. `keep` is the partly written request: its rest
-        must follow, or the connection be closed.
+        The requests can then move to another connection. `keep` is the partly written request: its
+        rest must follow, or the connection must be closed.
         """
         tokens: list[object] = []
         kept: deque[Pending] = deque()
@@ -395,7 +395,7 @@ class Connection:
         return Answered(pending.token, frame, pending.sent_s)
 
     def _answered_many(self, answers: Answers, events: list[Event]) -> None:
-        """Part them by the requests that they belong to."""
+        """Split the answers by the requests that they belong to."""
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]
         start = 0
@@ -438,7 +438,7 @@ class Connection:
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
         late = (pending for pending in self._pending.values() if pending.deadline_s <= now_s)
-        due = list(dict.fromkeys(late))  # a group is there as often as it has requests
+        due = list(dict.fromkeys(late))  # a group has one entry per request
         heard_s = self.last_heard_s
         for pending in due:
             if pending.sent_s is not None and heard_s is not None and heard_s > pending.sent_s:
@@ -454,7 +454,7 @@ class Connection:
         return [Expired(pending.token, pending.written) for pending in due]
 
     def close(self) -> list[Lost]:
-        """End the connection; return what was in flight, once. A second call returns nothing."""
+        """End the connection; return the requests in flight. A second call returns none."""
         requests = dict.fromkeys(self._pending.values())
         lost = [Lost(request.token, request.written, request.grouped) for request in requests]
         self._pending.clear()

@@ -111,7 +111,7 @@ class Shapes(Protocol):
         """Return the frame without its body; None when the header has no known shape."""
 
     def read_many(self, data: bytes | bytearray, at: int, size: int) -> Answers | None:
-        """Return the frames of `size` bytes from `at` on, if they are many and look alike."""
+        """Return the frames of `size` bytes from `at` on, if there are many of one form."""
 
     def learn(self, frame: Frame, header: bytes) -> None:
         """Take a header that was parsed in full."""
@@ -141,7 +141,7 @@ class FrameReader:
         if self._error is not None:
             raise self._error
         if self._at == len(self._data):
-            self._data = bytes(data)  # no copy when it is bytes
+            self._data = bytes(data)  # This makes no copy if the data is bytes.
         elif type(self._data) is bytearray:
             # Deleting at the front only moves the start: a long frame costs one copy in all.
             del self._data[: self._at]
@@ -152,9 +152,8 @@ class FrameReader:
         self._at = 0
 
     def next_answers(self) -> Answers | None:
-        """The next frames at once, where they are answers of success that look alike; else None.
-
-        `next_frame` reads what this leaves.
+        """Return the next frames at once if they are answers of success of one form; else None.
+        `next_frame` reads the others.
         """
         data, at = self._data, self._at
         if self._shapes is None or len(data) - at < 8:

@@ -142,7 +142,8 @@ _STRING_OR_NUMERIC_KEY: Final = re.compile(
 
 
 _MOST_VALUES: Final = 500_000
-"""Ten times the topics of a large cluster; an empty list takes 3 bytes on the wire and 64 here."""
+"""Limit of the values of a JSON text: ten times the topics of a large cluster. An empty list takes
+3 bytes on the wire and 64 in memory."""
 
 
 class _Refused(ValueError):
@@ -291,7 +292,8 @@ def encode_json_header(frame: Frame) -> bytes:
 
 
 _HOLE: Final = -987_654_321
-"""A number in the place of a text. No text has it behind a key, for quotes in texts are escaped."""
+"""A number that stands for a text; no text contains it after a key, because quotes in texts are
+escaped."""
 
 
 def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
@@ -311,7 +313,7 @@ def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
 
 
 _LONG: Final = 1024
-"""Longer headers are mostly the ids of a batch's messages."""
+"""Length from which on a header consists mostly of the ids of a batch's messages."""
 _IDS_KEY: Final = b'"msgId":"'
 _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 

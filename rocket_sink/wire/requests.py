@@ -231,7 +231,8 @@ def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
 
 
 def _of(queue: MessageQueue) -> dict[str, Value]:
-    """A probe's queue has no broker's name: it asks the one at the address, whichever that is."""
+    """Return the fields of a queue. A probe's queue has no broker name, so the broker at the
+    address answers."""
     return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
 
 

@@ -183,7 +183,7 @@ def decode_pull_answer(
     if frame.code not in PULL_CODES:
         raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
     following = long_field(frame, "nextBeginOffset")
-    for name in ("minOffset", "maxOffset"):  # an answer without them is none to a pull
+    for name in ("minOffset", "maxOffset"):  # an answer to a pull always has them
         long_field(frame, name)
     messages: list[StoredMessage] = []
     if frame.code == ResponseCode.SUCCESS and frame.body is not None:

@@ -86,9 +86,8 @@ class SendTemplate:
         flag: int = 0,
         body: SignedBody = None,
     ) -> bytes:
-        """The bytes before the body.
-
-        `body` is needed for the signature only, when the template has a signer.
+        """Return the bytes before the body. `body` is used for the signature only, if the template
+        has a signer.
 
         Raises:
             LocalProtocolError: too long a frame, or properties that are not valid Unicode.
@@ -140,7 +139,7 @@ class SendTemplate:
                 pieces += (head, body)
             return b"".join(pieces)
         broker = self._brokers.get(broker_name) or self._broker(broker_name)
-        # Half of the time of `head` for each message.
+        # This takes half of the time of calling `head` for each message.
         start = f"{self._start}{queue_id}{self._before_sys_flag}"
         before_flag = f"{self._before_born}{born_ms}{self._before_flag}"
         before_text = f'{self._before_properties},"i":'

@@ -138,8 +138,8 @@ def decode_stored(
 def decode_poll(
     buffer: Body, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int | None]:
-    """The first messages in the body of a pull's answer: at least one, at most `Limits.poll_bytes`.
-    And the queue offset of the first one that is left out.
+    """Return the first messages in the body of a pull's answer (at least one, at most
+    `Limits.poll_bytes`), and the queue offset of the first one that is left out.
 
     Args:
         begin: messages of smaller offsets are left out: a pull from the middle of an inner batch
@@ -241,7 +241,7 @@ def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
     properties = cursor.take(int.from_bytes(cursor.take(2), "big"))
     torn = properties.endswith(b"\0")
     if torn:
-        # Before decoding: the zeros may begin inside a character.
+        # Cut before decoding, because the zeros may begin inside a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
     message = StoredMessage(
         topic=_text(topic),

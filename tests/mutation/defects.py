@@ -2651,7 +2651,7 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "group-expires-often",
         "rocket_sink/wire/connection.py",
-        "        due = list(dict.fromkeys(late))  # a group is there as often as it has requests\n",
+        "        due = list(dict.fromkeys(late))  # a group has one entry per request\n",
         "        due = list(late)\n",
         ("tests/wire/test_connection.py::TestGroups",),
         "each message of a group is sent again as often as the group has messages",

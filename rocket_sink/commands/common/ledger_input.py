@@ -121,8 +121,8 @@ def note_faults(summary: FoldSummary) -> None:
 def check_exists(path: str, spark: SparkSession | None = None) -> None:
     """Refuse a path without a ledger, where pyarrow can look there.
 
-    Without a session only a local path is looked at, so that a wrong one is told before Spark
-    starts: the address and the keys of a store may be known to the session alone.
+    Without a session only a local path is checked, so that a wrong path is reported before Spark
+    starts. Only the session may know the address and keys of a store.
 
     Raises:
         LedgerError: the path has neither a table nor a spool, or this user may not read them.
@@ -149,8 +149,8 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
                 [f"{place.root}/{part}" for part in (LOG_FOLDER, SPOOL)]
             )
         except OSError:
-            return  # Spark may have what it takes
-        # On an object store a folder is there as soon as something is in it.
+            return  # Spark may have the store's address and keys.
+        # On an object store a folder exists if it contains an object.
         has_ledger = any(info.type.name != "NotFound" for info in looked)
     if not has_ledger:
         raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

@@ -117,8 +117,8 @@ class _CtrlC:
     """Ends the processes that were started since it was made: a JVM that is still starting, or
     works on its job, would go on for as long as that takes.
 
-    As a handler of SIGINT it ends them before KeyboardInterrupt is raised. What Spark does while
-    that goes up waits for the call that was under way, and ends at once when the JVM is gone.
+    As a handler of SIGINT it ends them before KeyboardInterrupt is raised. Spark's code that the
+    exception passes waits for the running call, and ends at once when the JVM is gone.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _CtrlC:
 
 @contextlib.contextmanager
 def _no_jvm_left() -> Iterator[_CtrlC]:
-    """After Ctrl-C no process is left that was started in this context, whatever was under way."""
+    """End all processes that were started in this context after Ctrl-C."""
     end = _CtrlC()
     earlier = _handle_sigint(end)
     try:
@@ -188,7 +188,8 @@ def _log_file() -> Iterator[Path | None]:
     try:
         yield log
     except BaseException as error:
-        # Our errors say what is wrong, and who stopped it does not look for more.
+        # Name the log only for other errors: ours say what is wrong, and a user who stopped the
+        # command needs no log.
         if isinstance(error, Exception) and not isinstance(error, RocketSinkError):
             note(f"Spark's log: {name}")
         else:

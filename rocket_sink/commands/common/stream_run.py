@@ -76,7 +76,7 @@ class RunView:
         self._event(self._epoch)
 
     def refresh(self) -> None:
-        """Show what has come since."""
+        """Show the rows that came since the last call."""
         if self._figures is not None and self._figures.refresh():
             self._add(self._figures)
         if self._live is not None:
@@ -125,7 +125,7 @@ class RunView:
         )  # fmt: skip
 
     def _add(self, figures: LiveFigures) -> None:
-        """Rates since the last reading; lines for brokers newly isolated and new dead letters."""
+        """Show rates since the last reading, and lines for new isolations and dead letters."""
         now_s = time.monotonic()
         passed_s = max(now_s - self._read_s, 1e-3)
         self._read_s = now_s
@@ -335,7 +335,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     report.pending = pending_by_reason(spark, resolve_path(str(path)))
     report.query_id = report.query_id or _batch_since(ledger.epochs(spark), began)
     if report.query_id:
-        # With `appId` the ledger has that as query id; a run of a stream has an id of its own.
+        # With `appId` the ledger's query id is the appId, so a stream's run is found by its own id.
         key, value = ("run_id", report.run_id) if report.run_id else ("query_id", report.query_id)
         epochs = ledger.epochs(spark).where(col(key) == value)
         names = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered")
@@ -345,7 +345,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 
 def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
-    """The batch write that ended since then; None: none, or others beside it.
+    """Return the batch write that ended since then; None if there is none, or more than one.
 
     The data source names its write in a process of its own.
     """
@@ -355,7 +355,8 @@ def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
 
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
-    """Follow what comes into the ledger; None without a ledger, or if it cannot be followed."""
+    """Return the figures of the ledger's new rows; None without a ledger, or if it cannot be
+    followed."""
     from rocket_sink.ledger.live import follow
     from rocket_sink.ledger.path import resolve_path
 
@@ -364,7 +365,7 @@ def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigure
     try:
         return follow(spark, resolve_path(str(sink_options["ledger"])))
     except (LedgerError, OSError):
-        return None  # the query says what is wrong, where it needs the ledger's files
+        return None  # The query raises the error if it needs the ledger's files.
 
 
 def stream_writer(

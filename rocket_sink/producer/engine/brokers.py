@@ -62,7 +62,7 @@ class Broker:
         self.latency_s = 0.0
         self.deviation_s = 0.0
         self.stored_sent_s = 0.0
-        """When the latest of the requests that it has stored was written."""
+        """Time at which the latest stored request was written."""
         self.suspect = False
         self.silent = False
         """The broker is suspect, and gives no sign of life when asked: frozen, or cut off."""

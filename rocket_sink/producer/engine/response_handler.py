@@ -173,7 +173,7 @@ class ResponseHandler:
                 attempt.answered_one(result.opaque, result.answer, rtt_s)
             case Frame():
                 return [(attempt.leave(result.opaque - attempt.first_opaque), result)]
-            case PlainAnswers():  # Brokers do not answer sends so.
+            case PlainAnswers():  # Brokers never answer sends in this form.
                 return [
                     (attempt.leave(frame.opaque - attempt.first_opaque), frame)
                     for frame in map(result.frame, range(len(result)))

@@ -28,7 +28,7 @@ from rocket_sink.wire.responses import (
 _SHAPED_BYTES: Final = 1024
 """Longer headers are mostly the ids of a batch's messages."""
 _AT_ONCE: Final = 16
-"""Fewer answers are read one by one for less."""
+"""Least number of answers that are read at once; fewer are cheaper to read one by one."""
 _SHAPES: Final = 8
 """Patterns that a stream may learn; headers that change more often are parsed in full."""
 _PREFIX_BYTES: Final = 8
@@ -124,7 +124,7 @@ Span: TypeAlias = "tuple[int, int]"
 
 
 def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Bytes:
-    """The first frames, as many as equal the first one but for these texts and numbers."""
+    """Return the leading frames that equal the first one except for these texts and numbers."""
     differs = frames != frames[0]
     for start, end in texts:
         differs[:, start:end] = _NOT_IN_TEXT.take(frames[:, start:end])
@@ -133,7 +133,7 @@ def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Byt
         differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
         if end - start > 1:
             differs[:, start] |= digits[:, 0] == _ZERO
-    # Row by row only when there is another one: that takes as long as all the rest.
+    # Compare row by row only if some row differs: this takes as long as all the rest.
     return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
 
 
@@ -201,7 +201,7 @@ class AnswerShape:
         return shape if shape.read(header) is not None else None
 
     def read_many(self, frames: Bytes, header_at: int) -> SendAnswers | PlainAnswers | None:
-        """The first frames as columns, as many as have the shape of the first one.
+        """Return the leading frames that have the shape of the first one, as columns.
 
         Args:
             frames: (n, bytes of a frame), one complete frame per row.

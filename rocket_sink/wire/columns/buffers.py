@@ -135,7 +135,7 @@ def uniform(array: pa.Array) -> Piece:
 
 
 def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
-    """The pieces with each run of neighbours that are not columns packed into one."""
+    """Return the pieces; each run of neighbours that are not columns is packed into one piece."""
     packed: list[Piece] = []
     run: list[bytes | Fixed] = []
     for piece in pieces:
@@ -151,7 +151,7 @@ def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
 
 
 def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
-    """Neighbouring pieces packed into at most one."""
+    """Return neighbouring pieces packed into one piece, or none."""
     fields: list[bytes | Fixed] = []
     for piece in run:
         if fields and isinstance(piece, bytes) and isinstance(fields[-1], bytes):
