@@ -20,6 +20,8 @@ MINIMUM_VERSION = 17
 """For Spark 4 and the JVM flags of RocketMQ."""
 
 _VERSION_TIMEOUT_S = 30
+_VERSION = re.compile(r'^(?:JAVA_VERSION="?|\s*java\.version = )([\d.]+)', re.MULTILINE)
+"""As in the file `release` of a JDK, or as its launcher prints it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,16 @@ def java_version(home: Path) -> int | None:
     launcher = home / "bin" / "java"
     if not os.access(launcher, os.X_OK):
         return None
-    return _release_version(home / "release") or _asked_version(launcher)
+    try:
+        release = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        release = ""
+    match = _VERSION.search(release) or _VERSION.search(_settings_of(launcher))
+    if match is None:
+        return None
+    parts = match[1].split(".")
+    # up to Java 8: 1.8.0_292
+    return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -86,20 +97,6 @@ def _home_of(launcher: Path) -> Path:
     return Path(match.group(1).strip()) if match else home
 
 
-def _release_version(release: Path) -> int | None:
-    try:
-        text = release.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    match = re.search(r'^JAVA_VERSION="?([\d.]+)', text, re.MULTILINE)
-    return _feature(match.group(1)) if match else None
-
-
-def _asked_version(launcher: Path) -> int | None:
-    match = re.search(r"^\s*java\.version = ([\d.]+)", _settings_of(launcher), re.MULTILINE)
-    return _feature(match.group(1)) if match else None
-
-
 def _settings_of(launcher: Path) -> str:
     try:
         done = subprocess.run(
@@ -112,9 +109,3 @@ def _settings_of(launcher: Path) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr
-
-
-def _feature(version: str) -> int:
-    parts = version.split(".")
-    # up to Java 8: 1.8.0_292
-    return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import configparser
 import textwrap
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -52,7 +52,7 @@ def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
         return
     chosen = options_in(group or GROUPS)
     if form == "json":
-        print_json([_as_json(option) for option in chosen])
+        print_json([{fact: getattr(option, fact) for fact in _FACTS} for option in chosen])
         return
     for name in group or GROUPS:
         rows = [(o.name, default_text(o), _words(o)) for o in options_in([name])]
@@ -65,20 +65,7 @@ def _words(known: Option) -> str:
     return known.help
 
 
-def _as_json(known: Option) -> dict[str, Any]:
-    return {
-        "name": known.name,
-        "default": known.default,
-        "kind": known.kind.value,
-        "unit": known.unit,
-        "group": known.group,
-        "choices": list(known.choices),
-        "aliases": list(known.aliases),
-        "java": known.java,
-        "help": known.help,
-    }
-
-
+_FACTS: Final = ("name", "default", "kind", "unit", "group", "choices", "aliases", "java", "help")
 _TITLES: Final = {
     "connection": "Connection",
     "message": "Messages",

@@ -13,7 +13,7 @@ from rocket_sink.commands.common.sink_input import resolved_options, sink_option
 if TYPE_CHECKING:
     from rocket_sink.wire.route import TopicRoute
 
-_READ, _WRITE = 4, 2
+_PERMISSIONS = ((4, "read"), (2, "write"))  # as in PermName
 
 
 @click.command(
@@ -63,13 +63,8 @@ def route_rows(route: TopicRoute) -> list[dict[str, Any]]:
                 "slaves": [address for number, address in sorted(addresses.items()) if number],
                 "writeQueues": queue.write,
                 "readQueues": queue.read,
-                "permission": permission_words(queue.perm),
+                "permission": " and ".join(word for bit, word in _PERMISSIONS if queue.perm & bit)
+                or "none",
             }
         )
     return rows
-
-
-def permission_words(perm: int) -> str:
-    """`read and write`, `read`, `write` or `none` (PermName)."""
-    words = [word for bit, word in ((_READ, "read"), (_WRITE, "write")) if perm & bit]
-    return " and ".join(words) or "none"

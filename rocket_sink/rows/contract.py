@@ -1,29 +1,6 @@
 """The row contract of all lanes: columns, their types and meanings, checked on the driver.
 
-=====================  ==============================================  =============================
-column                 types                                           becomes
-=====================  ==============================================  =============================
-body (or value)        binary, string                                  the message body; required
-topic                  string                                          the topic; the option wins
-tags                   string                                          TAGS
-keys (or key)          string, array<string>                           KEYS
-sharding_key           string, whole numbers, decimal (their text)     the queue, and __SHARDINGKEY
-properties (headers)   map<string,string>, or                          user properties
-                       array<struct<key:string,value:string|binary>>
-delay_level            whole number                                    DELAY
-delay_ms               whole number                                    TIMER_DELAY_MS
-delivery_timestamp     timestamp, whole number (epoch ms)              TIMER_DELIVER_MS
-queue_id, broker_name  whole number, string; both or none              the queue
-flag                   whole number                                    flag
-wait_store             boolean                                         WAIT
-message_id             string                                          UNIQ_KEY
-event_time             timestamp                                       property __event_time_ms
-traceparent            string (the W3C's form)                         property traceparent
-tracestate             string (the W3C's form)                         property tracestate
-priority               whole number                                    _SYS_MSG_PRIORITY_
-lite_topic             string                                          the queue, and __LITE_TOPIC
-order_by               what can be sorted                              order inside a task
-=====================  ==============================================  =============================
+docs/reference/columns.md says what each column becomes.
 
 `__rmq_<name>` is an alias of each name, for frames where a data column has the plain name. The
 option `columns` maps a column of another name. Other columns are ignored, refused

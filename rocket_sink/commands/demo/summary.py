@@ -81,10 +81,11 @@ class Verifier:
             self._new_ids += message_id != self._ids[row]
         else:
             self._ids[row] = message_id
-        self._note_order(
-            key, int(properties["seq"]), (broker_name, message.queue_id),
-            repeated=bool(self._copies[row]),
-        )  # fmt: skip
+        order, queue = self._keys.setdefault(key, _Key()), (broker_name, message.queue_id)
+        seq, last_seq = int(properties["seq"]), order.last_seq.setdefault(queue, -1)
+        if not self._copies[row]:
+            order.disordered |= seq < last_seq
+            order.last_seq[queue] = max(last_seq, seq)
         self._copies[row] += 1
 
     def verdict(self) -> Verdict:
@@ -111,13 +112,6 @@ class Verifier:
         except ValueError:
             return False
         return self._rows[row] == (key, *(flight.get(name) for name in _COMPARED[1:]))
-
-    def _note_order(self, name: str, seq: int, queue: tuple[str, int], *, repeated: bool) -> None:
-        key = self._keys.setdefault(name, _Key())
-        last_seq = key.last_seq.setdefault(queue, -1)
-        if not repeated:
-            key.disordered = key.disordered or seq < last_seq
-            key.last_seq[queue] = max(last_seq, seq)
 
 
 def lost_rows(verdict: Verdict, dead_letters: Iterable[int]) -> frozenset[int]:
