@@ -80,7 +80,7 @@ def test_addresses_are_those_of_one_home() -> None:
 def test_the_bill_of_materials_is_that_of_setup_cfg() -> None:
     assert sbom.main(["--check"]) == 0, "run: python -m tools.sbom"
     needs = sbom.requirements()
-    assert needs["pyarrow"] == (">=15", "") and needs["duckdb"][1] == "fast"
+    assert needs["pyarrow"] == (">=18", "") and needs["duckdb"][1] == "fast"
     assert "pytest" not in needs and "sphinx" not in needs
 
 

@@ -1869,6 +1869,14 @@ SPARK: tuple[Defect, ...] = (
         "nothing tells where the rows of a query with format(rocketmq) go",
     ),
     Defect(
+        "java-takes-the-signal",
+        "rocket_sink/commands/common/stream_run.py",
+        "        _let_jvm_go_on(spark, stop)\n",
+        "",
+        ("tests/integration/test_spark_submit.py::test_a_signal_ends_the_query_with_its_accounts",),
+        "SIGTERM under spark-submit ends a query within a micro-batch, and without accounts",
+    ),
+    Defect(
         "notebook-has-no-table",
         "rocket_sink/net/log.py",
         '    if hasattr(shell, "kernel"):\n',

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -152,6 +153,7 @@ def cases() -> list[Case]:
         Case(f"pip-spark-{spark}", here, spark, "", "", ())
         for spark in _sorted({*sparks, *fitting})
     ]
+    chosen += [Case(f"there-spark-{spark}", here, spark, "", "", ()) for spark in sparks]
     chosen += [
         Case(f"spark-{spark}-delta-{delta}", here, spark, delta, DEFAULT_VERSION, SPARK_TESTS)
         for spark in fitting
@@ -230,6 +232,8 @@ def pythons() -> dict[str, Path]:
 
 def run(case: Case) -> Result:
     """Install the case's versions and run its tests; if it has none, only ask pip."""
+    if case.name.startswith("there-"):
+        return _beside(case)
     if not case.tests:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
@@ -266,6 +270,37 @@ def run(case: Case) -> Result:
     failures = sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)))
     note = "" if code == 0 else ", ".join(failures) or f"exit code {code}"
     return _result(case, code == 0, int(passed[1]) if passed else 0, note)
+
+
+def _beside(case: Case) -> Result:
+    """Install into an environment that has this Spark; compare its files, and run the lanes."""
+    folder = _cache() / f"spark-{case.pyspark}"
+    python = folder / "bin" / "python"
+    subprocess.run([str(pythons()[case.python]), "-m", "venv", "--clear", str(folder)], check=True)
+    spark = [f"pyspark=={case.pyspark}", "pyarrow", "pandas"]
+    if failed := _pip(python, ["--no-compile", *spark]):
+        return _result(case, None, 0, failed)
+    before = _sums(folder)
+    if failed := _pip(python, ["--no-compile", ".[fast]"]):
+        return _result(case, None, 0, failed)
+    after = _sums(folder)
+    if changed := sorted(str(path) for path in before if after.get(path) != before[path]):
+        return _result(case, False, 0, f"pip changes {len(changed)} files: {changed[0]}")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(python)}
+    log = _cache() / f"{case.name}.log"
+    with tempfile.TemporaryDirectory() as data, log.open("w") as file:
+        command = [str(python), "-m", "tests.versions.lanes", data]
+        code = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=file, stderr=file, timeout=LONGEST_S
+        ).returncode
+    lanes = log.read_text(errors="replace").count("rows sent, and in the ledger")
+    return _result(case, code == 0, lanes, "" if code == 0 else f"exit code {code}")
+
+
+def _sums(folder: Path) -> dict[Path, str]:
+    """Return the hashes of the files of an environment, without byte code."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _cache() -> Path:
@@ -329,6 +364,15 @@ def _page(results: Sequence[Result]) -> Iterator[str]:
     )
     parts = (
         ("pip-", "What pip takes", "With a pyspark that is wanted or there: the Delta beside it."),
+        (
+            "there-",
+            "A Spark that is there",
+            (
+                "`pip install rocket-sink[fast]` into an environment with this pyspark, pyarrow "
+                "and pandas changes none of its files. Then all five lanes send and keep a ledger, "
+                "in a plain session without Delta's jars; each lane counts as a test."
+            ),
+        ),
         (
             "spark-",
             "Spark and Delta",

@@ -1,0 +1,91 @@
+"""SIGTERM and Ctrl-C of `jobs/stream.py` under spark-submit, as a scheduler or a terminal sends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.spool.files import waiting_epochs
+from rocket_sink.testing import FakeCluster
+from tests.integration.test_ctrl_c import of_session
+from tests.jvms import submit_words
+from tests.ledger.views import view_rows
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 400.0
+
+
+def terminate(process: subprocess.Popen[str]) -> None:
+    """Signal the JVM alone, as a scheduler does: spark-submit becomes it."""
+    process.send_signal(signal.SIGTERM)
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> None:
+    """Signal Java and Python, as a terminal does."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize(("lane", "end"), [("foreach", terminate), ("datasource", press_ctrl_c)])
+def test_a_signal_ends_the_query_with_its_accounts(
+    tmp_path: Path, lane: str, end: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    builder = configure_spark_with_delta_pip(SparkSession.builder)
+    submit = Path(sys.executable).parent / "spark-submit"
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("ticks", queues=1)
+        command = [
+            str(submit), *submit_words(), "--master", "local[1]",
+            "--packages", builder._options["spark.jars.packages"],
+            str(ROOT / "jobs" / "stream.py"), "--format", "rate", "--source-option",
+            "rowsPerSecond=50", "--trigger", "3 seconds", "--lane", lane,
+            "--checkpoint", str(tmp_path / "checkpoint"), "--ledger", str(tmp_path / "ledger"),
+            "-n", cluster.name_server, "-t", "ticks",
+            "--select", "cast(value AS string) AS body",
+        ]  # fmt: skip
+        names = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
+        environ = {name: value for name, value in os.environ.items() if name not in names}
+        # Spark's log is longer than a pipe.
+        with (tmp_path / "out").open("w") as out_file, (tmp_path / "err").open("w") as err_file:
+            process = subprocess.Popen(
+                command, env={**environ, "PYSPARK_PYTHON": sys.executable}, cwd=tmp_path,
+                start_new_session=True, stdout=out_file, stderr=err_file, text=True,
+            )  # fmt: skip
+        try:
+            until_s = time.monotonic() + DEADLINE_S
+            while len(cluster.messages("ticks")) < 100:
+                assert process.poll() is None, (tmp_path / "err").read_text()
+                assert time.monotonic() < until_s
+                time.sleep(0.1)
+            end(process)
+            process.wait(DEADLINE_S)
+        finally:
+            for member in of_session(process.pid):
+                member.kill()
+            process.wait()
+        # spark-submit writes both streams of Python to its own standard output.
+        out = (tmp_path / "out").read_text()
+        err = (tmp_path / "err").read_text()
+        sent = len(cluster.messages("ticks"))
+    assert process.returncode == 0, err
+    assert "stopping after the current micro-batch" in out
+    accounts = out.replace(",", "")
+    assert re.search(rf"^rows_in {sent} acked {sent} ", accounts, re.MULTILINE), (sent, accounts)
+    assert "Traceback" not in out + err
+    assert "\tat " not in out + err
+    place = resolve_path(str(tmp_path / "ledger"))
+    assert not any(waiting_epochs(spool, spool.filesystem()) for spool in place.spools)
+    (row,) = view_rows(place.uri.removeprefix("file:"), "SELECT sum(acked) AS acked FROM epochs")
+    assert row.acked == sent

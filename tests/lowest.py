@@ -1,0 +1,51 @@
+"""Runs the tests without Java with the lowest versions that setup.cfg allows.
+
+    python -m tests.lowest                 with the oldest Python of this machine
+    python -m tests.lowest tests/wire -x   pytest's own arguments instead of all tests
+
+uv resolves each direct requirement of the extra `test` to its lowest version. An extra may ask for
+more than the core does, so pyarrow is then put down to the core's own bound. The command `uv` has
+to be on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import requires
+from pathlib import Path
+
+import platformdirs
+from packaging.requirements import Requirement
+
+from tests.versions.__main__ import PYTHON_TESTS, ROOT, pythons
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder = platformdirs.user_cache_path("rocket-sink") / "versions" / "lowest"
+    python = folder / "bin" / "python"
+    oldest = next(iter(pythons().values()))
+    subprocess.run(["uv", "venv", "--clear", "--python", oldest, folder], check=True)
+    install = ["uv", "pip", "install", "--python", str(python)]
+    lowest = ["--resolution", "lowest-direct", "-e", ".[test]"]
+    subprocess.run([*install, *lowest], cwd=ROOT, check=True)
+    subprocess.run([*install, "--no-deps", f"pyarrow=={lower_bound('pyarrow')}"], check=True)
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+    environ = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+    return subprocess.call([*command, *(arguments or PYTHON_TESTS)], cwd=ROOT, env=environ)
+
+
+def lower_bound(package: str) -> str:
+    """Return the lowest version of a package of the core that our metadata allows."""
+    wanted = (Requirement(text) for text in requires("rocket-sink") or () if "extra" not in text)
+    bounds = str(next(wish.specifier for wish in wanted if wish.name == package))
+    match = re.search(r">=([\d.]+)", bounds)
+    assert match is not None, bounds
+    return match[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
