@@ -36,7 +36,6 @@ Ints: TypeAlias = "int | Int64s"
 _ESCAPED: Final = np.zeros(256, np.bool_)
 _ESCAPED[:0x20] = True
 _ESCAPED[[ord('"'), ord("\\")]] = True
-_HEAD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, eq=False)
