@@ -98,8 +98,7 @@ class QuickLedger:
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
         """Make `ledger_rows`, by DuckDB's own reader if the table consists of its files alone.
         DuckDB then knows the files' row counts, which helps it to plan joins; a scan through Arrow
-        takes four times as long and twice the memory.
-        """
+        takes four times as long and twice the memory."""
         files = data_files(place, table)
         has_files_only = table.protocol().min_reader_version == 1
         if not has_files_only or _GLOB.intersection(self.path):

@@ -235,8 +235,7 @@ _ENDED_S: Final = 5.0
 
 def await_ended_queries(spark: SparkSession) -> None:
     """Wait, for some seconds at most, for Spark's last events of queries that have ended. Returns
-    at once if no query of this process that writes to a ledger has just ended.
-    """
+    at once if no query of this process that writes to a ledger has just ended."""
     if not is_classic(spark):
         return
     for folder in list(spark.sparkContext.__dict__.get(FOLDERS, {}).values()):

@@ -130,8 +130,7 @@ class LiveFigures:
 
     def refresh(self) -> bool:
         """Take in the commits since the last call; return whether there were any. Commits that
-        cannot be read now are logged, and read by a later call.
-        """
+        cannot be read now are logged, and read by a later call."""
         with self._lock:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False

@@ -107,8 +107,7 @@ class PendingKeys:
     def withdraw_earlier(self) -> None:
         """Remove the notes of earlier attempts; called by an attempt that is complete and durable.
         Only notes that `held_for` saw are removed: a worker that outlives its driver must not
-        remove the notes of a later attempt.
-        """
+        remove the notes of a later attempt."""
         if self._earlier:
             with _errors(self._place):
                 NoteStore(self._place, _KIND).remove(*self._earlier)

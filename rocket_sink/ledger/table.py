@@ -293,8 +293,7 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
 
 def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
     """Return whether a commit after `version` has the fold whose manifest has this token; None if
-    the log does not reach back so far.
-    """
+    the log does not reach back so far."""
     table = open_direct(spark, place)
     if table is not None:
         return is_told(place, table, token, version)
@@ -345,8 +344,7 @@ def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
     ledger. A change of the table's version makes every running append fail, that of `write_batch`
     after its sends. So one process at a time checks and changes it, under a lock. Without a lock (a
     file system that pyarrow does not know, or another host), Delta accepts one change and the
-    others read the table again.
-    """
+    others read the table again."""
     # The import is here because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 
@@ -760,8 +758,7 @@ def _exists(place: LedgerPath, path: str) -> bool:
 
 def _write(place: LedgerPath, *, spools: bool) -> None:
     """Make and remove a test object where the task will write. On file systems it is a folder,
-    because a fold takes files in the spool for rows.
-    """
+    because a fold takes files in the spool for rows."""
     name = f"_try-{uuid.uuid4().hex}"
     if place.is_local:
         folder = Path(place.spool if spools else place.root)

@@ -585,8 +585,7 @@ class Driver:
     def finish(self) -> None:
         """Send all accepted messages, as the process ends; log how many were not delivered. This
         takes no longer than the requests' own deadlines. Afterwards no thread runs in the
-        background, so asynchronous sends of other threads wait for their end.
-        """
+        background, so asynchronous sends of other threads wait for their end."""
         thread = self._thread
         if self.closing:
             if thread is not None:  # the thread closes a producer that was abandoned
@@ -620,8 +619,7 @@ class Driver:
     def abandon(self) -> None:
         """Let the producer's thread, if there is one, send all accepted messages, close, and end. A
         resting thread does so at its next heartbeat. The garbage collector calls this, perhaps in a
-        thread that has the lock.
-        """
+        thread that has the lock."""
         self._is_abandoned = True
         self.engine.client.wake()
 

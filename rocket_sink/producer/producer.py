@@ -81,8 +81,7 @@ class Producer:
         self.on_transaction_check = transaction_listener
         """A function that gets the half message of a transaction check and returns its state. The
         function runs on a thread of its own, one check at a time. An exception counts as UNKNOWN:
-        the broker checks again (see `producer.transactions`).
-        """
+        the broker checks again (see `producer.transactions`)."""
         self._credentials = credentials
         self._renewing = ForkLock()
         self._closed = False

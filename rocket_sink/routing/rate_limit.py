@@ -78,8 +78,7 @@ class AimdWindow:
     def room_for(self, requests: int, in_flight: int) -> int:
         """Return how many requests of a group may be sent now; 0 if the group must wait. The group
         waits for half of the window: with quarters a message took twice the CPU, and sixteen
-        senders on the brokers' machine reached two thirds of the rate.
-        """
+        senders on the brokers' machine reached two thirds of the rate."""
         limit = int(self.limit)
         room = limit - in_flight
         if room >= requests:

@@ -234,8 +234,7 @@ def decide_degraded(
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
     FLUSH_SLAVE_TIMEOUT (12). GIVE_UP takes the result. A retry stores the message twice, so it
-    needs `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`.
-    """
+    needs `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`."""
     facts = Decision(Action.GIVE_UP)
     wanted = policies.retry_not_store_ok or (
         # A retry would find the same missing replica; RocketMQ's documentation advises against it.

@@ -122,8 +122,7 @@ class Equals(Generic[Target]):
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
         """Return the chosen broker. If it is full, or has more than its share of the requests in
         flight, return the least loaded one with room, or None if all are full. The limits are
-        worked out anew after as many choices as there are brokers.
-        """
+        worked out anew after as many choices as there are brokers."""
         if not self._choices:
             self._choices, self._most = len(self.brokers), self._limits()
         self._choices -= 1
@@ -174,8 +173,7 @@ def random_queue(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 def least_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     """Choose the better of two random brokers, by latency times requests in flight. The best of all
     brokers would be overloaded by many producers (Mitzenmacher, "The Power of Two Choices in
-    Randomized Load Balancing", 2001).
-    """
+    Randomized Load Balancing", 2001)."""
     if rng.random() < EXPLORE:
         return round_robin(equals, rng)
     brokers = equals.brokers

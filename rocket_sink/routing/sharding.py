@@ -80,8 +80,7 @@ def fallback_queue(
     """Return the queue for the keys of `home` now (ordering=best_effort); None without any queue.
     The queue is `home` while its broker is available, or if no broker is. Else it is a queue of an
     available broker, by rendezvous hashing of the home queue's name, so that all workers choose the
-    same one.
-    """
+    same one."""
     has_home = info.index_of(home) is not None
     if has_home and available(info.broker_of(home)):
         return home

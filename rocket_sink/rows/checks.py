@@ -163,8 +163,7 @@ def _is_illegal(name: str, value: str) -> bool:
 def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
     """Return the size of each row's wire property string if it exceeds `limit`, else 0. The size is
     exact, with a generated id if the row has none. Sizes are not computed if even the longest
-    values together are under the limit.
-    """
+    values together are under the limit."""
     longest = _OTHERS_BYTES
     if batch.properties is not None:
         longest += int(map_sizes(batch.properties).max())

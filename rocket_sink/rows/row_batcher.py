@@ -134,8 +134,7 @@ class RowBuffer:
     owner appends to `rows`, and calls `is_full` once there are `look_at` rows. So sizes of small
     rows are summed every hundred rows, sizes of large ones at each row. Another thread may `take`
     while the owner appends, if the two hold one lock around `take` and `is_full`; rows appended
-    meanwhile stay.
-    """
+    meanwhile stay."""
 
     __slots__ = ("_body", "_gatherer", "_largest", "_limit", "_seen", "_size", "look_at", "rows")
 
@@ -291,8 +290,7 @@ def _micros(value: dt.datetime | None) -> int | None:
 def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
     """Return keys that sort like the times, for both TIMESTAMP and TIMESTAMP_NTZ, which Spark
     passes as times without a zone. A key is the moment in the worker's zone, then the written time.
-    Only a TIMESTAMP_NTZ can be in an hour that the clock skips; its moment is that of the skip.
-    """
+    Only a TIMESTAMP_NTZ can be in an hour that the clock skips; its moment is that of the skip."""
     keys = np.zeros((len(times), 2), ">i8")
     for number, value in enumerate(times):
         if value is None:

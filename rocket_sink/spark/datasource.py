@@ -160,8 +160,7 @@ def _begin_write(options: SinkOptions, run: str) -> str:
     """Return the query id of a batch write: its run's id, after the `appId` if there is one. Each
     write has its own id, because equal ids would replace each other's accounts. With effectively
     once, the id is that of the `appId`'s last write if that has not ended, so that tasks look up
-    its messages.
-    """
+    its messages."""
     if not options.app_id:
         return run
     if not (options.ledger and options.delivery == "effectively_once"):

@@ -302,8 +302,7 @@ class BatchWriter:
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
         """Return query id and version of the write, and whether an earlier write of this `appId`
         has not ended. With effectively once the id is that write's, so that tasks look up its
-        messages. The ledger may have that write's rows, if it died before it noted its end.
-        """
+        messages. The ledger may have that write's rows, if it died before it noted its end."""
         options = self._options
         if not options.app_id:
             return run, 0, False
@@ -330,8 +329,7 @@ class BatchWriter:
     def _refuse(self, session: SparkSession) -> None:
         """
         Raise if the query was refused at its start. Raises: ConfigurationError: the query must send
-            nothing.
-        """
+            nothing."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if reason := refused_queries.get(query or ""):
             raise ConfigurationError(reason)

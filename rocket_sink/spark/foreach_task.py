@@ -256,8 +256,7 @@ class ForeachTask:
 
     def _expect_thread(self, *, first_row: bool = False) -> None:
         """Set the time at which the thread must act: to send old rows, or to read answers if Spark
-        falls silent.
-        """
+        falls silent."""
         if not self._max_delay_s:
             return
         due_s = time.monotonic() + self._max_delay_s

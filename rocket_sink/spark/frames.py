@@ -43,8 +43,7 @@ def _warn_of_key(sharding_key: str | None) -> None:
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
     """Return the needed columns, packed into JSON on request, and the plan for this frame. Names
     with other characters are replaced, because Spark's Arrow functions take `a.b` for a field of
-    `a`.
-    """
+    `a`."""
     packed = pack_json(df, plan)
     plain = {
         name: name if name.isidentifier() else f"_column_{number}"

@@ -142,8 +142,7 @@ class FoldThread:
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
         """Fold this ledger, too; its queries write under this `appId`, if any. The shortest of all
-        intervals counts, and the longest retention.
-        """
+        intervals counts, and the longest retention."""
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
@@ -182,8 +181,7 @@ class FoldThread:
 
     def await_ended(self, wait_s: float) -> None:
         """Wait until Spark's events of ended queries are in the spool. `awaitTermination` returns
-        before Spark has reported their last epochs.
-        """
+        before Spark has reported their last epochs."""
         until_s = time.monotonic() + wait_s
         active = {str(query.runId) for query in self._session.streams.active}
         with self._wake:
@@ -374,8 +372,7 @@ class FoldThread:
     def _count(self, place: LedgerPath) -> None:
         """Warn of epochs noted since the last count that lack rows which Spark handed over. The sum
         is over all complete attempts, so an epoch that is named lacks rows whichever attempts
-        count.
-        """
+        count."""
         waiting = self._uncounted.pop(place, {})
         if not waiting:
             return

@@ -136,8 +136,7 @@ def speculates(session: Any) -> bool:
 def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
     """
     Raise if speculation is on and not allowed. Raises: ConfigurationError: spark.speculation is on,
-        and `allowSpeculation` is not.
-    """
+        and `allowSpeculation` is not."""
     if is_on and not options.allow_speculation:
         raise ConfigurationError(
             "spark.speculation is on: Spark runs a second copy of a slow task, and both copies "
@@ -320,8 +319,7 @@ def _refuse_object(*_: Any) -> None:
 def refuse_own_input(df: DataFrame, ledger: str) -> None:
     """
     Refuse a frame that reads its own ledger. Raises: ConfigurationError: the frame reads a folder
-        that contains the ledger.
-    """
+        that contains the ledger."""
     if ledger and is_classic(df.sparkSession):
         reason = _own_input(df._jdf.queryExecution().analyzed(), [("ledger", ledger)])
         if reason:
@@ -342,8 +340,7 @@ def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
 
 def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
     """Return whether an input folder, or pattern of folders, includes the files in `place`. Spark
-    leaves out names that begin with `_` or `.`, unless they name a partition.
-    """
+    leaves out names that begin with `_` or `.`, unless they name a partition."""
     below = place[len(pattern) :]
     is_hidden = any(part.startswith(("_", ".")) and "=" not in part for part in below)
     is_inside = len(pattern) <= len(place) and all(map(fnmatchcase, place, pattern))

@@ -70,8 +70,7 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
     """Return groups of rows with one topic (as text), one WAIT and one kind (`RowBatch.kinds`). A
     batch may not mix them (MessageBatch.generateFromList), and only kind 0 may be in a batch. Each
     group is in row order. With `in_order` the groups of a topic are, too: a new one begins at each
-    change.
-    """
+    change."""
     for group in _by_topic(rows):
         kinds = _kinds(group)
         if kinds is None:

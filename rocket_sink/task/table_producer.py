@@ -1,7 +1,6 @@
 """Sends Arrow tables without Spark, by the task body of the Spark lanes; for rows that are columns
 already (pyarrow, pandas, polars, DuckDB). A message costs as much as a row of a Spark task, a tenth
-of a message of `Producer`.
-"""
+of a message of `Producer`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The marker in a half message, by which any process can find the ledger's decision on it. The
 producer group of half messages belongs to the ledger, not to the sender: brokers ask any client of
-the group, and all its clients can read the ledger (`rocket_sink.spark.transactions`).
-"""
+the group, and all its clients can read the ledger (`rocket_sink.spark.transactions`)."""
 
 from __future__ import annotations
 

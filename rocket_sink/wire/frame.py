@@ -153,8 +153,7 @@ class FrameReader:
 
     def next_answers(self) -> Answers | None:
         """Return the next frames at once if they are answers of success of one form; else None.
-        `next_frame` reads the others.
-        """
+        `next_frame` reads the others."""
         data, at = self._data, self._at
         if self._shapes is None or len(data) - at < 8:
             return None

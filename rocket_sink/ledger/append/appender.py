@@ -1,7 +1,6 @@
 """An append to the table: by delta-rs if it may, else by Spark's Delta (`begin_append`). With
 delta-rs, tasks or the driver write their rows into data files, and the driver commits the files.
-With Spark's Delta, Spark writes the rows.
-"""
+With Spark's Delta, Spark writes the rows."""
 
 from __future__ import annotations
 
@@ -226,8 +225,7 @@ class _BySpark(Append):
 def _begins_late(place: LedgerPath) -> bool:
     """Return whether the log lacks its first commits, and remove the later ones. After a deletion
     Spark's Delta still knows the old version, and in a store without folders it writes the next
-    commit, which no reader can use.
-    """
+    commit, which no reader can use."""
     try:
         files, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
         paths = files.get_file_info(fs.FileSelector(log_folder, allow_not_found=True))

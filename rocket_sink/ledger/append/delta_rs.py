@@ -89,8 +89,7 @@ _read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
 def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
     """Return the newest version, from a cache: opening a table takes time in proportion to its log.
     Do not commit by this object, because a commit is checked against the version at which its table
-    was opened.
-    """
+    was opened."""
     key = os.getpid(), place
     last_commit, table = _read.get(key, (None, None))
     if table is not None and _last_commit(place, table) == last_commit:
@@ -103,8 +102,7 @@ def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
 
 def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
     """Return an identity of the file of the table's last commit. None if the file is gone, or
-    another commit follows.
-    """
+    another commit follows."""
     log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
     paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
     last, following = place.filesystem().get_file_info(paths)
@@ -159,8 +157,7 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
 def _spoilt_files(place: LedgerPath) -> list[str] | None:
     """Return the checkpoints, and `_last_checkpoint`, without which a copy of the log can be read.
     Returns an empty list if removing them does not help, and None if the whole copy can be read:
-    then the log is sound, and the store failed for a moment.
-    """
+    then the log is sound, and the store failed for a moment."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
     from pyarrow import fs

@@ -153,8 +153,7 @@ class Absence:
     times of the first and last failed attempt. `back_at` is the time at which the broker stored a
     message again (None: not yet). `stored_elsewhere` counts the requests that other brokers stored
     meanwhile. `left_route`: the broker was no longer in the route. `cause` is the most frequent
-    error's code.
-    """
+    error's code."""
 
     broker: str
     since: dt.datetime
@@ -169,8 +168,7 @@ class Absence:
 class WaitFigures:
     """Pending dead letters with a sharding key; later rows of their keys wait, too. `broker` is the
     broker that did not take the key's letters, if it is recorded. `forbidden` counts rows of topics
-    that the account may not write to.
-    """
+    that the account may not write to."""
 
     broker: str | None
     rows: int

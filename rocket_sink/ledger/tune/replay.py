@@ -27,8 +27,7 @@ class Replayed(NamedTuple):
     """The result of a profile for the recorded attempts. `isolations` counts those of all hosts,
     and `isolated_s` sums their lengths. `moved` and `unsent` (last attempt failed) count messages.
     `latency_ms` has those of all other messages, ascending; `weight` is the number of messages up
-    to each.
-    """
+    to each."""
 
     isolations: int
     isolated_s: float

@@ -1,8 +1,7 @@
 """Erasure: contents of dead letters are deleted for good, and their accounts stay. The letters'
 files are written anew without the contents. The old files, also those of earlier versions of the
 table, are deleted at once. A reader that uses an old file fails. The table's log holds no contents:
-its statistics are of ids and times.
-"""
+its statistics are of ids and times."""
 
 from __future__ import annotations
 

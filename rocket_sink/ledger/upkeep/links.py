@@ -1,7 +1,6 @@
 """A test for hard links, which keep Delta's commits to a local table apart. A link fails if the
 name is taken; a rename does not. On a file system without hard links (blobfuse, some FUSE and SMB
-mounts, FAT), one of two drivers would overwrite the other's commit.
-"""
+mounts, FAT), one of two drivers would overwrite the other's commit."""
 
 from __future__ import annotations
 

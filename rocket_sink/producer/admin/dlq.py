@@ -156,8 +156,7 @@ class ResendReport:
     """Numbers of dead letters by result, and the first `FAILURES_MAX` failures. `degraded` counts
     those of `resent` that are stored, but were not flushed or replicated in time. `already`: the
     topic has an earlier resend. `left_alone`: the limit of resends is reached. `homeless`: the
-    origin topic is unknown.
-    """
+    origin topic is unknown."""
 
     resent: int = 0
     degraded: int = 0

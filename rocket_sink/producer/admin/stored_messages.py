@@ -80,8 +80,7 @@ class StoredMessages:
 
     def settle(self, topic: str) -> None:
         """Wait until every broker answers, and `storedCheckDelay` more; once for each broker. After
-        this, requests of earlier attempts are stored and indexed, or never will be.
-        """
+        this, requests of earlier attempts are stored and indexed, or never will be."""
         new = [name for name in self._names(topic) if name not in self._settled]
         if not new:
             return

@@ -506,8 +506,7 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Count the dead letters that wait for each broker, as rows of WAITING_DDL; send nothing. Yield
-    one row without a name if no name server answers.
-    """
+    one row without a name if no name server answers."""
     from rocket_sink.producer.pool import worker_pool
 
     counts: Counter[str] = Counter()

@@ -207,8 +207,7 @@ class Table:
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
         """
         Refuse other types than the noted ones. Raises: ColumnError: the rows that were sent have
-            other types now.
-        """
+            other types now."""
         store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
         with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
