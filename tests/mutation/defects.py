@@ -1501,6 +1501,14 @@ ROWS: tuple[Defect, ...] = (
         "behind a proxy each batch to a FIFO topic is refused, and sent again message by message",
     ),
     Defect(
+        "failures-without-topic",
+        "rocket_sink/spark/backfill/resend.py",
+        'parts = (self._options.topic or name["topic"] or "",',
+        'parts = (self._options.topic or "",',
+        ("tests/spark/backfill/test_resend.py",),
+        "an operator does not see which topic refused the letters of a backfill",
+    ),
+    Defect(
         "traces-fail-tasks",
         "rocket_sink/producer/tracing.py",
         "        except RocketSinkError as error:\n            self._lose(error)\n",

@@ -132,6 +132,8 @@ FOUND: Final = "found at a broker: an earlier send had stored it"
 
 FAILURES_MAX: Final = 1000
 """Limit of the failures that a backfill names."""
+_FAILURE: Final = ("topic", "code", "error")
+_SEPARATOR: Final = "\x1f"
 _COUNTS: Final = (
     "resent",
     "degraded",
@@ -165,9 +167,10 @@ RESULT_DDL: Final = ", ".join(
 class Resent:
     """The result of a task, or of a whole backfill, in numbers of dead letters.
 
-    `degraded` of `resent` are stored without the durability asked for. `failures` has code and text
-    of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored already, by
-    an earlier backfill that was killed before it noted them, or by the send that got no answer.
+    `degraded` of `resent` are stored without the durability asked for. `failures` has topic, code
+    and text of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored
+    already, by an earlier backfill that was killed before it noted them, or by the send that got no
+    answer.
     `waiting` counts letters that stay pending, by the broker (or queue) that is in no route;
     `moved` of `resent` went to another queue than their own (`move_keys`). `left_out` were settled
     by others since the plan, for example parked by hand.
@@ -212,7 +215,12 @@ class Resent:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
-        return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
+        failures = [
+            {"message_id": number, **dict(zip(_FAILURE, text.split(_SEPARATOR, 2), strict=True))}
+            for number, text in self.failures.items()
+        ]
+        counts = {"codes": dict(self.codes), "waiting": dict(self.waiting)}
+        return {**vars(self), **counts, "failures": failures}
 
     def as_batch(self) -> pa.RecordBatch:
         """Return the counts as one row of RESULT_SCHEMA."""
@@ -427,13 +435,15 @@ class Resender:
             return
         failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]
         self._stop_keys(chunk)
-        for number, failure in zip(chunk["message_id"].to_pylist(), failures, strict=True):
+        names = chunk.select(["message_id", "topic"]).to_pylist()
+        for name, failure in zip(names, failures, strict=True):
             if failure.code == "HELD_BACK":
                 self.total.held_back += 1
                 continue
             self.total.failed += 1
             self.total.codes[failure.code] += 1
-            self.total.add_failures({number: f"{failure.code}: {failure.text}"})
+            parts = (self._options.topic or name["topic"] or "", failure.code, failure.text)
+            self.total.add_failures({name["message_id"]: _SEPARATOR.join(parts)})
             self.total.first_error = self.total.first_error or failure.text
         self._spool.append(
             not_stored(
