@@ -2016,7 +2016,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "backfills-name-no-letter",
         "rocket_sink/spark/backfill/resend.py",
-        '            self.total.add_failures({number: f"{failure.code}: {failure.text}"})\n',
+        '            self.total.add_failures({name["message_id"]: _SEPARATOR.join(parts)})\n',
         "",
         ("tests/spark/backfill/test_resend.py",),
         "backfill --json says how many letters failed, and not which",
