@@ -32,7 +32,7 @@ _LAST_S: Final = 10.0
 """Longest wait for a collector when the driver ends."""
 _lock: Final = ForkLock()
 _runs: Final[dict[str, _Run]] = {}
-_emitters: Final[list[_Emitter]] = []
+emitters: Final[list[_Emitter]] = []
 
 
 @dataclass
@@ -61,8 +61,7 @@ def started(
     topic = with_namespace(options.namespace, options.topic) if options.topic else ""
     dataset = (f"rocketmq://{options.name_servers[0]}", topic) if topic else None
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    name = options.app_id or f"rocket_sink.{query}"
-    _runs[run] = _Run(name, is_stream, dataset, fields)
+    _runs[run] = _Run(options.app_id or f"rocket_sink.{query}", is_stream, dataset, fields)
     _emit("START", run, _runs[run], {})
 
 
@@ -78,17 +77,11 @@ def ended(run: str, counts: Mapping[str, int]) -> None:
         _emit("FAIL" if state.error else "COMPLETE", run, state, counts)
 
 
-def finish() -> None:
-    """Wait for the events that are under way, some seconds at most."""
-    for emitter in _emitters:
-        emitter.finish()
-
-
 def _emit(kind: str, run: str, state: _Run, counts: Mapping[str, int]) -> None:
     with _lock:
-        if not _emitters:
-            _emitters.append(_Emitter())
-    _emitters[0].events.put((kind, run, state, datetime.now(timezone.utc).isoformat(), counts))
+        if not emitters:
+            emitters.append(_Emitter())
+    emitters[0].events.put((kind, run, state, datetime.now(timezone.utc).isoformat(), counts))
 
 
 def _event(kind: str, run: str, state: _Run, at: str, counts: Mapping[str, int]) -> Any:
@@ -111,18 +104,15 @@ def _event(kind: str, run: str, state: _Run, at: str, counts: Mapping[str, int])
                 outputFacets={"outputStatistics": statistics} if counts else {},
             )
         )
-    job_type = facets.job_type_job.JobTypeJobFacet(
-        processingType="STREAMING" if state.is_stream else "BATCH", integration="SPARK",
-        jobType="QUERY",
-    )  # fmt: skip
+    processing = "STREAMING" if state.is_stream else "BATCH"
+    job_type = facets.job_type_job.JobTypeJobFacet(processing, "SPARK", "QUERY")
+    namespace = os.environ.get("OPENLINEAGE_NAMESPACE", "default")
     failure = facets.error_message_run.ErrorMessageRunFacet(state.error, "PYTHON")
     return ol.RunEvent(
         eventType=ol.RunState[kind],
         eventTime=at,
-        run=ol.Run(run, {"errorMessage": failure} if state.error else {}),
-        job=ol.Job(
-            os.environ.get("OPENLINEAGE_NAMESPACE", "default"), state.job, {"jobType": job_type}
-        ),
+        run=ol.Run(run, {"errorMessage": failure} if kind == "FAIL" else {}),
+        job=ol.Job(namespace, state.job, {"jobType": job_type}),
         outputs=outputs,
         producer=f"https://pypi.org/project/rocket-sink/{__version__}",
     )
@@ -138,6 +128,7 @@ class _Emitter:
         finish_at_end(self)
 
     def finish(self) -> None:
+        """Wait for the events that are under way, some seconds at most."""
         until_s = time.monotonic() + _LAST_S
         while self.events.unfinished_tasks and time.monotonic() < until_s:
             time.sleep(0.02)

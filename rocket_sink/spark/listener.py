@@ -135,7 +135,8 @@ class FoldThread:
         for place in list(self._accounts) if self._queries else ():
             self._read_accounts(place)
         self._say_ends(set(self._queries))
-        lineage.finish()
+        for emitter in lineage.emitters:
+            emitter.finish()
 
     def add(
         self, place: LedgerPath, interval_s: float, app_id: str = "",

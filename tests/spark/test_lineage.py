@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(lineage, "_emitters", [])
+    monkeypatch.setattr(lineage, "emitters", [])
     with Collector() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{server.server_port}")
@@ -135,7 +135,8 @@ def test_a_collector_that_is_down_costs_a_warning(
     run = "01890a5d-ac96-774b-bcce-b302099a8057"
     options = SinkOptions.parse(nameServer="h:9876", topic="t")
     lineage.started(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
-    lineage.finish()
+    for emitter in lineage.emitters:
+        emitter.finish()
     assert f"no START of the run {run}" in caplog.text
     lineage.ended(run, {})
     lineage.ended(run, {})
@@ -155,5 +156,6 @@ def test_nothing_is_sent_without_a_wish(
     options = SinkOptions.parse(nameServer="h:9876", topic="t")
     lineage.started(options, run, "write", Schema(), is_stream=False)  # type: ignore[arg-type]
     lineage.ended(run, {"acked": 1})
-    lineage.finish()
+    for emitter in lineage.emitters:
+        emitter.finish()
     assert collector.events == []
