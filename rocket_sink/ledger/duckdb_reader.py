@@ -52,8 +52,6 @@ _TYPES: Final = {
 """DuckDB's types by the names of `schema.COLUMNS`."""
 _SPARKS: Final = (
     "SET TimeZone = 'UTC'",
-    # The bar would go to standard output, amid the JSON, when a query takes 2 s.
-    "SET enable_progress_bar = false",
     "CREATE MACRO unix_micros(moment) AS epoch_us(moment)",
     "CREATE MACRO timestamp_micros(us) AS make_timestamptz(us)",
     "CREATE MACRO collect_set(x) AS list(DISTINCT x)",
@@ -83,6 +81,10 @@ class QuickLedger:
             "temp_directory": self._scratch.name,
             "preserve_insertion_order": "false",
         })  # fmt: skip
+        # The bar would go to standard output, amid the JSON, when a query takes 2 s. A notebook
+        # without ipywidgets has none, and the setting is an error there.
+        with contextlib.suppress(duckdb.InvalidInputException):
+            self._session.execute("SET enable_progress_bar = false")
         for statement in _SPARKS:
             self._session.execute(statement)
         self._session.register("unfolded_rows", unfolded_rows(place.spools))
