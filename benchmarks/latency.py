@@ -146,7 +146,7 @@ class _Case:
                 self._send(source, query, pace, warm_up + count)
             finally:
                 query.stop()
-        from rocket_sink.ledger.ledger import Ledger
+        from rocket_sink.ledger.driver.ledger import Ledger
 
         Ledger(str(ledger)).sync(self._spark)
         return self._record(pace, warm_up, warm_up + count, ledger)

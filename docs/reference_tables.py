@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 from rocket_sink import errors  # noqa: E402
 from rocket_sink.commands.options import default_text  # noqa: E402
 from rocket_sink.errors import Isolate, SendError  # noqa: E402
-from rocket_sink.ledger.live import METRICS  # noqa: E402
+from rocket_sink.ledger.query.live import METRICS  # noqa: E402
 from rocket_sink.ledger.schema import COLUMNS  # noqa: E402
 from rocket_sink.rows import contract  # noqa: E402
 from rocket_sink.rows.stored_rows import STORED_DDL  # noqa: E402

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rocket_sink.errors import Outcome as Outcome
     from rocket_sink.errors import RocketSinkError as RocketSinkError
-    from rocket_sink.ledger.ledger import Ledger as Ledger
+    from rocket_sink.ledger.driver.ledger import Ledger as Ledger
     from rocket_sink.message import Message as Message
     from rocket_sink.message import MessageQueue as MessageQueue
     from rocket_sink.message import SendResult as SendResult
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "Credentials": "rocket_sink.wire.acl",
-    "Ledger": "rocket_sink.ledger.ledger",
+    "Ledger": "rocket_sink.ledger.driver.ledger",
     "Message": "rocket_sink.message",
     "MessageQueue": "rocket_sink.message",
     "Outcome": "rocket_sink.errors",

@@ -26,14 +26,14 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from rocket_sink.ledger.append.data_files import write_data_files
 from rocket_sink.ledger.append.delta_rs import commit, create_table, open_table
-from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.append.table import PROPERTIES
+from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import placed
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.table import PROPERTIES
+from rocket_sink.ledger.transport.data_files import write_data_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.growth import keep_small
 from tests.ledger.values import accounts, confirmed, context, sends
 

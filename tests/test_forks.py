@@ -18,8 +18,9 @@ import pytest
 from rocket_sink import Producer, TableProducer
 from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message
+from rocket_sink.net import identity
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer import identity, request_reply
+from rocket_sink.producer import request_reply
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark import listener, transactions

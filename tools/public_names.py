@@ -26,10 +26,10 @@ import click
 import rocket_sink
 from rocket_sink import cluster, errors, testing
 from rocket_sink.cli import cli
-from rocket_sink.ledger.live import METRICS
+from rocket_sink.ledger.query.live import METRICS
 from rocket_sink.ledger.schema import COLUMNS
+from rocket_sink.net import telemetry
 from rocket_sink.options import OPTIONS
-from rocket_sink.producer import telemetry
 from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.rows.stored_rows import STORED_DDL
 from rocket_sink.spark.reader import READ_OPTIONS

@@ -144,7 +144,7 @@ def spark_figures(case: str, rows: int, seconds: float, cost: Cost, doubled: int
 
 
 def _check_ledger(spark: SparkSession, path: Path, rows: int, case: str) -> None:
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.driver.ledger import Ledger
 
     ledger = Ledger(str(path))
     ledger.sync(spark)

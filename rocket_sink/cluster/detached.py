@@ -316,3 +316,14 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
         yield folder
     finally:
         lock.release()
+
+
+def running_name_server() -> str | None:
+    """Return host:port of the name server of the cluster in the default folder, if it runs."""
+    if not (default_home() / "cluster.json").exists():
+        return None
+    try:
+        state = status()
+    except ClusterError:
+        return None
+    return state.name_server if state and state.running else None

@@ -248,7 +248,7 @@ class LaneBench:
 
     def _run(self, case: str, work: Workload) -> Figures:
         from rocket_sink.commands.common.stream_run import Source, stream_writer
-        from rocket_sink.ledger.ledger import Ledger
+        from rocket_sink.ledger.driver.ledger import Ledger
 
         self._number += 1
         folder = f"{self._scratch}/{os.getpid()}-{self._number}"

@@ -259,7 +259,7 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
     """Name the brokers to which the ledger has sends of the topic, and which the route lacks."""
-    from rocket_sink.ledger.duckdb_reader import open_quick
+    from rocket_sink.ledger.query.duckdb_reader import open_quick
     from rocket_sink.ledger.sql import timestamp
 
     try:
@@ -385,9 +385,9 @@ def _disk_used(admin: Admin, name: str, address: str) -> float:
 
 
 def _ledger(path: str) -> Finding:
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.append.links import check_links
+    from rocket_sink.ledger.driver.ledger import Ledger
     from rocket_sink.ledger.path import resolve_path
-    from rocket_sink.ledger.upkeep.links import check_links
 
     def ask() -> str:
         ledger, place = Ledger(absolute(path)), resolve_path(absolute(path))

@@ -10,7 +10,6 @@ import click
 
 from rocket_sink.commands.common.base import Group, json_option
 from rocket_sink.commands.common.output import Steps, note, print_json, show, table
-from rocket_sink.errors import ClusterError
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 from rocket_sink.text import counted
@@ -130,19 +129,6 @@ def down(home: Path | None, as_json: bool) -> None:
         print_json({"ended": was_running})
     else:
         note("stopped" if was_running else f"no cluster runs in {home or clusters.default_home()}")
-
-
-def running_name_server() -> str | None:
-    """host:port of the name server of the cluster in the default folder, if it runs."""
-    from rocket_sink.cluster.detached import default_home, status
-
-    if not (default_home() / "cluster.json").exists():
-        return None
-    try:
-        state = status()
-    except ClusterError:
-        return None
-    return state.name_server if state and state.running else None
 
 
 def _print(state: ClusterState, *, as_json: bool) -> None:

@@ -151,7 +151,7 @@ def _serve(
     spark: SparkSession, options: SinkOptions, topics: Sequence[str], seconds: float | None,
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.driver.ledger import Ledger
     from rocket_sink.spark.transactions import TransactionChecker
 
     def told(mark: Any, message_id: str, state: Any) -> None:

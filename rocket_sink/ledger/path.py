@@ -36,6 +36,7 @@ PARTIAL: Final = ".part"
 """Suffix of a file that is still being written."""
 QUARANTINE: Final = "_quarantine"
 _PART_LENGTH: Final = 80
+_OURS: Final = "rocket_sink.errors."
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """A URI's scheme has two characters or more; one is a Windows drive."""
@@ -148,6 +149,24 @@ def failing(
         yield
     except kinds as error:
         raise LedgerError(f"{before}: {error}{after}", path=path) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error; for Java's errors, their message without the stack.
+
+    For our own error that failed a task, return its line; if tasks were writing a table, Spark
+    shows it only in the stack.
+    """
+    text = str(error)
+    lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
+    message = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
+    if message is not None:
+        return message
+    # py4j's own first line only says that an error occurred; at a driver's end Java is gone.
+    with contextlib.suppress(Exception):
+        java = getattr(error, "java_exception", None)
+        text = text if java is None else str(java.toString())
+    return (text.strip() or type(error).__name__).splitlines()[0]
 
 
 def path_part(text: str) -> str:

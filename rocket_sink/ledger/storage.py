@@ -2,7 +2,7 @@
 
 Spark reaches a store by `spark.hadoop.fs.*`; driver and tasks reach it by pyarrow as well, for the
 files beside the table, and the driver by delta-rs. Users set them once: the driver reads the
-properties of its session, and hands them to tasks with the ledger's token (`ledger.table`). pyarrow
+properties of its session, and hands them to tasks with the ledger's token (`ledger.token`). pyarrow
 and delta-rs take missing properties from the environment.
 """
 

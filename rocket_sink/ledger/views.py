@@ -10,8 +10,8 @@ The table's order (`sequence`) tells which row is last, not clocks, which may be
 Accounts are epoch rows with `complete`; confirmations are epoch rows without it. Accounts without a
 partition belong to a `TableProducer`, whose send is one task.
 
-The SQL is common to Spark and DuckDB (`ledger.duckdb_reader`), so that a view has one definition
-for all readers.
+The SQL is common to Spark and DuckDB (`ledger.query.duckdb_reader`), so that a view has one
+definition for all readers.
 """
 # ruff: noqa: S608 (the texts are of our own names)
 

@@ -11,9 +11,9 @@ from typing import Final
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic_once, with_namespace
+from rocket_sink.net.telemetry import trace_context
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.producer.telemetry import trace_context
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import MessageIds

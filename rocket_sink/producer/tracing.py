@@ -25,12 +25,12 @@ from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
 from rocket_sink.message_rules import without_namespace
 from rocket_sink.net import log
+from rocket_sink.net.identity import local_ip, new_message_ids
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import Driver, Waiter
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
-from rocket_sink.producer.identity import local_ip, new_message_ids
 from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
 from rocket_sink.wire.responses import DEFAULT_REGION

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.spool.files import waiting_epochs
+from rocket_sink.ledger.transport.files import waiting_epochs
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

@@ -30,10 +30,11 @@ from pyspark.sql.datasource import (
 )
 
 from rocket_sink.errors import ColumnError, ConfigurationError
+from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
-from rocket_sink.ledger.table import LedgerToken, ledger_token
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from rocket_sink.ledger.spool.writer import HandedRows
+    from rocket_sink.ledger.transport.handed import HandedRows
     from rocket_sink.spark.reader import MessageReader
     from rocket_sink.task.runner import TaskRunner
 
@@ -259,7 +260,7 @@ class _Writer:
         if not self._options.ledger or not rows:
             return
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)
-        from rocket_sink.ledger.spool.writer import SpoolWriter
+        from rocket_sink.ledger.transport.spool import SpoolWriter
 
         try:
             spool = SpoolWriter(self._ledger().spools[0], ctx)
@@ -286,7 +287,7 @@ class _Writer:
         handed = [m.handed for m in messages if isinstance(m, TaskMessage) and m.handed]
         if not handed:
             return
-        from rocket_sink.ledger.spool.writer import spool_handed
+        from rocket_sink.ledger.transport.handed import spool_handed
 
         place = self._ledger()
         for rows in handed:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from rocket_sink.errors import DeliveryError, ProtocolError
 from rocket_sink.ledger.append.delta_rs import rows_of_epoch
+from rocket_sink.ledger.append.table import open_direct, read_table, reading
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import BETWEEN_HALVES
 from rocket_sink.ledger.schema import SEND, TRANSACTION
-from rocket_sink.ledger.table import open_direct, read_table, reading
 from rocket_sink.ledger.views import queried
 from rocket_sink.producer.admin.half_commits import HALVES
 from rocket_sink.wire.ids import decode_offset_message_id

@@ -3,7 +3,7 @@
 The appended rows are the results of the sends. So if the ledger already has a replayed epoch (its
 transaction, `txn`), no part of the plan runs, and nothing is sent. Delta's test is "not newer", so
 the app id holds the query id, and a start whose ledger is ahead of its checkpoint is refused
-(`ledger.table.check_not_ahead`).
+(`ledger.append.table.check_not_ahead`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.appender import Append, begin_append
+from rocket_sink.ledger.append.table import (
+    check_not_ahead,
+    ensure_table,
+    last_txn_version,
+    prove_executors,
+    txn_app_id,
+)
 from rocket_sink.ledger.epoch_starts import (
     begin_epoch,
     begin_write,
@@ -25,20 +32,12 @@ from rocket_sink.ledger.epoch_starts import (
     end_write,
     forget_tasks,
 )
-from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.pending_keys import release, withdraw
+from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.query.pending_keys import release, withdraw
 from rocket_sink.ledger.records import RunContext, confirmed_row, in_order, placed
 from rocket_sink.ledger.schema import EPOCH, ledger_ddl
 from rocket_sink.ledger.storage import is_classic
-from rocket_sink.ledger.table import (
-    LedgerToken,
-    check_not_ahead,
-    ensure_table,
-    first_line,
-    last_txn_version,
-    prove_executors,
-    txn_app_id,
-)
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

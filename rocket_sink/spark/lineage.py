@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.table import first_line
+from rocket_sink.ledger.path import first_line
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

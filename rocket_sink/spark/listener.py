@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.duckdb_reader import reader_of
+from rocket_sink.ledger.append.table import is_table, read_table
+from rocket_sink.ledger.driver.fold import FOLDERS, fold, spools_in_use
 from rocket_sink.ledger.epoch_starts import query_of
-from rocket_sink.ledger.fold import FOLDERS, fold, spools_in_use
-from rocket_sink.ledger.live import follow, observe
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import reader_of
+from rocket_sink.ledger.query.live import follow, observe
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.spool.files import has_files
-from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.table import first_line, is_table, read_table
+from rocket_sink.ledger.transport.files import has_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.expire import Retention, expire_daily
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

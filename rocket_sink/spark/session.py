@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.table import first_line
+from rocket_sink.ledger.path import first_line
 from rocket_sink.net import log
 from rocket_sink.text import counted
 

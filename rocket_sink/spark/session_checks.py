@@ -1,7 +1,7 @@
 """Checks of the driver for a write: its session, its ledger, the error budget.
 
 Settings of the session that weaken a sink's promises are refused, or logged as a warning. Tasks get
-the token of the ledger's folder (`ledger.table`), which they check before they send. The error
+the token of the ledger's folder (`ledger.token`), which they check before they send. The error
 budget of an epoch is checked after its tasks, so sent messages stay sent, and the dead letters stay
 in the ledger. After a stop, a data source runs the epoch again at a restart; a foreachBatch query
 goes on behind it, because the epoch is in the ledger; a batch write raises. The foreach lane has no
@@ -30,9 +30,10 @@ from rocket_sink.errors import (
     PermissionDeniedError,
     RocketSinkError,
 )
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.append.table import ensure_table, ledger_token
+from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
-from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledger_token
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import is_limited

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport.accumulator import RowsByAccumulator, rows_by_accumulator
 from rocket_sink.options import SinkOptions, check_topic_option
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
-from rocket_sink.spark.foreach_task import ForeachTask, RowsByAccumulator, rows_by_accumulator
+from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.session_checks import (

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import DeliveryError, LedgerError, RocketSinkError
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.append.table import check_table, last_txn_version, txn_app_id
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.epoch_starts import CommitMarker
-from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, transaction_rows
 from rocket_sink.ledger.storage import is_classic
-from rocket_sink.ledger.table import check_table, last_txn_version, txn_app_id
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.records import RunContext, dead_letter_rows
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.producer.admin.dlq import DeadLetter
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.text import json_text

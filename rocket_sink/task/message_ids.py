@@ -39,7 +39,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.producer.identity import local_ip
+from rocket_sink.net.identity import local_ip
 from rocket_sink.routing.hashing import java_hash
 from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.wire.columns.buffers import bytes_of, is_text, lengths_of, nulls_of

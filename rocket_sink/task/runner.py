@@ -9,18 +9,16 @@ Nothing is opened before the first row: an empty partition costs nothing and lea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.epoch_starts import claim_app_id
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys
-from rocket_sink.ledger.records import RunContext, worker_name
-from rocket_sink.ledger.spool.writer import HandedRows, RowsInMemory, SpoolWriter
-from rocket_sink.ledger.table import LedgerToken
-from rocket_sink.net import log
+from rocket_sink.ledger.query.pending_keys import PendingKeys
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport.handed import HandedRows
+from rocket_sink.ledger.transport.transport import RowTransport, transport_of
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
@@ -32,10 +30,6 @@ from rocket_sink.task.task import TaskSender
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.task.transaction_marker import half_properties, needs_append
 from rocket_sink.task.worker_heap import freeze_once
-
-_LOG: Final = log.logger(__name__)
-_told: set[str] = set()
-"""Ledgers of which this process has said that it does not reach them."""
 
 
 class TaskRunner:
@@ -85,7 +79,6 @@ class TaskRunner:
         self._again = again
         self._keeps_dead_letters = keeps_dead_letters
         self._hands_over = hands_over
-        self._in_memory: RowsInMemory | None = None
         self.handed: HandedRows | None = None
         """Ledger rows that Spark must bring to the driver; known after `finish`."""
         self._token = token
@@ -95,7 +88,7 @@ class TaskRunner:
         self._pool = pool
         self._engine: SendEngine | None = None
         self._body: TaskSender | None = None
-        self._spool: SpoolWriter | None = None
+        self._rows: RowTransport | None = None
         self._pending_keys: PendingKeys | None = None
         if options.on_pending_key == "hold":
             self._pending_keys = PendingKeys(resolve_path(options.ledger))
@@ -119,11 +112,8 @@ class TaskRunner:
         summary = self._body.finish()
         if self._pending_keys is not None:
             self._pending_keys.note(self._ctx, self._body.letter_keys)
-        if self._spool is not None:
-            # Dead letters must be durable before Spark may count the task as done.
-            self._spool.seal()
-        if self._in_memory is not None:
-            self.handed = self._in_memory.take()
+        if self._rows is not None:
+            self.handed = self._rows.finish()
         if self._pending_keys is not None:
             self._pending_keys.withdraw_earlier()
         self._release()
@@ -139,22 +129,23 @@ class TaskRunner:
             pass
         finally:
             self._body = None
-            if self._spool is not None:
-                self._spool.abort()
+            if self._rows is not None:
+                self._rows.abort()
             self._release()
 
     def _open(self, plan: ColumnPlan) -> TaskSender:
-        emit = self._emit or self._to_driver()
-        if self._token is not None and self._in_memory is None:
-            self._token.check()
+        rows = self._rows = transport_of(
+            self._options, self._ctx, emit=self._emit, token=self._token,
+            hands_over=self._hands_over,
+        )  # fmt: skip
         self._claim_app_id()
         # An earlier attempt of the task has left files in the spool, or none at all.
         repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
-        again = self._again or (repeated and not self._spool)
+        again = self._again or (repeated and not rows.keeps_failed)
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         recorder = LedgerRecorder(
-            self._options, self._ctx, emit, intents=self._spool is not None,
+            self._options, self._ctx, rows.append, intents=rows.keeps_failed,
             again=again and self._options.delivery == "at_least_once",
         )  # fmt: skip
         replay = ids = None
@@ -180,49 +171,7 @@ class TaskRunner:
         if self._streaming_query:
             claim_app_id(resolve_path(options.ledger), options.app_id, self._streaming_query)
 
-    def _to_driver(self) -> Callable[[pa.RecordBatch], None]:
-        """Return the function by which ledger rows get to the driver."""
-        if not self._options.ledger:
-            return _dropped
-        if self._hands_over and self._is_out_of_reach():
-            self._in_memory = RowsInMemory(self._ctx)
-            return self._in_memory.append
-        self._spool = SpoolWriter(self._options.ledger, self._ctx)
-        return self._spool.append
-
-    def _is_out_of_reach(self) -> bool:
-        """Return whether this task must do without the ledger's folder, and `ledgerVia` lets it."""
-        options = self._options
-        if options.ledger_via == "spark":
-            _say_once(options.ledger, "ledgerVia=spark")
-        if options.ledger_via != "auto":
-            return options.ledger_via == "spark"
-        # Another local folder of this path here is the wrong one: the driver's fold reads its own.
-        token = self._token
-        if token is None or token.uri.startswith("file:") or options.using_ledger_files:
-            return False
-        try:
-            token.check()
-        except LedgerError as error:
-            _say_once(token.uri, f"the ledger is out of reach: {error.__cause__ or error}")
-            return True
-        return False
-
     def _release(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None and self._pool is not None:
             self._pool.release(engine)
-
-
-def _say_once(ledger: str, why: str) -> None:
-    if ledger not in _told:
-        _told.add(ledger)
-        _LOG.warning(
-            "rows for the ledger %s go from %s to the driver with the results of tasks (%s); what "
-            "a failed or killed task sends is on no record",
-            ledger, worker_name(), why,
-        )  # fmt: skip
-
-
-def _dropped(batch: pa.RecordBatch) -> None:
-    """Drop ledger rows: without a ledger, a given-up row has already failed the task."""

@@ -15,15 +15,15 @@ import pyarrow as pa
 
 from rocket_sink.errors import ColumnError, ConfigurationError, ProducerClosedError
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
-from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.table import ledger_token
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.net.telemetry import trace_context
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.producer.telemetry import trace_context
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.task.message_ids import TABLE_LANE
 from rocket_sink.task.runner import TaskRunner

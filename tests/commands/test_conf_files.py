@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rocket_sink.commands.common.conf_file import read_conf
 from rocket_sink.commands.options import (
     conf_text,
     default_text,
     markdown_table,
-    read_conf,
 )
 from rocket_sink.errors import OptionError
 from rocket_sink.options import OPTIONS, SinkOptions, find_option

@@ -13,8 +13,8 @@ import pytest
 from rocket_sink import cli
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
-from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up

@@ -16,7 +16,7 @@ from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
 from rocket_sink.ledger.records import in_order, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, confirmed, context, letter, sends
 
@@ -126,7 +126,7 @@ def test_spark_is_started_where_it_is_needed(path: str, more: list[str]) -> None
 
 
 def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocket_sink.ledger.duckdb_reader.find_spec", lambda name: None)
+    monkeypatch.setattr("rocket_sink.ledger.query.duckdb_reader.find_spec", lambda name: None)
     with pytest.raises(SparkWanted):
         report_command.report.main(["--ledger", path], standalone_mode=False)
 

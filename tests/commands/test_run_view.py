@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from rocket_sink.commands.common.stream_run import Report, RunView
-from rocket_sink.ledger.live import BrokerSums
+from rocket_sink.ledger.query.live import BrokerSums
 from rocket_sink.text import clean
 
 SOON = dt.datetime.now(dt.timezone.utc) + dt.timedelta(hours=1)

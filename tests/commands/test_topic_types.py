@@ -16,7 +16,7 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.check import _type
 from rocket_sink.errors import BrokerError, PermissionDeniedError
 from rocket_sink.ledger.records import in_order, send_rows
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin

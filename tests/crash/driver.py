@@ -19,7 +19,7 @@ from integration import lanes
 
 from crash.files import WAIT_S, await_file, write_whole
 from rocket_sink import Ledger, register
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table

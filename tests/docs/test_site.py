@@ -155,7 +155,7 @@ def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = module("ways", monkeypatch)
     # A row takes 47 files, and a busy machine may add some. A message passes the ranked brokers
-    # (routing/selectors.py), and is asked whether a span is open (producer/telemetry.py).
+    # (routing/selectors.py), and is asked whether a span is open (net/telemetry.py).
     for way, most in ((ways.of_a_message(), 23), (ways.of_a_row(), 52)):
         assert len(way) <= most, sorted(way)
 

@@ -24,7 +24,7 @@ from rocket_sink.errors import (
     RemoteProtocolError,
 )
 from rocket_sink.ledger.records import RunContext, epoch_row
-from rocket_sink.ledger.spool.stream import BatchWriter, read_batches
+from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.compress import CompressionType, inflate

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from rocket_sink import Ledger
 from rocket_sink.java import find_java
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink import Ledger, RocketSink
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.report.values import Totals
 from rocket_sink.testing import FakeCluster

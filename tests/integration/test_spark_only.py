@@ -16,9 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink import Ledger
-from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.writer import RowsInMemory, spool_handed
+from rocket_sink.ledger.transport.handed import RowsInMemory, spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.testing import FakeCluster

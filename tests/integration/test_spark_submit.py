@@ -16,7 +16,7 @@ from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.files import waiting_epochs
+from rocket_sink.ledger.transport.files import waiting_epochs
 from rocket_sink.testing import FakeCluster
 from tests.integration.test_ctrl_c import of_session
 from tests.jvms import submit_words

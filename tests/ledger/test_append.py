@@ -23,13 +23,14 @@ from deltalake import DeltaTable
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import storage
-from rocket_sink.ledger.append import data_files, delta_rs
+from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.appender import begin_append
-from rocket_sink.ledger.append.data_files import DataFile, DataFileWriter, write_data_files
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.append.table import last_txn_version
 from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
-from rocket_sink.ledger.table import last_txn_version
+from rocket_sink.ledger.transport import data_files
+from rocket_sink.ledger.transport.data_files import DataFile, DataFileWriter, write_data_files
 from rocket_sink.ledger.upkeep.growth import keep_small
 
 from .values import accounts, context, letter, sends
@@ -284,7 +285,7 @@ def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath)
 
 WRITER = """
     import sys, time
-    from rocket_sink.ledger.append.data_files import write_data_files
+    from rocket_sink.ledger.transport.data_files import write_data_files
     from rocket_sink.ledger.append.delta_rs import commit, open_table
     from rocket_sink.ledger.path import resolve_path
     from tests.ledger.values import context, sends

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.backfill_marks import BackfillClaim, ClaimCheck
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool.files import sealed_files
+from rocket_sink.ledger.query.backfill_marks import BackfillClaim, ClaimCheck
+from rocket_sink.ledger.transport.files import sealed_files
 
 _HOLD = """
 import sys, time
-from rocket_sink.ledger.backfill_marks import BackfillClaim
+from rocket_sink.ledger.query.backfill_marks import BackfillClaim
 from rocket_sink.ledger.path import resolve_path
 claim = BackfillClaim(resolve_path(sys.argv[1]))
 claim.acquire(0.0)

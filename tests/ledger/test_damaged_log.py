@@ -18,11 +18,11 @@ from deltalake import DeltaTable
 
 from rocket_sink import RocketSink
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import table as table_module
 from rocket_sink.ledger.append import delta_rs
-from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.testing import Delay, FakeCluster
 
 from .values import context, sends

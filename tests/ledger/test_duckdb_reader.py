@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.duckdb_reader import QuickLedger, open_quick
+from rocket_sink.ledger.query.duckdb_reader import QuickLedger, open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import newest, rows_of
 
 from .night import store

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import fold as fold_module
 from rocket_sink.ledger import lock as lease_module
-from rocket_sink.ledger import table as table_module
-from rocket_sink.ledger.fold import fold
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.append import table as table_module
+from rocket_sink.ledger.append.table import ensure_table, fold_app_id, last_txn_version
+from rocket_sink.ledger.driver import fold as fold_module
+from rocket_sink.ledger.driver.fold import fold
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
+from rocket_sink.ledger.transport.spool import SpoolWriter
 
 from .values import accounts, context, sends
 

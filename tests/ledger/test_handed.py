@@ -16,16 +16,16 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError, OptionError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool import writer
-from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.stream import read_batches
-from rocket_sink.ledger.spool.writer import HandedRows, RowsInMemory, spool_handed
 from rocket_sink.ledger.storage import remember
-from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport import handed
+from rocket_sink.ledger.transport.accumulator import _RowsOnDriver
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.foreach_task import _RowsOnDriver
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
 
@@ -42,7 +42,7 @@ def rows_of(*batches: pa.RecordBatch) -> HandedRows:
     memory = RowsInMemory(context())
     for batch in batches:
         memory.append(batch)
-    rows = memory.take()
+    rows = memory.finish()
     assert rows is not None
     return pickle.loads(pickle.dumps(rows))
 
@@ -60,11 +60,11 @@ def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path: Path
 def test_a_task_without_rows_hands_nothing_over() -> None:
     memory = RowsInMemory(context())
     memory.append(sends(context()).slice(0, 0))
-    assert memory.take() is None
+    assert memory.finish() is None
 
 
 def test_too_many_fail_the_task_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(handed, "_MOST_BYTES", 1 << 20)
     memory = RowsInMemory(context())
     memory.append(letter(context(), bytes(1 << 19)))
     with pytest.raises(LedgerError, match=r"more than 1 MiB.*set dlqIncludeBody=false"):

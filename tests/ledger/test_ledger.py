@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError, Outcome
-from rocket_sink.ledger import ledger as ledger_module
-from rocket_sink.ledger import table
-from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
-from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
-from rocket_sink.ledger.table import (
+from rocket_sink.ledger.append import table
+from rocket_sink.ledger.append.table import (
     VERSION_PROPERTY,
     check_not_ahead,
     last_txn_version,
     txn_app_id,
 )
+from rocket_sink.ledger.driver import ledger as ledger_module
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
+from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
 
 from .values import accounts, attempt, confirmed, context, letter, sends
 

@@ -18,9 +18,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger import live
-from rocket_sink.ledger.live import METRICS, LiveFigures, register
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query import live
+from rocket_sink.ledger.query.live import METRICS, LiveFigures, register
 from rocket_sink.ledger.records import isolation_rows, send_rows
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.routing.fault import Isolation

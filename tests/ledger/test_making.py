@@ -19,12 +19,12 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import table as table_module
+from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.delta_rs import create_table
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.append.table import check_not_ahead
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.table import check_not_ahead
 
 from .values import context, sends
 
@@ -149,7 +149,7 @@ DRIVER = """
     sys.path[:0] = {path!r}
     from ledger.values import context, sends
     from rocket_sink import build_session
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.driver.ledger import Ledger
     spark = build_session("maker", master="local[1]", conf={{"spark.driver.memory": "600m"}})
     spark.range(1).count()
     print("ready", flush=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.ledger.backfill_marks import settled_since
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.backfill_marks import settled_since
 from rocket_sink.ledger.records import resolution_rows
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 
 from .values import accounts, context
 

@@ -15,13 +15,13 @@ from pyarrow import fs
 
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger import storage as storage_module
+from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool import files as spool_files
-from rocket_sink.ledger.spool.stream import read_batches
-from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import all_properties, open_store
-from rocket_sink.ledger.table import ledger_token
+from rocket_sink.ledger.transport import files as spool_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.option_spec import Secret
 from rocket_sink.owner import Owner
 

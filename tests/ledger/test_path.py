@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.path import path_part, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 
 from .night import store
 from .values import accounts, context

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.ledger.duckdb_reader import reader_of
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import path_part, resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys, _Attempts, _notes, _pending, release
+from rocket_sink.ledger.query.duckdb_reader import reader_of
+from rocket_sink.ledger.query.pending_keys import PendingKeys, _Attempts, _notes, _pending, release
 from rocket_sink.ledger.records import resolution_rows
-from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.sql import Query
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import reader
 
 from .values import accounts, confirmed, context, letter

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError, Outcome
-from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import (
     in_flight_rows,
     isolation_rows,
@@ -19,7 +19,7 @@ from rocket_sink.ledger.records import (
 )
 from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.views import newest, queried, rows_of
 from rocket_sink.routing.fault import Isolation
 

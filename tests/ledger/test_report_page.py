@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import isolation_rows, send_rows
 from rocket_sink.ledger.report import Report, Scope, figures, page, to_html
 from rocket_sink.ledger.tune.values import FEWEST

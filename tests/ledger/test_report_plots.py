@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.report import Scope, figures
 
 from .night import night

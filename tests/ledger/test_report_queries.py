@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import (
     dead_letter_rows,
     in_order,
@@ -19,7 +19,7 @@ from rocket_sink.ledger.records import (
     send_rows,
 )
 from rocket_sink.ledger.report import Report, Scope, figures
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.routing.fault import Isolation
 
 from .night import START, at, store

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 

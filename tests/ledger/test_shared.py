@@ -22,17 +22,19 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 
 from rocket_sink.errors import ConfigurationError, LedgerError
-from rocket_sink.ledger import table as shared
-from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.table import LedgerToken, first_line, ledger_token
+from rocket_sink.ledger import token as token_module
+from rocket_sink.ledger.append import table as shared
+from rocket_sink.ledger.append.table import ledger_token
+from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.session_checks import check_session
 
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_tried", set())
-    monkeypatch.setattr(shared, "_BETWEEN_LOOKS_S", 0.01)
+    monkeypatch.setattr(token_module, "_tried", set())
+    monkeypatch.setattr(token_module, "_BETWEEN_LOOKS_S", 0.01)
 
 
 def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_a_file_that_comes_into_view_late_is_waited_for(
         slept.append(wait_s)
         (tmp_path / "elsewhere").rename(tmp_path / "ledger")
 
-    monkeypatch.setattr(shared.time, "sleep", appear)
+    monkeypatch.setattr(token_module.time, "sleep", appear)
     token.check()
     assert len(slept) == 1
 
@@ -97,7 +99,7 @@ def test_a_user_that_may_only_read(spools: bool) -> None:
         Path(folder).chmod(0o755)
         token = ledger_token(resolve_path(folder), spools=spools)
         token.check()
-        shared._tried.clear()
+        token_module._tried.clear()
         child = os.fork()
         if not child:
             os.setuid(65534)
@@ -125,7 +127,7 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(
     """Check an object store; a folder under another name stands in for it."""
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     looked = []
-    monkeypatch.setattr(shared, "resolve_path", lambda uri: looked.append(uri) or place)
+    monkeypatch.setattr(token_module, "resolve_path", lambda uri: looked.append(uri) or place)
     token = LedgerToken("s3://b/k", ledger_token(place, spools=True).name, spools=True)
     token.check()
     token.check()
@@ -244,7 +246,8 @@ def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, 
     }
     code = (
         "from rocket_sink.ledger.path import resolve_path\n"
-        "from rocket_sink.ledger.table import LedgerToken, ledger_token\n"
+        "from rocket_sink.ledger.token import LedgerToken\n"
+        "from rocket_sink.ledger.append.table import ledger_token\n"
         f"{looks[side]}"
     )
     keys = {"AWS_ENDPOINT_URL": store, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",

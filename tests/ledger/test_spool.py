@@ -17,14 +17,14 @@ import pytest
 from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
-from rocket_sink.ledger.fold import unfinished
+from rocket_sink.ledger.driver.fold import unfinished
 from rocket_sink.ledger.notes import NoteStore, write_bytes
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool import files as spool_files
-from rocket_sink.ledger.spool import stream
-from rocket_sink.ledger.spool.files import new_name, sealed_files
-from rocket_sink.ledger.spool.stream import is_whole, read_batches
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport import files as spool_files
+from rocket_sink.ledger.transport import stream
+from rocket_sink.ledger.transport.files import new_name, sealed_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.transport.stream import is_whole, read_batches
 from rocket_sink.owner import Owner, this_process
 
 from .values import accounts, context, sends
@@ -157,7 +157,7 @@ KILLED = """
     import os, signal, sys
     sys.path[:0] = {path!r}
     from ledger.values import context, sends
-    from rocket_sink.ledger.spool.writer import SpoolWriter
+    from rocket_sink.ledger.transport.spool import SpoolWriter
     writer = SpoolWriter({root!r}, context())
     writer.append(sends(context(), 2))
     writer.append(sends(context(), 3))
@@ -356,7 +356,7 @@ FULL = """
     from ledger.values import context, letter, sends
     from rocket_sink.errors import LedgerError
     from rocket_sink.ledger.path import LedgerPath
-    from rocket_sink.ledger.spool.writer import SpoolWriter
+    from rocket_sink.ledger.transport.spool import SpoolWriter
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
     place = LedgerPath("file:" + {root!r}, {root!r}, is_local={is_local})
     for size in {sizes}:

@@ -16,8 +16,8 @@ from pyarrow import fs
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool.stream import is_whole, read_batches
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.transport.stream import is_whole, read_batches
 
 from .values import accounts, context, letter, sends
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
 
 from .values import accounts, confirmed, context, letter
 

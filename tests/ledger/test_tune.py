@@ -11,8 +11,8 @@ import pytest
 
 from rocket_sink import cli
 from rocket_sink.errors import LedgerError, Outcome
-from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import send_rows
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.attempts import Attempts

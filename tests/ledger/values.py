@@ -16,7 +16,7 @@ from rocket_sink.ledger.records import (
     epoch_row,
     send_rows,
 )
-from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.producer.engine.attempt import AttemptRecord
 
 

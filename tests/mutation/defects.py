@@ -275,7 +275,7 @@ NET: tuple[Defect, ...] = (
     ),
     Defect(
         "unsent-messages-counted",
-        "rocket_sink/producer/telemetry.py",
+        "rocket_sink/net/telemetry.py",
         "is not Outcome.NOT_SENT",
         "is not None",
         ("tests/producer/test_telemetry.py",),
@@ -893,7 +893,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "streams-of-stores-unbuffered",
-        "rocket_sink/ledger/spool/stream.py",
+        "rocket_sink/ledger/transport/stream.py",
         "if is_object_store(filesystem) and size <= _AT_ONCE:",
         "if False:",
         (
@@ -903,7 +903,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "killed-attempts-of-other-hosts-wait",
-        "rocket_sink/ledger/spool/files.py",
+        "rocket_sink/ledger/transport/files.py",
         "    if is_over:\n        return True\n",
         "",
         (
@@ -913,7 +913,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "seal-before-the-disk",
-        "rocket_sink/ledger/spool/writer.py",
+        "rocket_sink/ledger/transport/spool.py",
         "        os.fsync(file.fileno())\n        sealed = ",
         "        sealed = ",
         ("tests/ledger/test_spool.py::test_a_seal_is_durable_before_it_is_seen",),
@@ -921,7 +921,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "rows-behind-an-end-mark",
-        "rocket_sink/ledger/spool/stream.py",
+        "rocket_sink/ledger/transport/stream.py",
         "            if at != size:\n",
         "            if False:\n",
         ("tests/ledger/test_spool_damage.py::test_rows_behind_an_end_mark_are_not_forgotten",),
@@ -929,7 +929,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "frames-of-bodies-are-the-files",
-        "rocket_sink/ledger/spool/stream.py",
+        "rocket_sink/ledger/transport/stream.py",
         "_HEADER.pack(mark, number, len(content), 0), seed)",
         "_HEADER.pack(mark, 0, len(content), 0))",
         (
@@ -939,7 +939,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "requests-in-flight-of-complete-attempts",
-        "rocket_sink/ledger/spool/stream.py",
+        "rocket_sink/ledger/transport/stream.py",
         "            self._end = _COMPLETE\n",
         "            self._end = _END\n",
         (
@@ -949,7 +949,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "killed-workers-file-waits",
-        "rocket_sink/ledger/spool/files.py",
+        "rocket_sink/ledger/transport/files.py",
         "    if alive is not None:\n        return not alive\n",
         "    if alive:\n        return False\n",
         ("tests/ledger/test_spool.py::test_a_killed_workers_rows_are_taken",),
@@ -957,7 +957,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "spools-share-their-numbers",
-        "rocket_sink/ledger/fold.py",
+        "rocket_sink/ledger/driver/fold.py",
         "        if self._spool == self._place:\n            return fold_app_id(ledger_id)\n",
         "        return fold_app_id(ledger_id)\n",
         (
@@ -969,8 +969,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "handed-rows-dropped",
         "rocket_sink/task/runner.py",
-        "            self.handed = self._in_memory.take()\n",
-        "            self._in_memory.take()\n",
+        "            self.handed = self._rows.finish()\n",
+        "            self._rows.finish()\n",
         (
             "tests/ledger/test_handed.py::test_a_task_that_does_not_reach_the_store_sends_and_hands_over",
         ),
@@ -978,7 +978,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "manifest-unchecked",
-        "rocket_sink/ledger/fold.py",
+        "rocket_sink/ledger/driver/fold.py",
         "            if SPOOL_FILE.fullmatch(name) is None or not name.endswith(SEALED):\n",
         "            if not name:\n",
         ("tests/ledger/test_spool.py::test_a_manifest_that_lists_other_files_is_refused",),
@@ -986,7 +986,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "recovered-files-taken-twice",
-        "rocket_sink/ledger/fold.py",
+        "rocket_sink/ledger/driver/fold.py",
         "        files = [info for info in files if info.path not in folded_paths]\n",
         "",
         (
@@ -996,7 +996,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "batch-writes-pile-up",
-        "rocket_sink/ledger/fold.py",
+        "rocket_sink/ledger/driver/fold.py",
         "                Path(path).parent.parent.rmdir()\n",
         "",
         ("tests/integration/test_replays.py::test_nothing_stays_of_batch_writes",),
@@ -1200,7 +1200,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "links-are-not-tried",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "            check_links(place.root)\n",
         "            pass\n",
         ("tests/ledger/upkeep/test_links.py::test_the_first_start_is_refused",),
@@ -1256,7 +1256,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "duckdb-opens-all-files",
-        "rocket_sink/ledger/duckdb_reader.py",
+        "rocket_sink/ledger/query/duckdb_reader.py",
         '            "SET enable_external_access = false",\n',
         "",
         ("tests/ledger/test_duckdb_reader.py::test_a_session_reads_the_ledgers_files_only",),
@@ -1264,7 +1264,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "duckdb-spills-into-a-guessed-folder",
-        "rocket_sink/ledger/duckdb_reader.py",
+        "rocket_sink/ledger/query/duckdb_reader.py",
         '            "temp_directory": self._scratch.name,\n',
         '            "temp_directory": f"{tempfile.gettempdir()}/rocket-sink-{os.getpid()}",\n',
         ("tests/ledger/test_duckdb_reader.py::test_what_does_not_fit_into_memory_is_private",),
@@ -1272,7 +1272,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "each-query-opens-all-files",
-        "rocket_sink/ledger/duckdb_reader.py",
+        "rocket_sink/ledger/query/duckdb_reader.py",
         "            if self._queries == 2 and self._files:\n",
         "            if self._queries == 0 and self._files:\n",
         ("tests/ledger/test_report_scale.py::test_the_files_of_many_folds_are_opened_once",),
@@ -1324,7 +1324,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "other-queries-overtake",
-        "rocket_sink/ledger/pending_keys.py",
+        "rocket_sink/ledger/query/pending_keys.py",
         "                if note.query == query and note.epoch >= ctx.epoch:\n",
         "                if note.epoch >= ctx.epoch:\n",
         (
@@ -1443,7 +1443,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "keys-of-unfolded-letters",
-        "rocket_sink/ledger/pending_keys.py",
+        "rocket_sink/ledger/query/pending_keys.py",
         "        return not is_left and self._last",
         "        return self._last",
         ("tests/ledger/test_pending_keys.py::test_keys_of_a_file_that_is_not_folded_yet_are_held",),
@@ -1451,7 +1451,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "lost-answer-doubles-rows",
-        "rocket_sink/ledger/spool/writer.py",
+        "rocket_sink/ledger/transport/spool.py",
         "            if not (whole_at_once and _is_there(remote, sealed)):\n",
         "            if True:\n",
         ("tests/ledger/test_handed.py::test_rows_whose_upload_has_no_answer_are_in_one_spool",),
@@ -1828,7 +1828,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "ledgers-need-deltas-jars",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "        if not has_delta(spark):\n            return _read_files(spark, place, files)\n",
         "",
         ("tests/ledger/test_ledger.py::test_a_session_without_delta_reads_the_same_rows",),
@@ -1912,7 +1912,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "buckets-do-not-accumulate",
-        "rocket_sink/ledger/live.py",
+        "rocket_sink/ledger/query/live.py",
         "itertools.accumulate(sums.durations[bound] for bound in BOUNDS_S)",
         "[sums.durations[bound] for bound in BOUNDS_S]",
         ("tests/ledger/test_live.py::test_latencies_are_a_histogram_that_adds_up",),
@@ -1931,14 +1931,14 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "killed-attempts-of-no-record",
         "rocket_sink/task/runner.py",
-        "self._again or (repeated and not self._spool)",
+        "self._again or (repeated and not rows.keeps_failed)",
         "self._again",
         ("tests/task/test_killed_attempts.py::test_without_a_spool_the_next_attempt_doubts_all",),
         "what a killed attempt sent is doubled without a word where it leaves no record",
     ),
     Defect(
         "scheduler-waits-for-the-store",
-        "rocket_sink/spark/foreach_task.py",
+        "rocket_sink/ledger/transport/accumulator.py",
         "rows[0], in_store=False)",
         "rows[0])",
         ("tests/ledger/test_handed.py::test_foreach_rows_wait_for_no_store",),
@@ -2107,7 +2107,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "executors-out-of-reach-for-ever",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "                _not_before_s[key] = time.monotonic() + _LOOK_AGAIN_S\n",
         "                _allowed[key] = False\n",
         ("tests/ledger/test_shared.py::test_spark_commits_on_a_store_that_executors_do_not_reach",),
@@ -2131,7 +2131,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "spools-into-another-delta-table",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "            _refuse_foreign(place)\n",
         "            pass\n",
         (
@@ -2141,7 +2141,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "session-without-delta-is-a-damaged-table",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "        if wrong is not None:\n",
         "        if wrong is None and before:\n",
         (
@@ -2159,7 +2159,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "executors-off-the-store-write-files",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "            if not is_exclusive or _is_reached(spark, place):\n",
         "            if not is_exclusive or True:\n",
         ("tests/ledger/test_shared.py::test_spark_commits_on_a_store_that_executors_do_not_reach",),
@@ -2167,7 +2167,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "sparks-delta-commits-while-the-store-is-away",
-        "rocket_sink/ledger/table.py",
+        "rocket_sink/ledger/append/table.py",
         "    return open_table(place, must=True) if _may_commit(spark, place) else None\n",
         "    return open_table(place) if _may_commit(spark, place) else None\n",
         ("tests/ledger/test_shared.py::test_spark_commits_on_a_store_that_executors_do_not_reach",),
@@ -2251,7 +2251,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "all-attempts-go-to-the-driver",
-        "rocket_sink/ledger/pending_keys.py",
+        "rocket_sink/ledger/query/pending_keys.py",
         'f" IN ({places}) AND ({queries})"',
         'f" IS NOT NULL AND ({queries})"',
         (

@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from rocket_sink import Message, Producer, TableProducer
 from rocket_sink.errors import NotSentError, RejectedError
-from rocket_sink.producer import telemetry
+from rocket_sink.net import telemetry
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import ResponseCode
 

@@ -15,8 +15,8 @@ from rocket_sink import TableProducer
 from rocket_sink.errors import TlsRefusedError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer

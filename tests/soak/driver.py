@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket_sink import Ledger, RocketSink, register
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.spark.session import build_session
 from tests.crash.files import write_whole
 from tests.soak.feed import TOGETHER

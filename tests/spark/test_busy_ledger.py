@@ -11,8 +11,8 @@ import pytest
 
 from rocket_sink.commands.common.ledger_input import fold_and_note
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import ledger as ledger_module
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver import ledger as ledger_module
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions

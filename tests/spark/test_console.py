@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster

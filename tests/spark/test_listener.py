@@ -21,9 +21,9 @@ from pyspark.sql.types import StructType
 
 from rocket_sink.commands.common.stream_run import stream_writer
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import listener
 from rocket_sink.spark.datasource import RocketMQDataSource, register

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
 

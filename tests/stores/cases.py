@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lease_module
-from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.option_spec import Secret
 from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES

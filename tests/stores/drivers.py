@@ -128,7 +128,7 @@ def _append(work: Work) -> Any:
 
 
 def _fold(work: Work) -> Any:
-    from rocket_sink.ledger.fold import fold
+    from rocket_sink.ledger.driver.fold import fold
     from rocket_sink.ledger.path import resolve_path
 
     spark = _session(work)

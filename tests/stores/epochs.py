@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.epoch_starts import CommitMarker, EpochStarts, begin_epoch
-from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.query.pending_keys import PendingKeys
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from tests.ledger.values import accounts, confirmed, context, sends
 from tests.stores.cases import Findings, Judge, World, quick_locks
 

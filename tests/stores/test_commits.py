@@ -17,14 +17,14 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lock_module
 from rocket_sink.ledger import notes as notes_module
 from rocket_sink.ledger import storage
-from rocket_sink.ledger import table as table_module
 from rocket_sink.ledger.append import delta_rs
-from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.append import table as table_module
+from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.epoch_starts import begin_write, end_write
-from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.data_files import write_data_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.ledger.spool.stream import read_batches
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.transport.stream import read_batches
 from tests.ledger.values import context, sends
 from tests.stores import __main__ as command
 from tests.stores.cases import place_on

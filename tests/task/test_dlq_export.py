@@ -9,8 +9,8 @@ import pytest
 
 from rocket_sink import Message, Producer
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.task import dlq_export

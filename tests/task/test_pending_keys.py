@@ -10,7 +10,7 @@ import pytest
 
 from rocket_sink.errors import DeliveryError, OptionError
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing import Answer, FakeCluster

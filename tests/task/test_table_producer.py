@@ -15,7 +15,7 @@ import pytest
 from rocket_sink import TableProducer
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, ProducerClosedError
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.files import sealed_files
+from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.ledger.values import spool_rows

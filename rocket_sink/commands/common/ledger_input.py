@@ -21,9 +21,9 @@ from rocket_sink.text import counted
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rocket_sink.ledger.duckdb_reader import QuickLedger
-    from rocket_sink.ledger.fold import FoldSummary
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.driver.fold import FoldSummary
+    from rocket_sink.ledger.driver.ledger import Ledger
+    from rocket_sink.ledger.query.duckdb_reader import QuickLedger
 
 
 def ledger_named_both_ways(function: Decorated) -> Decorated:
@@ -66,7 +66,7 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
 
     Notes the number of epochs that are not folded.
     """
-    from rocket_sink.ledger.duckdb_reader import open_quick
+    from rocket_sink.ledger.query.duckdb_reader import open_quick
 
     # Under spark-submit the JVM runs already.
     if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -88,7 +88,7 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     Raises:
         LedgerError: the path has none.
     """
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.driver.ledger import Ledger
 
     path = absolute(path)
     check_exists(path)

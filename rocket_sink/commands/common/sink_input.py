@@ -15,8 +15,8 @@ from typing import Any, Final
 import click
 
 from rocket_sink.commands.common.base import Decorated, together
+from rocket_sink.commands.common.conf_file import read_conf
 from rocket_sink.commands.common.output import note
-from rocket_sink.commands.options import read_conf
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
@@ -169,7 +169,7 @@ def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local_name_server() -> str | None:
-    from rocket_sink.commands.cluster import running_name_server
+    from rocket_sink.cluster.detached import running_name_server
 
     try:
         address = running_name_server()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from rich.console import RenderableType
 
-    from rocket_sink.ledger.live import BrokerSums, LiveFigures
+    from rocket_sink.ledger.query.live import BrokerSums, LiveFigures
     from rocket_sink.spark.sink import RocketSink
 
 
@@ -322,9 +322,9 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     from pyspark.sql.functions import col
 
     from rocket_sink.commands.common.ledger_input import fold_and_note
-    from rocket_sink.ledger.ledger import Ledger
-    from rocket_sink.ledger.live import pending_by_reason
+    from rocket_sink.ledger.driver.ledger import Ledger
     from rocket_sink.ledger.path import resolve_path
+    from rocket_sink.ledger.query.live import pending_by_reason
 
     ledger, began = Ledger(str(path)), dt.datetime.now(dt.timezone.utc)
     began -= dt.timedelta(seconds=report.seconds)
@@ -357,8 +357,8 @@ def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
     """Return the figures of the ledger's new rows; None without a ledger, or if it cannot be
     followed."""
-    from rocket_sink.ledger.live import follow
     from rocket_sink.ledger.path import resolve_path
+    from rocket_sink.ledger.query.live import follow
 
     if not sink_options.get("ledger"):
         return None

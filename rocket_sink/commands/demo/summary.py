@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from rocket_sink.commands.common.output import program, table
 from rocket_sink.commands.demo.flights import Flights, Settings
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.report import Report
 from rocket_sink.text import counted
 

@@ -13,21 +13,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.data_files import (
-    FILES_DDL,
-    DataFile,
-    OverBatches,
-    told_files,
-    write_and_tell,
-    write_data_files,
-)
 from rocket_sink.ledger.append.delta_rs import commit, last_version
 from rocket_sink.ledger.append.exclusive import warn_if_shared
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
-from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
-from rocket_sink.ledger.storage import is_classic
-from rocket_sink.ledger.table import (
-    LedgerToken,
+from rocket_sink.ledger.append.table import (
     executors_token,
     is_table,
     open_for_commits,
@@ -35,6 +23,18 @@ from rocket_sink.ledger.table import (
     said_by_task,
     table_version,
     written_rows,
+)
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.storage import is_classic
+from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport.data_files import (
+    FILES_DDL,
+    DataFile,
+    OverBatches,
+    told_files,
+    write_and_tell,
+    write_data_files,
 )
 from rocket_sink.net import log
 

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
+from rocket_sink.ledger.transport.data_files import DataFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -1,8 +1,8 @@
 """Reads a report's figures from a ledger: queries over its views (`ledger.views`).
 
-Sums are made where the data is, by Spark or by DuckDB (`ledger.duckdb_reader`); the result is as
-small as the report, however many rows there are. Percentiles come from histograms: counts of rows
-per class of latency add up over any number of rows, and both engines make the same.
+Sums are made where the data is, by Spark or by DuckDB (`ledger.query.duckdb_reader`); the result is
+as small as the report, however many rows there are. Percentiles come from histograms: counts of
+rows per class of latency add up over any number of rows, and both engines make the same.
 """
 # ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.duckdb_reader import reader_of
+from rocket_sink.ledger.append.table import check_table, open_for_commits
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.schema import (
     BACKFILL,
     DEAD_LETTER,
@@ -31,7 +32,6 @@ from rocket_sink.ledger.schema import (
     columns_of,
 )
 from rocket_sink.ledger.sql import Query
-from rocket_sink.ledger.table import check_table, open_for_commits
 from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
 from rocket_sink.net import log
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.data_files import write_data_files
 from rocket_sink.ledger.append.delta_rs import check_named, last_version, open_table
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.transport.data_files import write_data_files
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

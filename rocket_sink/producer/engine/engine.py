@@ -29,6 +29,8 @@ from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
+from rocket_sink.net.identity import Identity
+from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
     CheckResult,
@@ -51,8 +53,6 @@ from rocket_sink.producer.engine.routes import NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import StoredChecks
 from rocket_sink.producer.engine.waiting import WaitingRequests
-from rocket_sink.producer.identity import Identity
-from rocket_sink.producer.telemetry import ClientMetrics
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.retry import Ordering
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo

@@ -11,10 +11,10 @@ from rocket_sink.errors import ConnectError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import HEARD_RECENTLY_S, Channel
 from rocket_sink.net.client import Call, NetworkClient
+from rocket_sink.net.identity import Identity
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.routes import Routes
-from rocket_sink.producer.identity import Identity
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.frame import Frame

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError, OptionError
-from rocket_sink.ledger.backfill_marks import BackfillClaim
-from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
+from rocket_sink.ledger.append.table import ledger_token
+from rocket_sink.ledger.driver.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.files import open_files
-from rocket_sink.ledger.table import ledger_token
+from rocket_sink.ledger.query.backfill_marks import BackfillClaim
+from rocket_sink.ledger.transport.files import open_files
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.resend import (
     CHUNK,

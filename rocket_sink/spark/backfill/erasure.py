@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import forget
+from rocket_sink.ledger.query.pending_keys import forget
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.spark.backfill.parking import park
 from rocket_sink.spark.backfill.sources import filtered

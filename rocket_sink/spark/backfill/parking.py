@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.views import view

@@ -15,7 +15,7 @@ Later dead letters of its key are held back, so that the key's order holds.
 Brokers are not asked for messages that a consumer gave up, or that were read from a topic
 (`was_stored`): the topic has a message with this id anyway. A dead letter that was settled since
 the plan, for example parked by hand, is left out. Before each chunk the task makes sure that no
-other backfill has taken over (`ledger.backfill_marks`).
+other backfill has taken over (`ledger.query.backfill_marks`).
 
 A dead letter whose queue's broker is in no route waits for it (`.home_queues`): it stays pending,
 and the report names the broker. Only `move_keys` sends it to another queue.
@@ -39,18 +39,18 @@ from rocket_sink.errors import (
     NoRouteError,
     SendError,
 )
-from rocket_sink.ledger.backfill_marks import (
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.backfill_marks import (
     NO_WAY,
     ClaimCheck,
     about_to_send,
     not_stored,
     settled_since,
 )
-from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
-from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages

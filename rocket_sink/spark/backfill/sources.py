@@ -1,10 +1,10 @@
 """Sources of a backfill: dead letters of a ledger, or rows of any table. Both give one frame of
 pending rows: the row contract's columns (`SENT_COLUMNS`), `letter_id`, `tries` and `open` (what
-earlier backfills did, see `ledger.backfill_marks`; `open` also where the dead letter's own outcome
-is unknown; `unknown_at` is the broker that did not answer; never where `was_stored`: a consumer had
-the message, or the row was read from a topic), `reason`, `at`, and `_place`, which sorts a key's
-dead letters. `query_id` names the query whose queues they use (`.home_queues`); for a table it is a
-digest of its name.
+earlier backfills did, see `ledger.query.backfill_marks`; `open` also where the dead letter's own
+outcome is unknown; `unknown_at` is the broker that did not answer; never where `was_stored`: a
+consumer had the message, or the row was read from a topic), `reason`, `at`, and `_place`, which
+sorts a key's dead letters. `query_id` names the query whose queues they use (`.home_queues`); for a
+table it is a digest of its name.
 
 A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
 table's name, the topic option and all its columns, numbered where rows are equal. This id names the
@@ -26,11 +26,10 @@ from operator import and_
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rocket_sink.errors import ColumnError, OptionError
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import failing, resolve_path
+from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
-from rocket_sink.ledger.table import first_line
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import json_body, plan_of, quoted
 

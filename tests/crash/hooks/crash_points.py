@@ -89,8 +89,8 @@ def _around(
 
 def install() -> None:
     """Wrap the functions; each line is a moment of `schedule`."""
-    from rocket_sink.ledger import fold
-    from rocket_sink.ledger.spool import writer
+    from rocket_sink.ledger.driver import fold
+    from rocket_sink.ledger.transport import spool
     from rocket_sink.producer.admin import half_commits
     from rocket_sink.spark import datasource, foreach_batch, transactions
     from rocket_sink.spark.backfill import resend
@@ -106,7 +106,7 @@ def install() -> None:
 
     _around(task.TaskSender, "_submit", "request", of_request)
     _around(totals.RowTotals, "check_balance", "answered", lambda own: own._options.ledger)
-    _around(writer.SpoolWriter, "seal", "spooled", of_seal, after=True)
+    _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, append: append.place.uri, after=True)
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.ledger.append.delta_rs import open_table
-from rocket_sink.ledger.backfill_marks import settled_since
-from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.query.backfill_marks import settled_since
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.upkeep.expire import Retention, expire
 from rocket_sink.ledger.upkeep.growth import merge
 from tests.growth import TASKS, Growth

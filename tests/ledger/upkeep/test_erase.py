@@ -10,13 +10,13 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink import Ledger
-from rocket_sink.ledger.append.data_files import write_data_files
 from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.table import PROPERTIES
+from rocket_sink.ledger.transport.data_files import write_data_files
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.spark.backfill.erasure import erase

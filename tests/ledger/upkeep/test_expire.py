@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from rocket_sink.errors import OptionError
 from rocket_sink.ledger.append.delta_rs import open_table
-from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_order, resolution_rows, transaction_rows
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_daily

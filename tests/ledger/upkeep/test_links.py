@@ -11,8 +11,8 @@ import pytest
 
 from rocket_sink import cli
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.table import ledger_token
 from rocket_sink.testing import FakeCluster
 
 

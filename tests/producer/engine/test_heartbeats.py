@@ -7,9 +7,9 @@ import time
 import pytest
 
 from rocket_sink.message import Message
+from rocket_sink.net.identity import new_message_ids
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.producer.identity import new_message_ids
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode

@@ -9,10 +9,10 @@ import pytest
 
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.net.identity import new_message_ids
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import stored_check
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
-from rocket_sink.producer.identity import new_message_ids
 from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode

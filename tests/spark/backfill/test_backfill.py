@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import ColumnError, LedgerError, OptionError
-from rocket_sink.ledger.backfill_marks import about_to_send, not_stored
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.query.backfill_marks import about_to_send, not_stored
 from rocket_sink.ledger.records import RunContext, dead_letter_rows, resolution_rows
 from rocket_sink.ledger.schema import ledger_ddl
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.spark.backfill import backfill

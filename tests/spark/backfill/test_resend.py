@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.backfill_marks import BackfillClaim
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.backfill_marks import BackfillClaim
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import BACKFILL, ISOLATION, RESOLUTION, SEND
-from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.transport.files import sealed_files
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import stored_messages
 from rocket_sink.producer.engine.engine import SendEngine

@@ -1,19 +1,11 @@
-"""Writers of a task attempt's ledger rows: `SpoolWriter` writes them to the spool.
-
-A task that does not reach the spool hands its rows to the driver with its result (`RowsInMemory`):
-in the commit message of the data source, or in an accumulator of foreach. So the sends of a failed
-or killed task are not recorded, and a task keeps its rows in memory until its end. The driver
-writes the rows to the spool.
-"""
+"""The spool files of task attempts, which a fold moves into the table."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -29,22 +21,18 @@ from rocket_sink.ledger.path import (
     resolve_path,
 )
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
-from rocket_sink.ledger.spool.stream import BatchWriter
-from rocket_sink.net import log
+from rocket_sink.ledger.transport.files import OPEN, SEALED, new_name, next_number
+from rocket_sink.ledger.transport.stream import BatchWriter
 
 if TYPE_CHECKING:
     from pyarrow import fs
 
-_LOG: Final = log.logger(__name__)
 _CHUNK: Final = 4 * 1024 * 1024
 _MKDIR_TRIES: Final = 20
-_MOST_BYTES: Final = 64 * 1024 * 1024
-"""Limit of a task's rows; the driver gets those of a whole epoch (`spark.driver.maxResultSize`)."""
 
 
 class SpoolWriter:
-    """A task attempt's rows, in a file under `<ledger>/_spool`.
+    """A `RowTransport`: a task attempt's rows, in a file under `<ledger>/_spool`.
 
     The first `append` makes the file; the first one after a `seal` makes another. For one thread of
     one process.
@@ -56,6 +44,8 @@ class SpoolWriter:
         LedgerError: the file cannot be written, or a fold has taken it (this process was thought
             dead): the task must fail, for rows may be missing.
     """
+
+    keeps_failed = True
 
     def __init__(self, ledger_path: str | LedgerPath, ctx: RunContext) -> None:
         self._place = (
@@ -80,7 +70,7 @@ class SpoolWriter:
                 self._file.flush()
 
     def put(self, content: bytes) -> None:
-        """Write the whole content of a file (`HandedRows`)."""
+        """Write the whole content of a file (`handed.HandedRows`)."""
         with self._errors():
             self._open().write(content)
 
@@ -109,6 +99,10 @@ class SpoolWriter:
             if self._place.is_local:
                 return self._seal_local(self._file)
             return self._upload(self._file)
+
+    def finish(self) -> None:
+        """Seal the file: dead letters must be durable before Spark may count the task as done."""
+        self.seal()
 
     def abort(self) -> None:
         """End a failed attempt, and keep its rows, which are facts. Never raises; idempotent."""
@@ -233,77 +227,3 @@ def _create(filesystem: fs.FileSystem, path: str) -> IO[bytes]:
             file: IO[bytes] = filesystem.handler.open(path, "xb")
             return file
     raise OSError(f"the folder of {path} is removed again and again")
-
-
-@dataclass(frozen=True)
-class HandedRows:
-    """A task attempt's ledger rows; `stream` is what its spool file would hold."""
-
-    ctx: RunContext
-    stream: bytes
-
-
-class RowsInMemory:
-    """Gathers a task attempt's ledger rows; for one thread of one process."""
-
-    def __init__(self, ctx: RunContext) -> None:
-        self._ctx = ctx
-        self._file: io.BytesIO | None = None
-        self._stream: BatchWriter | None = None
-
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Keep rows.
-
-        Raises:
-            LedgerError: the rows exceed the limit for the driver; the task must fail.
-        """
-        if not batch.num_rows:
-            return
-        if self._file is None or self._stream is None:
-            self._file = io.BytesIO()
-            self._stream = BatchWriter(self._file)
-        self._stream.write(batch)
-        if self._file.tell() > _MOST_BYTES:
-            raise LedgerError(
-                f"the ledger rows of this task are more than {_MOST_BYTES >> 20} MiB, too many to "
-                "go to the driver with the task's result (ledgerVia). Dead letters with their "
-                "bodies are the largest: make tasks smaller, set dlqIncludeBody=false, or let the "
-                "tasks reach the ledger"
-            )
-
-    def take(self) -> HandedRows | None:
-        """Return the rows; None if there are none."""
-        if self._file is None or self._stream is None:
-            return None
-        self._stream.close()
-        rows = HandedRows(self._ctx, self._file.getvalue())
-        self._file = self._stream = None
-        return rows
-
-
-def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:
-    """Put the rows into the spool, durably; called on the driver.
-
-    Args:
-        in_store: write to the spool in the ledger's store, if there is one; if that fails, to the
-            spool in the driver's own folder. False: only to the driver's folder, because the caller
-            must not wait.
-
-    Raises:
-        LedgerError: the rows can be written to neither.
-    """
-    *others, last = place.spools
-    for spool in others if in_store else ():
-        try:
-            _spool(spool, rows)
-        except LedgerError as error:
-            _LOG.warning("%s. The rows wait in %s", error, last.spool)
-        else:
-            return
-    _spool(last, rows)
-
-
-def _spool(place: LedgerPath, rows: HandedRows) -> None:
-    writer = SpoolWriter(place, rows.ctx)
-    writer.put(rows.stream)
-    writer.seal()

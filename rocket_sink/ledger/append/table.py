@@ -2,28 +2,16 @@
 is Delta's own id of the table. It names the folds in Delta's transaction log, so a new table never
 skips rows because of its predecessor's folds.
 
-Driver and tasks have one ledger if the tasks find a file that the driver made. The file is a note
-of the kind `tokens` with a random name. The driver makes it, or takes an existing one, before it
-hands the sink to its tasks. The name travels with the sink's configuration, and a task looks for
-the file before its first send. A folder of the same path on a worker's own disk lacks this file;
-without the check, given-up rows would be lost there while the query succeeds. The same check proves
-that the task can write to the ledger. Otherwise the write would fail after the rows were sent, and
-each retry would send them again. Any driver's file will do, so two drivers that start on a new
-ledger at once need no agreement. Each task checks a local path; each worker process checks an
-object store once. The test of writing makes a folder (local) or an object, and removes it at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -43,20 +31,19 @@ from rocket_sink.ledger.append.delta_rs import (
     open_table,
 )
 from rocket_sink.ledger.append.exclusive import store_refuses
+from rocket_sink.ledger.append.links import check_links
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LOG_FOLDER, NOTES, LedgerPath, make_folder_of, resolve_path
-from rocket_sink.ledger.records import worker_name
+from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.schema import (
     COLUMNS,
     SCHEMA_VERSION,
     STATS_COLUMNS,
     VERSION_PROPERTY,
 )
-from rocket_sink.ledger.storage import Properties, is_classic, remember
-from rocket_sink.ledger.upkeep.links import check_links
+from rocket_sink.ledger.storage import is_classic
+from rocket_sink.ledger.token import TOKENS, LedgerToken, token_names, worker_and_user
 from rocket_sink.net import log
-from rocket_sink.private_file import check_folder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as RustTable
@@ -71,7 +58,6 @@ _CONFLICT: Final = re.compile(
     r"|Concurrent\w*Exception"
 )
 """Text of Delta's error when another commit came first."""
-_OURS: Final = "rocket_sink.errors."
 _AWAY: Final = re.compile(r"AccessDenied|Forbidden|SocketTimeout|ConnectException|UnknownHost")
 """Words in errors of a store that say nothing about the table."""
 _SESSIONS: Final = {
@@ -505,35 +491,11 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
         raise damaged(place, line, before=before) from error
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error; for Java's errors, their message without the stack.
-
-    For our own error that failed a task, return its line; if tasks were writing a table, Spark
-    shows it only in the stack.
-    """
-    text = str(error)
-    lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
-    message = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
-    if message is not None:
-        return message
-    # py4j's own first line only says that an error occurred; at a driver's end Java is gone.
-    with contextlib.suppress(Exception):
-        java = getattr(error, "java_exception", None)
-        text = text if java is None else str(java.toString())
-    return (text.strip() or type(error).__name__).splitlines()[0]
-
-
 def said_by_task(error: BaseException, place: LedgerPath) -> LedgerError | None:
     """Return the `LedgerError` that failed a task of Spark's; None for another error."""
     name, _, text = first_line(error).partition(": ")
     return LedgerError(text, path=place.uri) if name == LedgerError.__name__ else None
 
-
-_TOKENS: Final = "tokens"
-_FOLDER: Final = f"{NOTES}/{_TOKENS}"
-_LOOKS: Final = 4
-_BETWEEN_LOOKS_S: Final = 1.0
-"""NFS clients remember for some seconds that a file was not there."""
 
 _proved: set[tuple[str, LedgerPath]] = set()
 """Applications whose executors have been checked for a ledger."""
@@ -545,78 +507,6 @@ _not_before_s: dict[tuple[str, LedgerPath], float] = {}
 _LOOK_AGAIN_S: Final = 300.0
 _deciding = ForkLock()
 """Lock of `_allowed`, because several queries of a driver may begin at the same time."""
-_tried: set[LedgerToken] = set()
-"""Ledgers to which this process, or its parent before a fork, has written."""
-
-
-@dataclass(frozen=True)
-class LedgerToken:
-    """The token that tasks must find in the ledger's folder before they send (`ledger_token`).
-
-    Attributes:
-        uri: of the ledger, as Spark names it.
-        name: name of the file; empty if the driver's files are out of reach (a Spark Connect
-            client). Then the driver has made the table, which must be there.
-        spools: tasks write spool files.
-        storage: how to reach the store, which only the driver's session knows.
-    """
-
-    uri: str
-    name: str
-    spools: bool
-    storage: Properties = field(default_factory=dict, compare=False, repr=False)
-
-    def use(self) -> None:
-        """Make the store's properties known; called by a task before it looks for the ledger."""
-        if self.storage:
-            remember(self.storage, self.uri)
-
-    def check(self) -> None:
-        """Check that this is the driver's ledger; called by a task before its first send.
-
-        Raises:
-            LedgerError: another folder than the driver's, or one that cannot be written or
-                reached; says what to change.
-        """
-        self.use()
-        if self in _tried and not self.uri.startswith("file:"):
-            return
-        place = resolve_path(self.uri)
-        try:
-            self._check_same(place)
-            if self not in _tried:
-                _write(place, spools=self.spools)
-        except OSError as error:
-            raise LedgerError(
-                f"this task, in {_who()}, cannot read and "
-                f"write the ledger {self.uri}: {error}. No row of it was sent; {place.remedy}",
-                path=self.uri,
-            ) from error
-        _tried.add(self)
-
-    def _check_same(self, place: LedgerPath) -> None:
-        name = f"{_FOLDER}/{self.name}.json" if self.name else LOG_FOLDER
-        for look in range(_LOOKS):
-            if _exists(place, f"{place.root}/{name}"):
-                return
-            if not place.is_local:
-                break
-            if look < _LOOKS - 1:
-                time.sleep(_BETWEEN_LOOKS_S)
-        remedy = (
-            "A path without a scheme is a folder of each host: mount storage that the driver and "
-            "all executors share there, or give a ledger on a store that all of them reach (s3://, "
-            "gs://, abfs://, hdfs://). If the folder was deleted or restored while the query ran, "
-            "start the query again"
-            if place.is_local
-            else f"Driver and executors reach different stores by that name; {place.remedy}"
-        )
-        raise LedgerError(
-            f"the ledger {self.uri} that this task sees in {_who()} is not the one "
-            f"that the driver sees: {name}, which is there on the driver, is not here. No row of "
-            f"this task was sent. {remedy}",
-            path=self.uri,
-        )
 
 
 def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
@@ -629,15 +519,15 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
     try:
         if place.is_local:
             check_links(place.root)
-        names = _names(place)
+        names = token_names(place)
         if not names:
             _refuse_foreign(place)
             names = [uuid.uuid4().hex]
-            NoteStore(place, _TOKENS).write(names[0], "rocket-sink")
+            NoteStore(place, TOKENS).write(names[0], "rocket-sink")
         return LedgerToken(place.uri, min(names), spools, place.storage)
     except OSError as error:
         raise LedgerError(
-            f"the driver, in {_who()}, cannot read and write "
+            f"the driver, in {worker_and_user()}, cannot read and write "
             f"the ledger {place.uri}: {error}. Nothing was sent; {place.remedy}",
             path=place.uri,
         ) from error
@@ -731,54 +621,3 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
 def _has_executors(spark: SparkSession) -> bool:
     """Return whether tasks run outside the driver: local[...] runs them inside."""
     return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"
-
-
-# Imports are where they are needed, because the data source runs in processes that live for one
-# call, and pyarrow's file systems load slowly.
-
-
-def _names(place: LedgerPath) -> list[str]:
-    folder = f"{place.root}/{_FOLDER}"
-    if place.is_local:
-        with contextlib.suppress(FileNotFoundError):
-            return [path.stem for path in Path(folder).iterdir() if path.suffix == ".json"]
-        return []
-    return NoteStore(place, _TOKENS).names()
-
-
-def _exists(place: LedgerPath, path: str) -> bool:
-    """Return whether the path exists; errors other than "not there" are raised."""
-    if place.is_local:
-        with contextlib.suppress(FileNotFoundError):
-            Path(path).stat()
-            return True
-        return False
-    return bool(place.filesystem().get_file_info(path).type.name != "NotFound")
-
-
-def _write(place: LedgerPath, *, spools: bool) -> None:
-    """Make and remove a test object where the task will write. On file systems it is a folder,
-    because a fold takes files in the spool for rows."""
-    name = f"_try-{uuid.uuid4().hex}"
-    if place.is_local:
-        folder = Path(place.spool if spools else place.root)
-        if spools:
-            check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tried = folder / name
-        tried.mkdir()
-        with contextlib.suppress(OSError):
-            tried.rmdir()
-        return
-    filesystem, path = place.filesystem(), f"{place.root}/_tries/{name}"
-    make_folder_of(filesystem, path)
-    with filesystem.open_output_stream(path) as file:
-        file.write(b"-")
-    # Tasks need no right to delete; the remaining objects are one byte per worker process.
-    with contextlib.suppress(OSError):
-        filesystem.delete_file(path)
-
-
-def _who() -> str:
-    user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "?")
-    return f"{worker_name()} as user {user}"

@@ -26,11 +26,11 @@ from rocket_sink.ledger.append.delta_rs import (
     data_files,
     unreadable,
 )
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
+from rocket_sink.ledger.append.table import is_table, read_table
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
-from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.sql import Query
-from rocket_sink.ledger.table import first_line, is_table, read_table
+from rocket_sink.ledger.transport.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.views import VIEWS, reader
 
 if TYPE_CHECKING:

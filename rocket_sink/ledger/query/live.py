@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 from rocket_sink.errors import Outcome
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.follower import LedgerFollower
-from rocket_sink.ledger.duckdb_reader import reader_of
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LedgerPath, first_line
+from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.schema import (
     DEAD_LETTER,
     EPOCH,
@@ -38,7 +38,6 @@ from rocket_sink.ledger.schema import (
     SEND,
 )
 from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, middle_ms, percentile
-from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 

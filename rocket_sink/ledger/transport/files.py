@@ -13,9 +13,9 @@ On object stores, where files come sealed, names have no folders (`<query id>_<e
 because a folder is an object that stays, and each batch write would leave one.
 
 A file's number is one above the numbers of all files of its epoch at that time. So a fold knows
-which of two runs' files is the later one, independent of clocks. `spool.stream` describes the
-content. A rename decides who owns a file. A live owner whose file was taken fails its task, so that
-no row written afterwards is lost silently.
+which of two runs' files is the later one, independent of clocks. `transport.stream` describes
+the content. A rename decides who owns a file. A live owner whose file was taken fails its task, so
+that no row written afterwards is lost silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rocket_sink.ledger.path import (
 )
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
-from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.owner import Owner, this_process
 
 if TYPE_CHECKING:

@@ -9,17 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import backfill_marks, views
+from rocket_sink.ledger import views
 from rocket_sink.ledger.append.appender import begin_append
 from rocket_sink.ledger.append.delta_rs import check_files
-from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
-from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
-from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
-from rocket_sink.ledger.table import (
+from rocket_sink.ledger.append.table import (
     check_table,
     ensure_table,
-    first_line,
     has_delta,
     is_table,
     missing,
@@ -28,6 +23,11 @@ from rocket_sink.ledger.table import (
     read_table,
     table_version,
 )
+from rocket_sink.ledger.driver.fold import FoldSummary, await_ended_queries, fold
+from rocket_sink.ledger.path import LOG_FOLDER, first_line, resolve_path
+from rocket_sink.ledger.query import backfill_marks
+from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.transport.files import quarantined, waiting_epochs
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
 from rocket_sink.ledger.upkeep.growth import keep_small, merge
 from rocket_sink.tables import html_table
@@ -240,7 +240,7 @@ class Ledger:
             LedgerError: also if no query, or several, have an id that begins so.
         """
         # The import is here because tasks import this module and make no report.
-        from rocket_sink.ledger.duckdb_reader import reader_of
+        from rocket_sink.ledger.query.duckdb_reader import reader_of
         from rocket_sink.ledger.report import Scope, figures
 
         busy = self.sync(spark).busy

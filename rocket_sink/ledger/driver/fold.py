@@ -30,23 +30,8 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.append.appender import begin_append
-from rocket_sink.ledger.append.data_files import OverBatches
-from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, failing, resolve_path
-from rocket_sink.ledger.pending_keys import release
-from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.files import (
-    SEALED,
-    SPOOL_FILE,
-    put_aside,
-    sealed_files,
-)
-from rocket_sink.ledger.spool.stream import is_whole, read_batches
-from rocket_sink.ledger.storage import is_classic
-from rocket_sink.ledger.table import (
+from rocket_sink.ledger.append.table import (
     ensure_table,
-    first_line,
     fold_app_id,
     is_in,
     last_txn_version,
@@ -54,6 +39,20 @@ from rocket_sink.ledger.table import (
     prove_executors,
     table_version,
 )
+from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import LedgerPath, failing, first_line, resolve_path
+from rocket_sink.ledger.query.pending_keys import release
+from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.storage import is_classic
+from rocket_sink.ledger.transport.data_files import OverBatches
+from rocket_sink.ledger.transport.files import (
+    SEALED,
+    SPOOL_FILE,
+    put_aside,
+    sealed_files,
+)
+from rocket_sink.ledger.transport.stream import is_whole, read_batches
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.private_file import check_folder

@@ -25,12 +25,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.table import reading
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, failing, path_part
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.spool.files import spooled_epochs
 from rocket_sink.ledger.sql import Query, is_text
-from rocket_sink.ledger.table import reading
+from rocket_sink.ledger.transport.files import spooled_epochs
 from rocket_sink.ledger.views import rows_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         LedgerError: the ledger's folder cannot be read or written.
     """
     # The import is here because tasks import this module, too, and read no ledger.
-    from rocket_sink.ledger.duckdb_reader import reader_of
+    from rocket_sink.ledger.query.duckdb_reader import reader_of
 
     with _errors(place):
         store = NoteStore(place, _KIND)

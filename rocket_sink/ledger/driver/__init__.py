@@ -1,0 +1,1 @@
+"""The driver's side of the ledger: the fold, and `Ledger`."""

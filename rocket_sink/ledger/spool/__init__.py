@@ -1,1 +1,0 @@
-"""The spool: a task attempt's ledger rows on their way to the fold."""

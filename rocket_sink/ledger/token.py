@@ -1,0 +1,161 @@
+"""Proof that driver and tasks have one ledger: a token that the driver made and the tasks find.
+
+The token is a note of the kind `tokens` with a random name. The driver makes it, or takes an
+existing one, before it hands the sink to its tasks. The name travels with the sink's configuration,
+and a task looks for the file before its first send. A folder of the same path on a worker's own
+disk lacks this file; without the check, given-up rows would be lost there while the query succeeds.
+The same check proves that the task can write to the ledger. Otherwise the write would fail after
+the rows were sent, and each retry would send them again. Any driver's file will do, so two drivers
+that start on a new ledger at once need no agreement. Each task checks a local path; each worker
+process checks an object store once. The test of writing makes a folder (local) or an object, and
+removes it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import LOG_FOLDER, NOTES, LedgerPath, make_folder_of, resolve_path
+from rocket_sink.ledger.records import worker_name
+from rocket_sink.ledger.storage import Properties, remember
+from rocket_sink.private_file import check_folder
+
+TOKENS: Final = "tokens"
+_FOLDER: Final = f"{NOTES}/{TOKENS}"
+_LOOKS: Final = 4
+_BETWEEN_LOOKS_S: Final = 1.0
+"""NFS clients remember for some seconds that a file was not there."""
+
+_tried: set[LedgerToken] = set()
+"""Ledgers to which this process, or its parent before a fork, has written."""
+
+
+@dataclass(frozen=True)
+class LedgerToken:
+    """The token that tasks must find in the ledger's folder before they send (`ledger_token`).
+
+    Attributes:
+        uri: of the ledger, as Spark names it.
+        name: name of the file; empty if the driver's files are out of reach (a Spark Connect
+            client). Then the driver has made the table, which must be there.
+        spools: tasks write spool files.
+        storage: how to reach the store, which only the driver's session knows.
+    """
+
+    uri: str
+    name: str
+    spools: bool
+    storage: Properties = field(default_factory=dict, compare=False, repr=False)
+
+    def use(self) -> None:
+        """Make the store's properties known; called by a task before it looks for the ledger."""
+        if self.storage:
+            remember(self.storage, self.uri)
+
+    def check(self) -> None:
+        """Check that this is the driver's ledger; called by a task before its first send.
+
+        Raises:
+            LedgerError: another folder than the driver's, or one that cannot be written or
+                reached; says what to change.
+        """
+        self.use()
+        if self in _tried and not self.uri.startswith("file:"):
+            return
+        place = resolve_path(self.uri)
+        try:
+            self._check_same(place)
+            if self not in _tried:
+                _write(place, spools=self.spools)
+        except OSError as error:
+            raise LedgerError(
+                f"this task, in {worker_and_user()}, cannot read and "
+                f"write the ledger {self.uri}: {error}. No row of it was sent; {place.remedy}",
+                path=self.uri,
+            ) from error
+        _tried.add(self)
+
+    def _check_same(self, place: LedgerPath) -> None:
+        name = f"{_FOLDER}/{self.name}.json" if self.name else LOG_FOLDER
+        for look in range(_LOOKS):
+            if _exists(place, f"{place.root}/{name}"):
+                return
+            if not place.is_local:
+                break
+            if look < _LOOKS - 1:
+                time.sleep(_BETWEEN_LOOKS_S)
+        remedy = (
+            "A path without a scheme is a folder of each host: mount storage that the driver and "
+            "all executors share there, or give a ledger on a store that all of them reach (s3://, "
+            "gs://, abfs://, hdfs://). If the folder was deleted or restored while the query ran, "
+            "start the query again"
+            if place.is_local
+            else f"Driver and executors reach different stores by that name; {place.remedy}"
+        )
+        raise LedgerError(
+            f"the ledger {self.uri} that this task sees in {worker_and_user()} is not the one "
+            f"that the driver sees: {name}, which is there on the driver, is not here. No row of "
+            f"this task was sent. {remedy}",
+            path=self.uri,
+        )
+
+
+# Imports are where they are needed, because the data source runs in processes that live for one
+# call, and pyarrow's file systems load slowly.
+
+
+def token_names(place: LedgerPath) -> list[str]:
+    """Return the names of the tokens that are there."""
+    folder = f"{place.root}/{_FOLDER}"
+    if place.is_local:
+        with contextlib.suppress(FileNotFoundError):
+            return [path.stem for path in Path(folder).iterdir() if path.suffix == ".json"]
+        return []
+    return NoteStore(place, TOKENS).names()
+
+
+def _exists(place: LedgerPath, path: str) -> bool:
+    """Return whether the path exists; errors other than "not there" are raised."""
+    if place.is_local:
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).stat()
+            return True
+        return False
+    return bool(place.filesystem().get_file_info(path).type.name != "NotFound")
+
+
+def _write(place: LedgerPath, *, spools: bool) -> None:
+    """Make and remove a test object where the task will write. On file systems it is a folder,
+    because a fold takes files in the spool for rows."""
+    name = f"_try-{uuid.uuid4().hex}"
+    if place.is_local:
+        folder = Path(place.spool if spools else place.root)
+        if spools:
+            check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tried = folder / name
+        tried.mkdir()
+        with contextlib.suppress(OSError):
+            tried.rmdir()
+        return
+    filesystem, path = place.filesystem(), f"{place.root}/_tries/{name}"
+    make_folder_of(filesystem, path)
+    with filesystem.open_output_stream(path) as file:
+        file.write(b"-")
+    # Tasks need no right to delete; the remaining objects are one byte per worker process.
+    with contextlib.suppress(OSError):
+        filesystem.delete_file(path)
+
+
+def worker_and_user() -> str:
+    """Return this process's worker and user, as text for a message."""
+    user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "?")
+    return f"{worker_name()} as user {user}"

@@ -1,0 +1,114 @@
+"""The accumulator by which rows of the foreach lane get to the driver (`ledgerVia=spark`).
+
+A stream's foreach gives its tasks no other way to tell the driver anything. Spark adds what a task
+has accumulated once, when it has succeeded, and waits for the driver's Python process to take it:
+so rows are durable before the epoch is. (`DAGScheduler.updateAccumulators`,
+`PythonAccumulatorV2.merge`.)
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.storage import active_session, is_classic
+from rocket_sink.ledger.transport.handed import HandedRows, spool_handed
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_LOG: Final = log.logger(__name__)
+_ATTRIBUTE: Final = "_rocket_sink_handed_rows"
+
+Rows = list[HandedRows]
+
+
+class _RowsInTask(AccumulatorParam[Rows]):
+    """Accumulates ledger rows in the task."""
+
+    def zero(self, value: Rows) -> Rows:
+        return []
+
+    def addInPlace(self, value1: Rows, value2: Rows) -> Rows:  # noqa: N802 (Spark's name)
+        return value1 + value2
+
+
+class _RowsOnDriver(_RowsInTask):
+    """Writes rows to the spool on the driver's host, and keeps rows that it could not write."""
+
+    def __init__(self, place: LedgerPath) -> None:
+        self._place = place
+
+    def addInPlace(self, value1: Rows, value2: Rows) -> Rows:  # noqa: N802
+        rows = value1 + value2
+        while rows:
+            try:
+                # The scheduler's thread runs this: while it waits for a store, no task of the
+                # application ends. The next fold moves the rows from this host to the table.
+                try:
+                    spool_handed(self._place, rows[0], in_store=False)
+                except LedgerError as error:
+                    # This host has no folder for the rows, for example a container without a home.
+                    _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
+                    spool_handed(self._place, rows[0])
+            except Exception as error:
+                _LOG.error(
+                    "the ledger %s lacks the rows of %d tasks that have sent: %s. They are kept in "
+                    "memory until the next task ends",
+                    self._place.uri, len(rows), first_line(error),
+                )  # fmt: skip
+                break
+            del rows[0]
+        return rows
+
+    def __reduce__(self) -> Any:
+        return _RowsInTask, ()
+
+
+class RowsByAccumulator:
+    """The accumulator of one ledger's rows; pickled to the tasks."""
+
+    def __init__(self, accumulator: Accumulator[Rows]) -> None:
+        # Keep the accumulator pickled until it is used: each one that a task loads costs the driver
+        # an update.
+        self._pickled = pickle.dumps(accumulator)
+
+    def add(self, rows: HandedRows) -> None:
+        """Add rows in a task; Spark carries them to the driver if the task succeeds."""
+        accumulator: Accumulator[Rows] = pickle.loads(self._pickled)  # noqa: S301 (Spark's own)
+        accumulator.add([rows])
+
+
+def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
+    """Return the accumulator of the application and ledger; called on the driver.
+
+    Returns None if tasks need none (`ledgerVia=spool`, no ledger) or without a classic session.
+
+    Raises:
+        ConfigurationError: `ledgerVia=spark` without a classic session.
+    """
+    session = active_session()
+    if not options.ledger or options.ledger_via == "spool":
+        return None
+    if not is_classic(session):
+        if options.ledger_via == "auto":
+            return None
+        raise ConfigurationError(
+            "ledgerVia=spark in foreach needs an accumulator, which Spark Connect does not have: "
+            'use format("rocketmq"), or ledgerVia=spool with a ledger that tasks can write to'
+        )
+    context: SparkContext = session.sparkContext
+    place = resolve_path(options.ledger)
+    if place.is_local and options.ledger_via == "auto":
+        return None
+    accumulators = context.__dict__.setdefault(_ATTRIBUTE, {})
+    if place not in accumulators:
+        accumulators[place] = RowsByAccumulator(context.accumulator([], _RowsOnDriver(place)))
+    accumulator: RowsByAccumulator = accumulators[place]
+    return accumulator

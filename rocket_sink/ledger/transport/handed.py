@@ -1,0 +1,105 @@
+"""Ledger rows that Spark brings to the driver, where a task does not reach the ledger's folder.
+
+They go with the task's result: in the commit message of the data source, in an accumulator of
+foreach (`transport.accumulator`). So what a failed or killed task sent is on no record, and the
+rows of a task are kept in memory until its end. On the driver they go to the spool.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.transport.stream import BatchWriter
+from rocket_sink.net import log
+
+_LOG: Final = log.logger(__name__)
+_MOST_BYTES: Final = 64 * 1024 * 1024
+"""Limit of a task's rows; the driver gets those of a whole epoch (`spark.driver.maxResultSize`)."""
+
+
+@dataclass(frozen=True)
+class HandedRows:
+    """A task attempt's ledger rows; `stream` is what its spool file would hold."""
+
+    ctx: RunContext
+    stream: bytes
+
+
+class RowsInMemory:
+    """A `RowTransport`: gathers an attempt's rows for Spark; for one thread of one process."""
+
+    keeps_failed = False
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self._file: io.BytesIO | None = None
+        self._stream: BatchWriter | None = None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Keep rows.
+
+        Raises:
+            LedgerError: the rows exceed the limit for the driver; the task must fail.
+        """
+        if not batch.num_rows:
+            return
+        if self._file is None or self._stream is None:
+            self._file = io.BytesIO()
+            self._stream = BatchWriter(self._file)
+        self._stream.write(batch)
+        if self._file.tell() > _MOST_BYTES:
+            raise LedgerError(
+                f"the ledger rows of this task are more than {_MOST_BYTES >> 20} MiB, too many to "
+                "go to the driver with the task's result (ledgerVia). Dead letters with their "
+                "bodies are the largest: make tasks smaller, set dlqIncludeBody=false, or let the "
+                "tasks reach the ledger"
+            )
+
+    def finish(self) -> HandedRows | None:
+        """Return the rows; None if there are none."""
+        if self._file is None or self._stream is None:
+            return None
+        self._stream.close()
+        rows = HandedRows(self._ctx, self._file.getvalue())
+        self._file = self._stream = None
+        return rows
+
+    def abort(self) -> None:
+        """Drop the rows."""
+        self._file = self._stream = None
+
+
+def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:
+    """Put the rows into the spool, durably; called on the driver.
+
+    Args:
+        in_store: write to the spool in the ledger's store, if there is one; if that fails, to the
+            spool in the driver's own folder. False: only to the driver's folder, because the caller
+            must not wait.
+
+    Raises:
+        LedgerError: the rows can be written to neither.
+    """
+    *others, last = place.spools
+    for spool in others if in_store else ():
+        try:
+            _spool(spool, rows)
+        except LedgerError as error:
+            _LOG.warning("%s. The rows wait in %s", error, last.spool)
+        else:
+            return
+    _spool(last, rows)
+
+
+def _spool(place: LedgerPath, rows: HandedRows) -> None:
+    writer = SpoolWriter(place, rows.ctx)
+    writer.put(rows.stream)
+    writer.seal()

@@ -1,0 +1,116 @@
+"""How the ledger rows of a task attempt become durable, and the choice of the way.
+
+| way | lane | durable | of a failed attempt |
+|---|---|---|---|
+| `spool.SpoolWriter` | foreach, data source, backfill | as they come; sealed at the end | stay |
+| `handed.RowsInMemory` | foreach, data source with `ledgerVia=spark` | on the driver | are lost |
+| `RowsForCaller` | foreachBatch, batch writes | with the commit of `data_files` | are lost |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.records import RunContext, worker_name
+from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rocket_sink.ledger.token import LedgerToken
+
+_LOG: Final = log.logger(__name__)
+_warned: set[str] = set()
+"""Ledgers of which this process has said that it does not reach them."""
+
+
+class RowTransport(Protocol):
+    """The way of one task attempt's ledger rows; for one thread of one process."""
+
+    keeps_failed: bool
+    """Whether rows of an attempt that fails, or is killed, stay on record."""
+
+    def append(self, batch: pa.RecordBatch, /) -> None:
+        """Take rows.
+
+        Raises:
+            LedgerError: they cannot be kept; the task must fail.
+        """
+
+    def finish(self) -> HandedRows | None:
+        """Make all rows durable, or return those that Spark must bring to the driver."""
+
+    def abort(self) -> None:
+        """End a failed attempt; never raises."""
+
+
+class RowsForCaller:
+    """A `RowTransport` to the caller, who writes data files or returns the rows to Spark."""
+
+    keeps_failed = False
+
+    def __init__(self, emit: Callable[[pa.RecordBatch], None]) -> None:
+        self.append = emit
+
+    def finish(self) -> None:
+        """Do nothing: the caller has the rows."""
+
+    abort = finish
+
+
+def transport_of(
+    options: SinkOptions, ctx: RunContext, *, emit: Callable[[pa.RecordBatch], None] | None,
+    token: LedgerToken | None, hands_over: bool,
+) -> RowTransport:  # fmt: skip
+    """Choose the way of an attempt's rows, and prove that it leads to the driver's ledger.
+
+    Args:
+        emit: takes the rows in place of all others.
+        hands_over: the caller gives rows to Spark where the ledger is out of reach (`ledgerVia`).
+
+    Raises:
+        LedgerError: the ledger is not the driver's, or cannot be written.
+    """
+    if emit is None and options.ledger and hands_over and _is_out_of_reach(options, token):
+        return RowsInMemory(ctx)
+    if token is not None:
+        token.check()
+    if emit is not None:
+        return RowsForCaller(emit)
+    return SpoolWriter(options.ledger, ctx) if options.ledger else RowsForCaller(_drop)
+
+
+def _is_out_of_reach(options: SinkOptions, token: LedgerToken | None) -> bool:
+    """Return whether this task must do without the ledger's folder, and `ledgerVia` lets it."""
+    if options.ledger_via == "spark":
+        _warn_once(options.ledger, "ledgerVia=spark")
+    if options.ledger_via != "auto":
+        return options.ledger_via == "spark"
+    # Another local folder of this path here is the wrong one: the driver's fold reads its own.
+    if token is None or token.uri.startswith("file:") or options.using_ledger_files:
+        return False
+    try:
+        token.check()
+    except LedgerError as error:
+        _warn_once(token.uri, f"the ledger is out of reach: {error.__cause__ or error}")
+        return True
+    return False
+
+
+def _warn_once(ledger: str, why: str) -> None:
+    if ledger not in _warned:
+        _warned.add(ledger)
+        _LOG.warning(
+            "rows for the ledger %s go from %s to the driver with the results of tasks (%s); what "
+            "a failed or killed task sends is on no record",
+            ledger, worker_name(), why,
+        )  # fmt: skip
+
+
+def _drop(batch: pa.RecordBatch) -> None:
+    """Drop ledger rows: without a ledger, a row that is given up has failed the task by then."""
