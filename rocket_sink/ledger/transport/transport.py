@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import RunContext, worker_name
@@ -82,7 +83,10 @@ def transport_of(
         token.check()
     if emit is not None:
         return RowsForCaller(emit)
-    return SpoolWriter(options.ledger, ctx) if options.ledger else RowsForCaller(_drop)
+    if options.ledger:
+        return SpoolWriter(options.ledger, ctx)
+    # Without a ledger rows are dropped: a row that is given up has failed the task by then.
+    return RowsForCaller(deque[Any](maxlen=0).append)
 
 
 def _is_out_of_reach(options: SinkOptions, token: LedgerToken | None) -> bool:
@@ -110,7 +114,3 @@ def _warn_once(ledger: str, why: str) -> None:
             "a failed or killed task sends is on no record",
             ledger, worker_name(), why,
         )  # fmt: skip
-
-
-def _drop(batch: pa.RecordBatch) -> None:
-    """Drop ledger rows: without a ledger, a row that is given up has failed the task by then."""
