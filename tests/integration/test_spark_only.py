@@ -94,7 +94,7 @@ def spooled(epoch: int) -> None:
     ctx = context(query_id="folds", epoch=epoch)
     rows = RowsInMemory(ctx)
     rows.append(accounts(ctx, acked=1))
-    handed = rows.take()
+    handed = rows.finish()
     assert handed is not None
     spool_handed(resolve_path(LEDGER), handed)
 
