@@ -20,13 +20,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rocket_sink.errors import Outcome
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query import live
-from rocket_sink.ledger.query.live import METRICS, LiveFigures, register
-from rocket_sink.ledger.records import isolation_rows, send_rows
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.query.live import METRICS, LiveFigures, Standing, register, standing_of
+from rocket_sink.ledger.records import in_flight_rows, in_order, isolation_rows, send_rows
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.routing.fault import Isolation
 
 from .night import store
 from .values import accounts, attempt, context, letter
+from .views import view_rows
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = context()
@@ -107,19 +109,35 @@ def test_other_runs_are_left_out(tmp_path: Path) -> None:
 def test_pending_letters_are_counted_when_they_may_have_changed(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def pending() -> dict[str, int]:
+    def standing() -> Standing:
         calls.append(1)
-        return {"transport": len(calls)}
+        return Standing({"transport": len(calls)}, 0)
 
-    figures = followed(tmp_path, pending=pending)
+    figures = followed(tmp_path, standing=standing)
     figures.refresh()
-    assert figures.pending == {"transport": 1}
+    assert figures.standing == ({"transport": 1}, 0)
     store(tmp_path, [send_rows([attempt()], CONTEXT)])
     figures.refresh()
     assert len(calls) == 1
     store(tmp_path, [letter(CONTEXT)])
     figures.refresh()
-    assert figures.pending == {"transport": 2}
+    assert figures.standing == ({"transport": 2}, 0)
+
+
+def test_what_killed_attempts_sent_is_the_same_in_metrics_and_views(tmp_path: Path) -> None:
+    """The rows of a killed attempt come after those of the attempt that took its place."""
+    waiting = in_flight_rows(
+        [1, 2], CONTEXT, topic=["t", "t"], message_count=[2, 3], body_bytes=[9, 9],
+        message_id=["a", "b"],
+    )  # fmt: skip
+    again = context(task_attempt_id=CONTEXT.task_attempt_id + 1, attempt_number=1)
+    figures = followed(tmp_path, standing=lambda: standing_of(open_quick(tmp_path).query))  # type: ignore[union-attr]
+    store(tmp_path, in_order([accounts(again, acked=5)], 1 << 32))
+    assert collected(figures)["rocket_sink.rows.superseded"] == {(): 0}
+    store(tmp_path, in_order([waiting], 2 << 32))
+    [epoch] = view_rows(tmp_path, "SELECT superseded_rows FROM epochs")
+    superseded = collected(figures)["rocket_sink.rows.superseded"]
+    assert superseded == {(): epoch.superseded_rows} == {(): 5}
 
 
 def test_an_error_is_logged_and_the_rows_come_later(
@@ -185,7 +203,7 @@ def collected(figures: LiveFigures) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_metrics_are_the_sums(tmp_path: Path) -> None:
-    figures = followed(tmp_path, pending=lambda: {"transport": 5})
+    figures = followed(tmp_path, standing=lambda: Standing({"transport": 5}, 3))
     store(tmp_path, minute())
     values = collected(figures)
     assert set(values) == {metric.name for metric in METRICS}
@@ -196,6 +214,7 @@ def test_metrics_are_the_sums(tmp_path: Path) -> None:
         ("broker-a",): 0, ("broker-b",): 1, ("-",): 0,
     }  # fmt: skip
     assert values["rocket_sink.dead_letters.pending"] == {("transport",): 5}
+    assert values["rocket_sink.rows.superseded"] == {(): 3}
     assert values["rocket_sink.send.latency"]["broker-a", "0.5"] == pytest.approx(0.002, rel=0.02)
 
 
@@ -217,7 +236,7 @@ def test_an_isolation_ends(tmp_path: Path) -> None:
 @pytest.fixture
 def in_prometheus(tmp_path: Path) -> set[str]:
     """Return the names that Prometheus gives the metrics."""
-    figures = followed(tmp_path, pending=lambda: {"transport": 5})
+    figures = followed(tmp_path, standing=lambda: Standing({"transport": 5}, 3))
     store(tmp_path, minute())
     registry = CollectorRegistry()
     reader = PrometheusMetricReader()

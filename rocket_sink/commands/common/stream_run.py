@@ -102,8 +102,8 @@ class RunView:
         doubled = figures.duplicates_possible
         counts += f", perhaps doubled {doubled:,}" if doubled else ""
         lines: list[RenderableType] = [Text(f"rows: {counts or 'none folded yet'}")]
-        if figures.pending:
-            waiting = ", ".join(f"{reason} {n:,}" for reason, n in figures.pending.items())
+        if figures.standing.pending:
+            waiting = ", ".join(f"{reason} {n:,}" for reason, n in figures.standing.pending.items())
             lines.append(Text(f"dead letters pending: {waiting}", style="yellow"))
         if figures.brokers:
             lines.append(table(
@@ -137,7 +137,7 @@ class RunView:
                 if name not in self._isolated or self._isolated[name] < until:
                     self._event(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
                 self._isolated[name] = until
-        pending = sum(figures.pending.values())
+        pending = sum(figures.standing.pending.values())
         if pending > self._pending:
             self._event(f"{counted(pending, 'dead letter', 'is', 'are')} pending")
         self._pending = pending

@@ -37,7 +37,7 @@ from rocket_sink.ledger.schema import (
     RESOLUTION,
     SEND,
 )
-from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, middle_ms, percentile
+from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, middle_ms, percentile
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 
@@ -64,8 +64,18 @@ BOUNDS_S: Final = (
 )  # fmt: skip
 """The upper bounds of the buckets of `rocket_sink.send.duration.bucket`."""
 
-Waiting = Mapping[str, int]
-"""{reason: pending dead letters}."""
+
+class Standing(NamedTuple):
+    """The figures of a whole ledger that only its views can tell.
+
+    Attributes:
+        pending: pending dead letters by reason.
+        superseded_rows: rows that brokers may have stored of task attempts that do not count,
+            killed ones included, by the view `superseded`.
+    """
+
+    pending: Mapping[str, int]
+    superseded_rows: int
 
 
 @dataclass
@@ -107,20 +117,20 @@ class LiveFigures:
     threads. Set `run_id` to leave out the rows of other runs and queries.
 
     Args:
-        pending: counts the pending dead letters; called when some may have come or gone. None: they
-            are not counted.
+        standing: asks the views; called when their figures may have changed. None: they are not
+            told.
     """
 
-    def __init__(self, place: LedgerPath, pending: Callable[[], Waiting] | None = None) -> None:
+    def __init__(self, place: LedgerPath, standing: Callable[[], Standing] | None = None) -> None:
         self.place = place
         self.run_id: str | None = None
         self.rows: Counter[str] = Counter()
         """Rows by outcome, of all task attempts that ended; a task that ran again counts again."""
         self.duplicates_possible = 0
         self.brokers: dict[str, BrokerSums] = {}
-        self.pending: Waiting = {}
-        self._count_pending = pending
-        self._pending_is_old = pending is not None
+        self.standing = Standing({}, 0)
+        self._ask = standing
+        self._is_old = standing is not None
         self._follower = LedgerFollower(place, _COLUMNS, skips_gone=True)
         self._lock = ForkLock()
         self._read_s = -_MOST_OFTEN_S
@@ -139,9 +149,9 @@ class LiveFigures:
                 for kind, rows in self._follower.new_rows():
                     has_new_rows = True
                     self._add(kind, rows)
-                if self._count_pending is not None and self._pending_is_old:
-                    self.pending = self._count_pending()
-                    self._pending_is_old = False
+                if self._ask is not None and self._is_old:
+                    self.standing = self._ask()
+                    self._is_old = False
             except Exception as error:  # an error of Spark's, too, whose session may have ended
                 _LOG.warning(
                     "the ledger %s cannot be followed now: %s", self.place.uri, first_line(error)
@@ -155,12 +165,15 @@ class LiveFigures:
         if kind == EPOCH:
             self._add_accounts(rows.filter(pc.field("complete").is_valid()))
         elif kind == SEND:
-            self._add_sends(rows.filter(pc.field("outcome") != IN_FLIGHT))
+            answered = rows.filter(pc.field("outcome") != IN_FLIGHT)
+            # An attempt that died has requests without an answer.
+            self._is_old |= len(answered) < len(rows)
+            self._add_sends(answered)
         elif kind == ISOLATION:
             for broker, cause, until in _values(rows, "broker_name", "cause", "isolated_until"):
                 self._add_isolation(broker, cause, until)
         # A dead letter counts once its attempt is known to count.
-        self._pending_is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
+        self._is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
 
     def _add_accounts(self, rows: pa.Table) -> None:
         for outcome in OUTCOMES:
@@ -197,12 +210,20 @@ class LiveFigures:
 
 
 def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
-    """Return the figures of a ledger from now on, with its pending dead letters.
+    """Return the figures of a ledger from now on, and its standing.
 
     Raises:
         LedgerError, OSError: pyarrow cannot reach the ledger's files.
     """
-    return LiveFigures(place, lambda: pending_by_reason(spark, place))
+    return LiveFigures(place, lambda: standing_of(reader_of(spark, place)))
+
+
+def standing_of(query: Query | None) -> Standing:
+    """Return the standing of a ledger by a reader of its views; None: there is no ledger yet."""
+    if query is None:
+        return Standing({}, 0)
+    superseded = query("SELECT sum(superseded_rows) AS n FROM superseded")["n"][0].as_py()
+    return Standing(_pending_by_reason(query), int(superseded or 0))
 
 
 def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
@@ -211,10 +232,13 @@ def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
     Raises:
         LedgerError: the table is no ledger of this version.
     """
-    select = "SELECT reason, count(*) AS letters FROM pending_letters GROUP BY reason"
     query = reader_of(spark, place)
-    rows = query(select).to_pylist() if query is not None else []
-    return {row["reason"]: row["letters"] for row in rows}
+    return {} if query is None else _pending_by_reason(query)
+
+
+def _pending_by_reason(query: Query) -> dict[str, int]:
+    rows = query("SELECT reason, count(*) AS letters FROM pending_letters GROUP BY reason")
+    return {row["reason"]: row["letters"] for row in rows.to_pylist()}
 
 
 def _latencies(rows: pa.Table) -> Counter[int]:
@@ -311,8 +335,12 @@ def _isolated(found: LiveFigures) -> Values:
 
 
 def _pending(found: LiveFigures) -> Values:
-    for reason, count in found.pending.items():
+    for reason, count in found.standing.pending.items():
         yield count, {"reason": reason}
+
+
+def _superseded(found: LiveFigures) -> Values:
+    yield found.standing.superseded_rows, {}
 
 
 METRICS: Final = (
@@ -321,6 +349,9 @@ METRICS: Final = (
            _rows),
     Metric("rocket_sink.rows.duplicates_possible", True, "{row}",
            "Rows stored that an earlier attempt may have stored too", _duplicates),
+    Metric("rocket_sink.rows.superseded", False, "{row}",
+           "Rows that brokers may have stored of task attempts that do not count, killed ones "
+           "included: the ledger's superseded_rows", _superseded),
     Metric("rocket_sink.messages", True, "{message}", "Messages stored, by broker",
            _of_brokers("messages")),
     Metric("rocket_sink.body.size", True, "By", "Bytes of the bodies stored, by broker",
