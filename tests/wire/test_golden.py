@@ -29,7 +29,7 @@ from rocket_sink.wire.responses import decode_send_answer
 from rocket_sink.wire.route import decode_route
 from rocket_sink.wire.send_header import SendTemplate
 from rocket_sink.wire.stored import decode_stored, encode_stored
-from rocket_sink.wire.trace import encode_trace
+from rocket_sink.wire.trace import encode_traces
 from tests.decoding import decode_message_id, decode_trace
 
 from .feeding import byte_by_byte, whole, with_trailing_bytes
@@ -242,7 +242,7 @@ def test_routes_in_the_legacy_form(golden):
 def test_traces(golden):
     for line, keys in golden["trace"]:
         traces = decode_trace(text(line))
-        encoded, trace_keys = encode_trace(traces)
+        [(encoded, trace_keys)] = encode_traces(traces)
         assert (encoded, sorted(trace_keys)) == (text(line), text(keys).split(" "))
 
 
