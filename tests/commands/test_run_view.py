@@ -24,7 +24,8 @@ def figures() -> Any:
         isolated_until=SOON, cause="latency", answers=Counter({70: 5.0}),
     )  # fmt: skip
     return SimpleNamespace(
-        rows=Counter(acked=119_900, dead=100), duplicates_possible=3, pending={"transport": 100},
+        rows=Counter(acked=119_900, dead=100), duplicates_possible=3,
+        standing=SimpleNamespace(pending={"transport": 100}),
         brokers={"broker-a": BrokerSums(messages=60_000, requests=600), "broker-b": slow},
         refresh=lambda: True,
     )  # fmt: skip

@@ -48,6 +48,7 @@ def test_a_dead_letter_has_the_columns_of_the_row_contract():
     differ = {
         "body_is_text", "order_by",  # A letter's body is bytes, and `ordinal` is its order.
         "delivery_timestamp_ms", "event_time_ms",  # Letters have these under other names.
+        "traceparent", "tracestate",  # Letters have these as properties.
     }  # fmt: skip
     of_rows = {f.name for f in dataclasses.fields(RowBatch)} - differ
     letters = set(columns_of("dead_letter"))
