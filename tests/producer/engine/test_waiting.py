@@ -43,7 +43,7 @@ def make(deadline_s: float = 100.0) -> SendAttempt:
 
 
 def brokers_of_one_engine() -> Brokers:
-    return Brokers(SinkOptions(), SharedBrokerState.in_process())
+    return Brokers(SinkOptions(name_server="127.0.0.1:9876"), SharedBrokerState.in_process())
 
 
 def waiting_and_routes() -> tuple[WaitingRequests, Routes]:
