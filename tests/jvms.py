@@ -147,9 +147,12 @@ def quick_brokers(*more: str) -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    """Make the archives that are missing; one that cannot be made does not hold up the other."""
-    failed = False
+def main() -> int:
+    """Make the archives that are missing; one that cannot be made does not hold up the other.
+
+    Returns: how many cannot be made.
+    """
+    failed = 0
     for kind, make in ((BROKER, _make_of_broker), (SPARK, _make_of_spark)):
         path = archive(kind)
         with only_one(path.with_suffix(".lock"), print), tempfile.TemporaryDirectory() as folder:
@@ -159,13 +162,13 @@ def main() -> None:
                     make(archive_made)
                 except (OSError, subprocess.SubprocessError) as error:
                     print(f"{path.name} cannot be made: {error}")
-                    failed = True
+                    failed += 1
             if archive_made.exists():
                 # A JVM may look for the archive meanwhile, so a complete file appears at once.
                 shutil.copyfile(archive_made, path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
                 _remove_old(path)
-    raise SystemExit(failed)
+    return failed
 
 
 def _remove_old(path: Path) -> None:
@@ -203,4 +206,4 @@ def _make_of_spark(made: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
