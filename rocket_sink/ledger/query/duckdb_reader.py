@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,13 @@ from rocket_sink.ledger.append.delta_rs import (
 )
 from rocket_sink.ledger.append.table import is_table, read_table
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, first_line, resolve_path
-from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
+from rocket_sink.ledger.schema import (
+    COLUMNS,
+    KINDS,
+    SCHEMA_VERSION,
+    VERSION_PROPERTY,
+    columns_of,
+)
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.transport.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.views import VIEWS, reader
@@ -62,6 +69,9 @@ _SPARKS: Final = (
 """Definitions of Spark's functions under their names in Spark."""
 
 
+_ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
+
+
 class QuickLedger:
     """A version of a ledger's table, as it was when `open_quick` was called."""
 
@@ -90,7 +100,7 @@ class QuickLedger:
         self._session.register("unfolded_rows", unfolded_rows(place.spools))
         self._queries = 0
         self._files: dict[str, list[str]] = {}
-        self._parts: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
         with _readable(self.path):
             self._open(place, table)
         # Use views: a WITH that is named twice is read whole, in all its columns.
@@ -106,35 +116,47 @@ class QuickLedger:
         if not has_files_only or _GLOB.intersection(self.path):
             self._session.register("table_rows", as_dataset(table))
             self._lock([])
-            self._define_rows({"": "SELECT * FROM table_rows"})
+            self._define_rows({}, "SELECT * FROM table_rows")
             return
         paths = {kind: [f"{self.path}/{name}" for name in names] for kind, names in files.items()}
         self._lock([path for names in paths.values() for path in names])
         self._files = paths
-        self._define_rows({kind: _rows_of(kind, names) for kind, names in paths.items()})
+        self._define_rows({kind: _source_of(kind, names) for kind, names in paths.items()})
 
-    def _define_rows(self, parts: dict[str, str]) -> None:
-        """Make the view of all rows: those of each kind, and those that are not folded yet."""
-        folded = " UNION ALL ".join(parts.values()) or f"SELECT {_terms({})} WHERE false"
+    def _define_rows(self, sources: dict[str, str], folded: str = "") -> None:
+        """Make the view of all rows, with those that are not folded yet, and a view of each kind.
+
+        DuckDB plans a view anew for each mention; the view of all rows takes it 40 ms.
+
+        Args:
+            sources: {kind: a table of DuckDB's with its rows}.
+            folded: the query for all rows of the table, in place of these.
+        """
+        no_rows = f"SELECT {_terms({})} WHERE false"
+        folded = folded or " UNION ALL ".join(starmap(_rows_of, sources.items())) or no_rows
         rows = f"{folded} UNION ALL BY NAME SELECT * FROM unfolded_rows"  # noqa: S608
         self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
-        self._parts = parts
+        for kind in KINDS:
+            rows = f"SELECT * FROM ({folded if not sources else no_rows}) WHERE kind = '{kind}'"  # noqa: S608
+            if kind in sources:
+                terms = {"kind": _quoted([kind])} | _names_of(kind)
+                rows = f"SELECT {_aliased(terms)} FROM {sources[kind]}"  # noqa: S608
+            self._session.execute(f"CREATE OR REPLACE TEMP VIEW rows_of_{kind} AS {rows}")
+        self._sources = sources
 
     def _gather(self) -> None:
         """Copy the rows of kinds with many small files, once for all queries that follow.
 
         A fold's files have few rows; opening them takes longer than reading them.
         """
-        parts = dict(self._parts)
+        sources = dict(self._sources)
         for kind, paths in self._files.items():
             if len(paths) < _MANY or sum(map(os.path.getsize, paths)) > _SMALL * len(paths):
                 continue
-            terms = {column: _name(column) for column in columns_of(kind)}
-            select = f"SELECT {', '.join(terms.values())} FROM ({parts[kind]})"  # noqa: S608
+            select = f"SELECT {_aliased(_names_of(kind))} FROM {sources[kind]}"  # noqa: S608
             self._session.execute(f"CREATE TEMP TABLE gathered_{kind} AS {select}")
-            terms["kind"] = _quoted([kind])
-            parts[kind] = f"SELECT {_terms(terms)} FROM gathered_{kind}"  # noqa: S608
-        self._define_rows(parts)
+            sources[kind] = f"gathered_{kind}"
+        self._define_rows(sources)
 
     def _lock(self, paths: list[str]) -> None:
         """Let the session read these files only, and neither write nor load anything."""
@@ -178,24 +200,32 @@ def _readable(path: str) -> Iterator[None]:
         raise unreadable(path, error) from error
 
 
-def _rows_of(kind: str, paths: list[str]) -> str:
-    """Return the query for all columns of the rows of one kind.
+def _source_of(kind: str, paths: list[str]) -> str:
+    """Return the table function for the rows of one kind in its own columns.
 
     The schema is given, so that DuckDB need not open all files to find it. Other writers may leave
     out columns of nulls.
     """
+    names = _names_of(kind)
     columns = ", ".join(
         f"'{c.name}': {{name: '{c.name}', type: '{_TYPES[c.sql_type]}', default_value: NULL}}"
         for c in COLUMNS
-        if c.name != "kind"
+        if c.name in names
     )
-    terms = {c.name: _name(c.name) for c in COLUMNS}
+    return f"read_parquet([{_quoted(paths)}], hive_partitioning=false, schema=MAP{{{columns}}})"
+
+
+def _rows_of(kind: str, source: str) -> str:
+    """Return the query for all columns of the rows of one kind."""
+    return f"SELECT {_terms({'kind': _quoted([kind])} | _names_of(kind))} FROM {source}"  # noqa: S608
+
+
+def _names_of(kind: str) -> dict[str, str]:
+    """Return {column: its term} for the columns of a kind, or all columns if it is not ours."""
+    names = columns_of(kind) if kind in KINDS else [c.name for c in COLUMNS if c.name != "kind"]
     # A row without query_id is of a file in which the column's name is damaged.
-    terms |= {"kind": _quoted([kind]), "query_id": "coalesce(query_id, error('no query_id'))"}
-    return (
-        f"SELECT {_terms(terms)} FROM read_parquet([{_quoted(paths)}], hive_partitioning=false, "  # noqa: S608
-        f"schema=MAP{{{columns}}})"
-    )
+    checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
+    return {name: _name(name) for name in names} | checked
 
 
 def _name(column: str) -> str:
@@ -209,11 +239,17 @@ def _quoted(texts: list[str]) -> str:
 def _terms(terms: Mapping[str, str]) -> str:
     """Return all columns of the table by their terms; without a term a column is null."""
     nulls = {c.name: f"CAST(NULL AS {_TYPES[c.sql_type]})" for c in COLUMNS}
-    return ", ".join(f"{term} AS {_name(column)}" for column, term in {**nulls, **terms}.items())
+    return _aliased({**nulls, **terms})
+
+
+def _aliased(terms: Mapping[str, str]) -> str:
+    return ", ".join(f"{term} AS {_name(column)}" for column, term in terms.items())
 
 
 def _in_duckdb(text: str) -> str:
-    """Quote `at`, a word of DuckDB's own, except in literals, where it is text."""
+    """Read rows of one kind from its view; quote `at`, a word of DuckDB's own, except in literals,
+    where it is text."""
+    text = _ONE_KIND.sub(r"FROM rows_of_\1 WHERE kind = '\1'", text)
     return re.sub(r"('[^']*')|\bat\b", lambda match: match[1] or '"at"', text)
 
 
