@@ -2346,6 +2346,16 @@ COMMANDS: tuple[Defect, ...] = (
         "figures are blank in a notebook without internet",
     ),
     Defect(
+        "views-of-kinds-hide-unfolded-rows",
+        "rocket_sink/ledger/query/duckdb_reader.py",
+        "WHERE kind = '(\\w+)'(?!\\s+OR)\")",
+        "WHERE kind = '(\\w+)'\")",
+        (
+            "tests/ledger/test_report_queries.py::test_a_broker_that_died_since_the_last_fold_is_named",
+        ),
+        "a report does not name a broker that died since the last fold",
+    ),
+    Defect(
         "tables-lose-nameless-columns",
         "rocket_sink/ledger/report/tables.py",
         "if narrow and self.wide else",
