@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.metadata import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.forks import ForkLock
@@ -114,8 +115,13 @@ def _event(kind: str, run: str, state: _Run, at: str, counts: Mapping[str, int])
         run=ol.Run(run, {"errorMessage": failure} if kind == "FAIL" else {}),
         job=ol.Job(namespace, state.job, {"jobType": job_type}),
         outputs=outputs,
-        producer=f"https://pypi.org/project/rocket-sink/{__version__}",
+        producer=f"{_home()}/tree/{__version__}",
     )
+
+
+def _home() -> str:
+    """Return the first URL of the project's metadata."""
+    return metadata("rocket-sink").get_all("Project-URL", [""])[0].rpartition(" ")[2]
 
 
 class _Emitter:
