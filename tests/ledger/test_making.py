@@ -224,7 +224,6 @@ def test_a_damaged_delta_log_is_one_clear_error(
         lambda: ledger.create(spark),
         lambda: ledger.rows(spark).count(),
         lambda: ledger.epochs(spark).count(),
-        lambda: ledger.sync(spark),
         lambda: ledger.optimize(spark),
         lambda: ledger.append(spark, sends(context(), 1)),
         lambda: check_not_ahead(spark, str(tmp_path), "query", 0),
