@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -18,7 +20,7 @@ from deltalake import DeltaTable
 
 from rocket_sink import RocketSink
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.append import appender, delta_rs
 from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
@@ -187,3 +189,11 @@ def test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it(
         RocketSink(appId="nightly", **options).write_batch(frame, 2)
     table = DeltaTable(ledger)
     assert table.metadata().partition_columns == ["kind"] and table.version() > 0
+
+
+def test_a_client_that_does_not_see_the_log_does_not_judge_it(tmp_path: Path) -> None:
+    """A client of Spark Connect appends by its server, whose folders it may not see."""
+    place, session = resolve_path(tmp_path / "of_the_server"), SimpleNamespace()
+    made = MagicMock()
+    appender._BySpark(session, place, "", 0, "", 0).save(made)  # type: ignore[arg-type]
+    made.write.format.assert_called_once_with("delta")

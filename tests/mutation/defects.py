@@ -2098,10 +2098,20 @@ SPARK: tuple[Defect, ...] = (
         "two drivers overwrite each other's commits on a store that ignores If-None-Match",
     ),
     Defect(
+        "clients-judge-the-servers-log",
+        "rocket_sink/ledger/append/appender.py",
+        "        if not is_classic(self._spark):\n            return False\n",
+        "",
+        (
+            "tests/ledger/test_damaged_log.py::test_a_client_that_does_not_see_the_log_does_not_judge_it",
+        ),
+        "each write from a Spark Connect client fails after its rows were sent",
+    ),
+    Defect(
         "a-late-log-stays",
         "rocket_sink/ledger/append/appender.py",
-        "            if name[:20].isdecimal():\n                files.delete_file(path.path)\n",
-        "            pass\n",
+        "                if name[:20].isdecimal():\n",
+        "                if False:\n",
         (
             "tests/ledger/test_damaged_log.py::test_a_ledger_that_was_deleted_while_sparks_delta_wrote_to_it[objects]",
         ),

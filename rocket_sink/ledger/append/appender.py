@@ -194,11 +194,34 @@ class _BySpark(Append):
         try:
             writer.save(self.place.uri)
         except Exception as error:
-            if _begins_late(self.place):
+            if self._begins_late():
                 raise _deleted(self.place, _NOT_APPENDED) from error
             raise
-        if _begins_late(self.place):
+        if self._begins_late():
             raise _deleted(self.place, _NOT_APPENDED)
+
+    def _begins_late(self) -> bool:
+        """Return whether the log lacks its first commits, and remove later ones, which stand there
+        without them.
+
+        Spark's Delta knows the table's version from before the deletion, and in a store without
+        folders it writes the next commit, of which no reader can make a table. A client of Spark
+        Connect does not see the files of its server, so it cannot tell.
+        """
+        if not is_classic(self._spark):
+            return False
+        try:
+            files, log_folder = self.place.filesystem(), f"{self.place.root}/{LOG_FOLDER}"
+            paths = files.get_file_info(fs.FileSelector(log_folder, allow_not_found=True))
+            names = [path.base_name.lstrip(".") for path in paths]
+            if f"{0:020}.json" in names or any("checkpoint" in name for name in names):
+                return False
+            for path, name in zip(paths, names, strict=True):
+                if name[:20].isdecimal():
+                    files.delete_file(path.path)
+        except (OSError, LedgerError):
+            return False
+        return True
 
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
@@ -220,24 +243,6 @@ class _BySpark(Append):
             )
             rows = table.where(is_own & (table.kind == EPOCH)).select(*columns).collect()
         return [row.asDict() for row in rows]
-
-
-def _begins_late(place: LedgerPath) -> bool:
-    """Return whether the log lacks its first commits, and remove the later ones. After a deletion
-    Spark's Delta still knows the old version, and in a store without folders it writes the next
-    commit, which no reader can use."""
-    try:
-        files, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
-        paths = files.get_file_info(fs.FileSelector(log_folder, allow_not_found=True))
-        names = [path.base_name.lstrip(".") for path in paths]
-        if f"{0:020}.json" in names or any("checkpoint" in name for name in names):
-            return False
-        for path, name in zip(paths, names, strict=True):
-            if name[:20].isdecimal():
-                files.delete_file(path.path)
-    except (OSError, LedgerError):
-        return False
-    return True
 
 
 def _deleted(place: LedgerPath, done: str) -> LedgerError:
