@@ -76,6 +76,6 @@ class lazy(Generic[T]):  # noqa: N801 (a decorator)
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
         value = self._make(instance)
-        # Not by `__dict__`: in Python 3.11, two threads that make it at once can end the process.
+        # In Python 3.11, two threads that make a `__dict__` at once can end the process.
         object.__setattr__(instance, self._name, value)
         return value

@@ -21,7 +21,7 @@ MINIMUM_VERSION = 17
 
 _VERSION_TIMEOUT_S = 30
 _VERSION = re.compile(r'^(?:JAVA_VERSION="?|\s*java\.version = )([\d.]+)', re.MULTILINE)
-"""As in the file `release` of a JDK, or as its launcher prints it."""
+"""The version in the file `release` of a JDK, or in the output of its launcher."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
 
 LONG_WITHOUT_JAVA: Final = (
     "hosts/", "stores/test_short_forms.py", "soak/", "mutation/test_defects.py",
-    # Another mode or number shows the same.
+    # The short run keeps another mode or number of each test.
     "producer/test_interrupts.py::test_interrupts_lose_no_send_and_no_place[batches",
     "producer/test_interrupts.py::test_interrupts_lose_no_send_and_no_place[threads",
     "spark/test_effectively_once.py::test_crash_upon_crash[best_effort",

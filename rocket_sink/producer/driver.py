@@ -663,7 +663,7 @@ class Driver:
                 with self.lock:
                     is_unled = leadership == self._leadership and not self._leading.locked()
                     if follower.asleep and is_unled:
-                        self._leader = None  # Another thread's interrupt kept it from this.
+                        self._leader = None  # The leader was interrupted before this step.
                     follower.asleep = False
                     self._followers.pop(follower, None)
             return

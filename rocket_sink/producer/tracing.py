@@ -41,7 +41,7 @@ _LINES: Final = 100
 _HELD: Final = 2048
 _DELAY_S: Final = 0.5
 _IN_FLIGHT: Final = 64
-"""Most trace messages of one engine that are not written yet."""
+"""Limit of the trace messages of one engine that are not written yet."""
 _TIMEOUT_S: Final = 1.0
 _CLOSE_S: Final = 0.2
 _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})

@@ -95,7 +95,7 @@ class Answers(Protocol):
 
     @property
     def opaques(self) -> Any:
-        """Their opaque ids, an int64 array."""
+        """The opaque ids of the answers, an int64 array."""
 
     def take(self, indices: Any) -> Answers:
         """Return the answers that an index array or a slice selects."""

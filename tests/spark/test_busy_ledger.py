@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     """Yield a ledger that another fold holds for the whole test."""
     monkeypatch.setattr(ledger_module, "FULL_SYNC_WAIT_S", 0.2)
-    (tmp_path / "_spool").mkdir()  # Without one there is nothing to fold.
+    (tmp_path / "_spool").mkdir()  # Without a spool there is nothing to fold.
     with ledger_lock(resolve_path(tmp_path), 0) as lock:
         assert lock is not None
         yield Ledger(tmp_path)

@@ -90,7 +90,7 @@ def test_none_without_the_option(
 def test_a_trace_fails_and_delays_nothing(
     cluster: FakeCluster, tmp_path: Path, behaviour: Any
 ) -> None:
-    """None: the topic of traces has no route, and the brokers make none."""
+    """Where `behaviour` is None, the topic of traces has no route, and brokers make none."""
     options = {"requestMaxMessages": 1, "retryTimesWhenSendFailed": 0, "traceTopic": TOPIC}
     for broker in cluster.brokers if behaviour is not None else ():
         broker._script.add(

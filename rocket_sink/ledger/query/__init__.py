@@ -1,1 +1,1 @@
-"""What drivers and tasks ask the ledger: its views, what is new in it, what is pending in it."""
+"""Questions of drivers and tasks to the ledger: its views, new rows, pending letters."""
