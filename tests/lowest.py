@@ -15,13 +15,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import requires
 from pathlib import Path
 
 import platformdirs
-from packaging.requirements import Requirement
 
-from tests.versions.__main__ import PYTHON_TESTS, ROOT, pythons
+from tests.versions.__main__ import PYTHON_TESTS, ROOT, our_range, pythons
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,11 +37,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def lower_bound(package: str) -> str:
-    """Return the lowest version of a package of the core that our metadata allows."""
-    wanted = (Requirement(text) for text in requires("rocket-sink") or () if "extra" not in text)
-    bounds = str(next(wish.specifier for wish in wanted if wish.name == package))
-    match = re.search(r">=([\d.]+)", bounds)
-    assert match is not None, bounds
+    """Return the lowest version of a package that setup.cfg allows."""
+    match = re.search(r">=([\d.]+)", str(our_range(package)))
+    assert match is not None, package
     return match[1]
 
 

@@ -254,23 +254,10 @@ def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
 class FarTime(dt.datetime):
     """A moment that is no `datetime` in the worker's zone, such as the begin of year 1 in New York.
 
-    The fields show the year 1; `timestamp` is right.
+    The fields show the year 1; `micros`, the microseconds since 1970, are right.
     """
 
-    seconds: int
-
-    @classmethod
-    def of(cls, micros: int) -> FarTime:
-        """Return the moment that is so many microseconds after 1970."""
-        value = cls(1, 1, 1, microsecond=micros % 1_000_000)
-        value.seconds = micros // 1_000_000
-        return value
-
-    def replace(self, *_: Any, **__: Any) -> FarTime:
-        return self
-
-    def timestamp(self) -> float:
-        return self.seconds
+    micros: int
 
 
 def _micros(value: dt.datetime | None) -> int | None:
@@ -278,6 +265,8 @@ def _micros(value: dt.datetime | None) -> int | None:
     (TimestampType.fromInternal)."""
     if value is None:
         return None
+    if isinstance(value, FarTime):
+        return value.micros
     try:
         seconds = value.replace(microsecond=0).timestamp()
     except (OverflowError, ValueError):

@@ -49,7 +49,9 @@ def _time_of(micros: int | None) -> datetime | None:
     try:
         return TimestampType.fromInternal(TimestampType(), micros)  # type: ignore[arg-type]
     except (OverflowError, ValueError):
-        return FarTime.of(micros or 0)
+        far = FarTime(1, 1, 1)
+        far.micros = micros or 0
+        return far
 
 
 class ForeachTask:

@@ -152,10 +152,12 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 def _add_jars(builder: SparkSession.Builder) -> None:
     """Start Java and resolve the packages in it; spark-submit would print sixty lines about them.
 
+    The resolver is private to Spark. Where a Spark has another one, spark-submit resolves.
+
     Raises:
         ConfigurationError: a package cannot be fetched.
     """
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkConf, SparkContext
 
     settings = vars(builder)["_options"]
@@ -164,10 +166,10 @@ def _add_jars(builder: SparkSession.Builder) -> None:
     jvm: Any = SparkContext._jvm
     spark, option = jvm.org.apache.spark.util, jvm.scala.Option.apply
     stream = jvm.java.io.PrintStream(jvm.java.io.ByteArrayOutputStream())
-    place = spark.DependencyUtils.getIvyProperties()
-    excluded = (place.packagesExclusions() or "").replace(",", " ").split()
-    options = option(place.repositories()), option(place.ivyRepoPath())
     try:
+        place = spark.DependencyUtils.getIvyProperties()
+        excluded = (place.packagesExclusions() or "").replace(",", " ").split()
+        options = option(place.repositories()), option(place.ivyRepoPath())
         if place.ivySettingsPath():
             ivy = spark.MavenUtils.loadIvySettings(place.ivySettingsPath(), *options, stream)
         else:
@@ -175,14 +177,21 @@ def _add_jars(builder: SparkSession.Builder) -> None:
         jars = spark.MavenUtils.resolveMavenCoordinates(
             packages, ivy, option(None), True, jvm.PythonUtils.toSeq(excluded), False, stream,
         ).mkString(",")  # fmt: skip
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        spark.DependencyUtils.addJarsToClassPath(jars, loader)
     except Py4JJavaError as error:
         raise ConfigurationError(
             f"Spark cannot fetch {packages}: {first_line(error)}. Let this host reach Maven's "
             "registry, or name another one by spark.jars.repositories"
         ) from None
-    spark.DependencyUtils.addJarsToClassPath(
-        jars, jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    )
+    except (Py4JError, TypeError):
+        # spark-submit resolves at the start of a JVM, and this one ends at the end of its input.
+        gateway: Any = SparkContext._gateway
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        SparkContext._gateway = SparkContext._jvm = None
+        builder.config("spark.jars.packages", packages)
+        return
     submitted = SparkConf().get("spark.jars", "")
     builder.config("spark.jars", f"{submitted},{jars}" if submitted else jars)
     first, *others = jars.split(",")

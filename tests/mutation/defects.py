@@ -1903,6 +1903,16 @@ SPARK: tuple[Defect, ...] = (
         "sixty lines of Ivy come before the first line of a script",
     ),
     Defect(
+        "another-resolver-ends-the-start",
+        "rocket_sink/spark/session.py",
+        "    except (Py4JError, TypeError):\n",
+        "    except Py4JError:\n",
+        (
+            "tests/spark/test_session.py::test_spark_submit_resolves_where_spark_has_another_resolver",
+        ),
+        "build_session fails on a Spark whose private resolver of packages is another one",
+    ),
+    Defect(
         "year-1-fails-west-of-utc",
         "rocket_sink/spark/foreach_task.py",
         '        TimestampType().__dict__["fromInternal"] = _time_of\n',

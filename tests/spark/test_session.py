@@ -9,8 +9,11 @@ import sys
 import threading
 import warnings
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.storage import active_session
@@ -112,6 +115,22 @@ def test_a_first_session_says_in_one_line_where_its_jars_are_from() -> None:
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "io.delta" in line]
     assert len(lines) == 1, done.stderr
     assert re.fullmatch(r"Spark takes io\.delta:\S+ with \d+ jars from \S+", lines[0])
+
+
+def test_spark_submit_resolves_where_spark_has_another_resolver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A missing class of Java is a `JavaPackage` in py4j, which cannot be called."""
+    gateway, jvm = MagicMock(), MagicMock()
+    jvm.org.apache.spark.util.MavenUtils.buildIvySettings.side_effect = TypeError("JavaPackage")
+    jvm.org.apache.spark.util.DependencyUtils.getIvyProperties().ivySettingsPath.return_value = ""
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+    monkeypatch.setattr(SparkContext, "_jvm", jvm)
+    builder = SparkSession.Builder().config("spark.jars.packages", "org.example:some:1")
+    session._add_jars(builder)
+    assert vars(builder)["_options"] == {"spark.jars.packages": "org.example:some:1"}
+    assert gateway.proc.stdin.close.called
+    assert SparkContext._gateway is None and SparkContext._jvm is None
 
 
 @pytest.mark.spark

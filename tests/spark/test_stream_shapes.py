@@ -109,3 +109,38 @@ def test_rows_of_a_programs_state_are_sent(world: World) -> None:
         number, "body STRING", "number INT", "append", "NoTimeout"
     )
     assert world.send(numbered, in_batches=True) == ["a0", "a1", "a2", "b0"]
+
+
+@pytest.mark.parametrize("in_batches", [False, True], ids=["foreach", "foreachBatch"])
+def test_rows_of_a_stateful_processor_are_sent(spark: Any, world: World, in_batches: bool) -> None:
+    """Spark keeps the state of transformWithState in RocksDB only."""
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Numbers(StatefulProcessor):
+        """Numbers a key's rows over all micro-batches."""
+
+        def init(self, handle: Any) -> None:
+            self._count = handle.getValueState("count", "count INT")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[Any]:
+            count = self._count.get()[0] if self._count.exists() else 0
+            for _ in rows:
+                yield Row(body=f"{key[0]}{count}")
+                count += 1
+            self._count.update((count,))
+
+        def close(self) -> None:
+            pass
+
+    store = "spark.sql.streaming.stateStore.providerClass"
+    rocks_db = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set(store, rocks_db)
+    try:
+        frame = world.stream("in", [("a", EARLY), ("a", EARLY)], [("b", EARLY), ("a", EARLY)])
+        numbered = frame.groupBy("id").transformWithState(
+            Numbers(), "body STRING", outputMode="append", timeMode="none"
+        )
+        assert world.send(numbered, in_batches=in_batches) == ["a0", "a1", "a2", "b0"]
+    finally:
+        spark.conf.unset(store)

@@ -26,7 +26,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import requires, version
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,7 @@ from packaging.version import Version
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.commands.common.output import Bar, line
+from tools.setup_cfg import project
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "docs" / "compatibility.json"
@@ -145,7 +147,7 @@ def cases() -> list[Case]:
         [
             spark
             for spark in _index("pyspark")
-            if spark in _our_range("pyspark")
+            if spark in our_range("pyspark")
             and any(spark in specifier for specifier in accepted.values())
         ]
     )
@@ -189,14 +191,18 @@ def _sorted(versions: Iterable[str]) -> list[str]:
     return sorted(versions, key=Version)
 
 
-def _our_range(package: str) -> SpecifierSet:
-    """Return the versions of a package that our metadata accepts."""
-    wanted = (Requirement(text) for text in requires("rocket-sink") or ())
-    return next(requirement.specifier for requirement in wanted if requirement.name == package)
+def our_range(package: str) -> SpecifierSet:
+    """Return the versions of a package that setup.cfg accepts: those of the core, else of an extra.
+
+    The metadata of an editable installation may be older than setup.cfg.
+    """
+    ours = project()
+    texts = chain(ours["dependencies"], *ours["optional-dependencies"].values())
+    return next(wish.specifier for wish in map(Requirement, texts) if wish.name == package)
 
 
 def _in_range(package: str) -> list[str]:
-    return [release for release in _index(package) if release in _our_range(package)]
+    return [release for release in _index(package) if release in our_range(package)]
 
 
 def _accepted_by(delta: str) -> SpecifierSet:
