@@ -154,14 +154,16 @@ def test_a_command_that_needs_spark_ends_in_one_line_without_it(tmp_path: Path) 
     assert len(out.splitlines()) == 1, out
 
 
-def test_a_missing_package_of_the_core_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["numpy", "pyarrow"])
+def test_a_missing_package_of_the_core_is_named(package: str) -> None:
     out = run_without_spark(
         """
-        sys.modules["numpy"] = None
+        sys.modules[sys.argv[1]] = None
         try:
-            from rocket_sink import Producer
+            from rocket_sink import TableProducer
         except ImportError as error:
             print(type(error).__name__, error)
-        """
+        """,
+        package,
     )
-    assert out.startswith("MissingPackageError Producer needs the package numpy, which is not")
+    assert out.startswith(f"MissingPackageError TableProducer needs the package {package}, which is")
