@@ -166,4 +166,6 @@ def test_a_missing_package_of_the_core_is_named(package: str) -> None:
         """,
         package,
     )
-    assert out.startswith(f"MissingPackageError TableProducer needs the package {package}, which is")
+    assert out.startswith(
+        f"MissingPackageError TableProducer needs the package {package}, which is"
+    )
