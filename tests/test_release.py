@@ -45,6 +45,7 @@ def test_the_wheel_has_the_packages_and_a_whole_page(wheel: Path, tracked: list[
         names = archive.namelist()
     folder = "rocket_sink/ledger/report"
     expected = ["rocket_sink/py.typed", f"{folder}/page.css", f"{folder}/page.js"]
+    expected += [f"{folder}/page.html"]
     expected += ["rocket_sink/cluster/rocketmq-5.5.0.lock", "pyspark_rocketmq/__init__.py"]
     assert set(expected) <= set(names)
     assert not [name for name in names if re.search(r"(^|/)(tests?|tools|__pycache__)/", name)]

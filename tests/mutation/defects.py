@@ -2102,8 +2102,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "stores-that-ignore-conditions-are-trusted",
         "rocket_sink/ledger/append/exclusive.py",
-        "            return _ask(spark, place, _refuses_on_condition)\n",
-        "            return _ask(spark, place, _refuses_on_condition) or True\n",
+        "            return _ask(spark, place)\n",
+        "            return _ask(spark, place) or True\n",
         ("tests/stores/test_short_forms.py::test_what_users_do_with_a_ledger_on_s3[lanes]",),
         "two drivers overwrite each other's commits on a store that ignores If-None-Match",
     ),
@@ -2376,12 +2376,12 @@ COMMANDS: tuple[Defect, ...] = (
         "a report does not name a broker that died since the last fold",
     ),
     Defect(
-        "tables-lose-nameless-columns",
+        "tables-are-as-wide-on-narrow-consoles",
         "rocket_sink/ledger/report/tables.py",
-        "if narrow and self.wide else",
-        "if narrow else",
+        "if not (narrow and column.is_wide)]",
+        "]",
         ("tests/ledger/test_render.py::test_at_80_columns_tables_stay_tables",),
-        "the accounts at 80 columns have no names",
+        "the tables of a report at 80 columns are lists of names and values",
     ),
     Defect(
         "replication-port-on-all-interfaces",

@@ -15,13 +15,14 @@ import html
 import importlib.util
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any, Final
 
 from rocket_sink import __version__
 from rocket_sink.ledger.report.series import COLUMNS, Series
-from rocket_sink.ledger.report.values import plain
+from rocket_sink.ledger.report.values import Column, Table, plain
 from rocket_sink.ledger.report.verdict import name_servers
 from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tuning
 from rocket_sink.tables import cell
@@ -29,10 +30,6 @@ from rocket_sink.text import clean, counted, json_text
 
 CHARTS_PACKAGE: Final = "vl-convert-python"
 # ruff: noqa: ISC004 (texts of several lines in tables)
-_POLICY: Final = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'"
-)
 _CHARTS: Final = (
     ("rows", "Rows over time", "By what became of them; dead letters when they were given up.", ""),
     ("bytes", "Bytes over time", "Of message bodies.", ""),
@@ -79,49 +76,41 @@ _ADVICE: Final = {
 
 
 def page_html(
-    figures: Mapping[str, Any], series: Series | None, tuning: Tuning | None = None
-) -> str:
+    figures: Mapping[str, Any], tables: Iterable[Table], series: Series | None,
+    tuning: Tuning | None,
+) -> str:  # fmt: skip
     """Return the page.
 
     Args:
         figures: `Report.as_dict()`.
+        tables: the report's tables with the rows of these figures.
+        series: the charts; None: the page has no charts.
         tuning: the suggestions for the same rows.
     """
-    bundle = chart_library() if series is not None else ""
-    columns = {name: list(names) for name, names in COLUMNS.items()}
-    servers = name_servers()
-    advice = {code: text.format(servers=servers) for code, text in _ADVICE.items()}
+    library = chart_library() if series is not None else ""
+    servers, scope = name_servers(), figures["scope"]
     data = {
-        "report": figures, "series": _plain_series(series), "columns": columns,
-        "coded": sorted(_TEXTS), "advice": advice, "quoted": shlex.quote(figures["ledger"]),
+        "report": figures, "series": _plain_series(series),
+        "columns": {name: list(names) for name, names in COLUMNS.items()},
+        "coded": sorted(_TEXTS), "quoted": shlex.quote(figures["ledger"]),
+        "advice": {code: text.format(servers=servers) for code, text in _ADVICE.items()},
     }  # fmt: skip
-    title = f"rocket-sink report: {clean(figures['ledger'])}"
-    body = [
-        _header(figures, charts=series is not None),
-        '<main id="main">',
-        _verdict(figures["verdict"]),
-        _tiles(figures),
-        '<section id="behind" class="card" aria-live="polite" hidden></section>',
-        _charts(drawn=bool(bundle)) if series is not None else "",
-        _what_if(tuning, figures) if tuning is not None else "",
-        _tables(figures),
-        "</main>",
-        f"<footer>Made by rocket-sink {__version__}; nothing on this page was loaded from "
-        "elsewhere. docs/operate/report.md explains the figures.</footer>",
-    ]
-    scripts = [f'<script type="module">{bundle}</script>'] if bundle else []
-    scripts += [
-        f'<script type="application/json" id="data">{_json(data)}</script>',
-        f'<script type="module">{_asset("page.js")}</script>',
-    ]
-    return "\n".join((
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<link rel="icon" href="data:,">',
-        f"<title>{html.escape(title)}</title>\n<style>{_asset('page.css')}</style>\n</head>\n<body>",
-        *body, *scripts, "</body>\n</html>\n",
-    ))  # fmt: skip
+    where = [f"ledger {figures['ledger']}"]
+    where += [f"query {scope['query_id']}"] if scope["query_id"] else []
+    where += [f"{name} {scope[name]}" for name in ("since", "until") if scope[name]]
+    return Template(_asset("page.html")).substitute(
+        ledger=_text(figures["ledger"]), style=_asset("page.css"), script=_asset("page.js"),
+        where=_text(", ".join(where)), now=_at(dt.datetime.now(dt.timezone.utc)),
+        filters="" if series is None else "".join(
+            f'<span><label for="{name.lower()}">{name}</label> <select id="{name.lower()}">'
+            "</select></span>" for name in ("Broker", "Topic")
+        ),
+        verdict="".join(map(_finding, figures["verdict"])), tiles=_tiles(figures),
+        charts="" if series is None else _charts(drawn=bool(library)),
+        what_if="" if tuning is None else _what_if(tuning, scope, figures["ledger"]),
+        tables="".join(map(_section, tables)), version=__version__,
+        library=f'<script type="module">{library}</script>' if library else "", data=_json(data),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -160,102 +149,58 @@ _TEXTS: Final = frozenset({
 def _plain_series(series: Series | None) -> dict[str, Any] | None:
     if series is None:
         return None
-    plain_values: dict[str, Any] = {
-        name: getattr(series, name) for name in ("step_ms", "first_ms", "last_ms")
-    }
     texts: dict[str, int] = {}
-    for name, columns in COLUMNS.items():
-        coded = [column in _TEXTS for column in columns]
-        plain_values[name] = [
-            [
-                texts.setdefault(value, len(texts)) if is_text and value is not None else value
-                for value, is_text in zip(plain(list(row)), coded, strict=True)
-            ]
-            for row in getattr(series, name)
+
+    def row_of(columns: Sequence[str], row: Sequence[Any]) -> list[Any]:
+        return [
+            texts.setdefault(value, len(texts)) if name in _TEXTS and value is not None else value
+            for name, value in zip(columns, plain(list(row)), strict=True)
         ]
-    return {**plain_values, "texts": list(texts)}
+
+    rows: dict[str, Any] = {
+        name: [row_of(columns, row) for row in getattr(series, name)]
+        for name, columns in COLUMNS.items()
+    }
+    steps = {name: getattr(series, name) for name in ("step_ms", "first_ms", "last_ms")}
+    return {**steps, **rows, "texts": list(texts)}
 
 
-def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
-    scope = figures["scope"]
-    parts = [f"ledger {figures['ledger']}"]
-    parts += [f"query {scope['query_id']}"] if scope["query_id"] else []
-    parts += [f"{name} {scope[name]}" for name in ("since", "until") if scope[name]]
-    now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-    choices = [
-        ("zone", "Times", (("local", "local zone"), ("utc", "UTC"))),
-        ("theme", "Colours", (("auto", "as the system"), ("light", "light"), ("dark", "dark"))),
-        *([("broker", "Broker", ()), ("topic", "Topic", ())] if charts else []),
-    ]
-    controls = "".join(
-        f'<span><label for="{name}">{label}</label> '
-        f'<select id="{name}">'
-        + "".join(f'<option value="{value}">{text}</option>' for value, text in values)
-        + "</select></span>"
-        for name, label, values in choices
-    )
+def _finding(finding: Mapping[str, str]) -> str:
+    # Commands stand in `backquotes`, so every second part is one.
+    parts = [_text(part) for part in finding["next"].split("`")]
+    following = "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))
     return (
-        '<a class="skip" href="#main">To the report</a>\n<header>\n<h1>rocket-sink report</h1>\n'
-        f'<p class="where">{_text(", ".join(parts))}; made {_at(now)} (<span data-zone>UTC</span>)'
-        f'</p>\n</header>\n<div class="controls" role="group" aria-label="What is shown">'
-        f"{controls}</div>"
-    )
-
-
-def _verdict(findings: Sequence[Mapping[str, str]]) -> str:
-    items = []
-    for finding in findings:
-        following = (
-            f'<span class="next">Next: {_commands(finding["next"])}</span>'
-            if finding["next"]
-            else ""
-        )
-        items.append(
-            f'<li class="{finding["level"]}"><span class="level">{finding["level"]}</span>'
-            f"{_text(finding['text'])}{following}</li>"
-        )
-    return f'<h2>Verdict</h2>\n<ul class="verdict" id="verdict">{"".join(items)}</ul>'
-
-
-def _commands(text: str) -> str:
-    """Return the text in HTML, with code for what stands in `backquotes`."""
-    parts = text.split("`")
-    return "".join(
-        f"<code>{_text(part)}</code>" if n % 2 else _text(part) for n, part in enumerate(parts)
+        f'<li class="{finding["level"]}"><span class="level">{finding["level"]}</span>'
+        + _text(finding["text"])
+        + (f'<span class="next">Next: {following}</span>' if following else "")
+        + "</li>"
     )
 
 
 def _tiles(figures: Mapping[str, Any]) -> str:
     totals, letters = figures["totals"], figures["dead_letters"]
-    resolved = sum(row["resolved"] for row in letters)
-    pending = sum(row["pending"] for row in letters)
+    resolved, pending = (sum(row[name] for row in letters) for name in ("resolved", "pending"))
     tiles = (
-        ("rows_in", "rows in", totals["rows_in"], f"{counted(totals['epochs'], 'epoch')}"),
-        ("acked", "stored", totals["acked"], ""),
-        ("degraded", "degraded", totals["degraded"], "stored, less durably"),
-        ("dead", "dead", totals["dead"], f"letters: {resolved:,} resolved, {pending:,} pending"),
-        ("unknown", "unknown", totals["unknown"], "perhaps stored"),
-        ("filtered", "filtered", totals["filtered"], "needed no sending"),
-        ("duplicates", "duplicates possible", totals["duplicates_possible"], "under one id"),
-        ("superseded", "superseded", totals["superseded_rows"], "by attempts run again"),
+        ("rows_in", "rows in", "rows_in", counted(totals["epochs"], "epoch")),
+        ("acked", "stored", "acked", ""),
+        ("degraded", "degraded", "degraded", "stored, less durably"),
+        ("dead", "dead", "dead", f"letters: {resolved:,} resolved, {pending:,} pending"),
+        ("unknown", "unknown", "unknown", "perhaps stored"),
+        ("filtered", "filtered", "filtered", "needed no sending"),
+        ("duplicates", "duplicates possible", "duplicates_possible", "under one id"),
+        ("superseded", "superseded", "superseded_rows", "by attempts run again"),
     )
-    return (
-        '<dl class="tiles">'
-        + "".join(
-            f'<div id="tile-{name}"><dt>{label}</dt><dd>{value:,}</dd><small>{note}</small></div>'
-            for name, label, value, note in tiles
-        )
-        + "</dl>"
+    return "".join(
+        f'<div id="tile-{id_}"><dt>{label}</dt><dd>{totals[name]:,}</dd><small>{note}</small></div>'
+        for id_, label, name, note in tiles
     )
 
 
 def _charts(*, drawn: bool) -> str:
-    missing = (
-        ""
-        if drawn
-        else '<p class="card wide">Charts need one more package: '
+    missing = "" if drawn else (
+        '<p class="card wide">Charts need one more package: '
         f"<code>pip install {CHARTS_PACKAGE}</code>. The tables have their figures.</p>"
-    )
+    )  # fmt: skip
     return f'<section class="charts" aria-label="Charts">{missing}' + "".join(
         f'<figure id="{name}" class="{width}" aria-labelledby="{name}-title"><figcaption>'
         f'<h2 id="{name}-title">{title}</h2><p>{text}</p></figcaption>'
@@ -266,175 +211,94 @@ def _charts(*, drawn: bool) -> str:
     ) + "</section>"  # fmt: skip
 
 
-def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
+def _what_if(tuning: Tuning, scope: Mapping[str, Any], ledger: str) -> str:
     """Return the tables of `rocket-sink tune`: the sends under other settings."""
-    command = f"<code>{_text(_tune_command(figures))}</code>"
-    if not tuning.candidates:
-        return _what_if_section(
+    words = ["rocket-sink", "tune", ledger]
+    for flag, value in zip(("--query", "--since", "--until"), scope.values(), strict=True):
+        words += [flag, value] if value else []
+    command = f"<code>{_text(shlex.join(words))}</code>"
+    if tuning.first_at is None or tuning.last_at is None:
+        body = (
             '<p class="none">Nothing to compare: '
             f"{counted(tuning.attempts, 'attempt', 'is', 'are')} recorded here, "
-            f"and with fewer than {FEWEST:,} there is no 99.9th percentile. {command} compares "
-            "what there is.</p>"
+            f"and with fewer than {FEWEST:,} there is no 99.9th percentile. "
+            f"{command} compares what there is.</p>"
         )
-    assert tuning.first_at is not None
-    assert tuning.last_at is not None
-    span = f"{_at(tuning.first_at.isoformat())} to {_at(tuning.last_at.isoformat())}"
-    parts = [
-        f"<p>{'The newest ' if tuning.limited else ''}{counted(tuning.attempts, 'attempt')} from "
-        f"{span} (<span data-zone>UTC</span>), of all brokers and topics, once more through the "
-        f"fault strategy with other settings. {_text(tuning.note)}{'. ' if tuning.note else ''}"
-        f"{command} says the same.</p>"
-    ]
-    parts += [_comparison(comparison) for comparison in tuning.comparisons]
-    parts.append(_options_to_paste(tuning))
-    why = "".join(
-        f"<li>{verb} <code>{_text(setting)}</code>: {_text(reason)}</li>"
-        for verb, setting, reason in tuning.reasons
-    )
-    return _what_if_section("".join(parts) + f'<ul class="why">{why}</ul>')
-
-
-def _what_if_section(body: str) -> str:
+    else:
+        body = (
+            f"<p>{'The newest ' if tuning.limited else ''}{counted(tuning.attempts, 'attempt')} "
+            f"from {_at(tuning.first_at)} to {_at(tuning.last_at)} (<span data-zone>UTC</span>), "
+            "of all brokers and topics, once more through the fault strategy with other settings. "
+            f"{_text(tuning.note)}"
+            f"{'. ' if tuning.note else ''}{command} says the same.</p>"
+        )
+        body += "".join(map(_comparison, tuning.comparisons))
+        lines = "\n".join(_text(f"{name}={value}") for name, value in tuning.options.items())
+        body += (
+            f'<h3 id="paste-title">Options to paste</h3>'
+            f'<pre tabindex="0" aria-labelledby="paste-title">{lines}</pre>'
+            if lines else f"<p>{DEFAULTS_FIT}</p>"
+        )  # fmt: skip
+        why = "".join(
+            f"<li>{verb} <code>{_text(setting)}</code>: {_text(reason)}</li>"
+            for verb, setting, reason in tuning.reasons
+        )
+        body += f'<ul class="why">{why}</ul>'
     return (
         '<section class="card" id="what-if" aria-labelledby="what-if-title">'
         f'<h2 id="what-if-title">What if: other latency options</h2>{body}</section>'
     )
 
 
-def _tune_command(figures: Mapping[str, Any]) -> str:
-    scope = figures["scope"]
-    words = ["rocket-sink", "tune", figures["ledger"]]
-    flags = {"--query": scope["query_id"], "--since": scope["since"], "--until": scope["until"]}
-    for flag, value in flags.items():
-        words += [flag, value] if value else []
-    return shlex.join(words)
+def _comparison(comparison: Comparison) -> str:
+    heads = [(name, "n" if n else "") for n, name in enumerate(comparison.columns[:-1])]
+    mark = ' <b class="mark">suggested</b>'
+    lines = [
+        f'<tr class="{"suggested" if suggested else ""}"><th scope="row">{_text(cell(name))}'
+        + (mark if suggested else "") + "</th>"
+        + "".join(f'<td class="n">{cell(number)}</td>' for number in numbers) + "</tr>"
+        for name, *numbers, suggested in comparison.rows
+    ]  # fmt: skip
+    return f"<h3>{comparison.title}</h3>{_grid(comparison.title, heads, lines)}"
 
 
-def _comparison(one: Comparison) -> str:
-    *columns, _ = one.columns
-    head = "".join(
-        f'<th scope="col" class="{"n" if n else ""}">{name}</th>' for n, name in enumerate(columns)
-    )
-    body = []
-    for *values, mark in one.rows:
-        name, *numbers = values
-        suggested = ' <b class="mark">suggested</b>' if mark else ""
-        body.append(
-            f'<tr class="{"suggested" if mark else ""}"><th scope="row">{_text(cell(name))}'
-            f"{suggested}</th>"
-            + "".join(f'<td class="n">{cell(number)}</td>' for number in numbers)
-            + "</tr>"
-        )
+def _section(table: Table) -> str:
+    heads = [(column.name, "n" if column.kind == "n" else "") for column in table.columns]
+    lines = [
+        "<tr>" + "".join(_cell(column, column.of(row)) for column in table.columns) + "</tr>"
+        for row in table.rows
+    ]
+    body = _grid(table.title, heads, lines) if lines else '<p class="none">Nothing.</p>'
+    return f'<section class="card" id="table-{table.name}"><h2>{table.title}</h2>{body}</section>'
+
+
+def _grid(title: str, heads: Iterable[tuple[str, str]], lines: Iterable[str]) -> str:
+    """Return a table that scrolls, from (heading, class) pairs and rows in HTML."""
+    head = "".join(f'<th scope="col" class="{kind}">{name}</th>' for name, kind in heads)
     return (
-        f'<h3>{one.title}</h3><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{one.title}"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><thead>'
+        f"<tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 
-def _options_to_paste(tuning: Tuning) -> str:
-    if not tuning.options:
-        return f"<p>{DEFAULTS_FIT}</p>"
-    lines = "\n".join(_text(f"{name}={value}") for name, value in tuning.options.items())
-    return (
-        '<h3 id="paste-title">Options to paste</h3>'
-        f'<pre tabindex="0" aria-labelledby="paste-title">{lines}</pre>'
-    )
-
-
-_TABLES: Final = (
-    ("brokers", "Brokers", (
-        ("broker", "broker", ""), ("requests", "attempts", "n"), ("messages", "messages", "n"),
-        ("body_bytes", "bytes", "n"), ("retries", "retries", "n"), ("degraded", "degraded", "n"),
-        ("not_acked", "not acked", "n"), ("p50_ms", "p50 ms", "n"), ("p95_ms", "p95 ms", "n"),
-        ("p99_ms", "p99 ms", "n"), ("p999_ms", "p99.9 ms", "n"), ("max_ms", "max ms", "n"),
-        ("wait_p99_ms", "p99 wait ms", "n"), ("last_at", "last", "t"),
-    )),
-    ("isolations", "Isolations", (
-        ("start", "from", "t"), ("broker", "broker", ""), ("topic", "topic", ""),
-        ("cause", "cause", ""), ("latency_ms", "latency ms", "n"), ("length_ms", "length ms", "n"),
-        ("reachable", "reachable", ""),
-    )),
-    ("dead_letters", "Dead letters", (
-        ("reason", "reason", ""), ("error_code", "error", ""), ("letters", "letters", "n"),
-        ("pending", "pending", "n"), ("resolved", "resolved", "n"), ("oldest", "oldest", "t"),
-        ("example", "example", "x"),
-    )),
-    ("errors", "Failed attempts", (
-        ("error_code", "error", ""), ("response_code", "code", "n"), ("brokers", "brokers", "n"),
-        ("attempts", "attempts", "n"), ("messages", "messages", "n"), ("last_at", "last", "t"),
-        ("example", "example", "x"),
-    )),
-    ("epochs", "Epochs", (
-        ("query_id", "query", ""), ("epoch", "epoch", "n"), ("at", "at", "t"),
-        ("rows_in", "rows in", "n"), ("acked", "acked", "n"), ("degraded", "degraded", "n"),
-        ("dead", "dead", "n"), ("unknown", "unknown", "n"), ("filtered", "filtered", "n"),
-        ("superseded_rows", "superseded", "n"), ("adds_up", "adds up", ""),
-        ("confirmed", "confirmed", ""),
-    )),
-)  # fmt: skip
+def _cell(column: Column, value: Any) -> str:
+    if column.kind == "t" and value is not None:
+        return f'<td class="t">{_at(value)}</td>'
+    if column.kind == "q":
+        return f'<td title="{_text(value)}">{_text(value[:QUERY_SHOWN])}</td>'
+    text = "NO" if column.kind == "f" and not value else html.escape(cell(value))
+    return f'<td class="{column.kind}">{text}</td>'
 
 
 QUERY_SHOWN: Final = 8
 """Number of characters of a query's id that are shown; `--query` takes them."""
 
 
-def _tables(figures: Mapping[str, Any]) -> str:
-    sections = []
-    for name, title, columns in _TABLES:
-        rows = figures[name]
-        head = "".join(
-            f'<th scope="col" class="{"n" if kind == "n" else ""}">{label}</th>'
-            for _, label, kind in columns
-        )
-        body = "".join(
-            "<tr>" + "".join(_cell(row, key, kind) for key, _, kind in columns) + "</tr>"
-            for row in rows
-        )
-        shown = (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table>'
-            f"<caption>{_caption(name, figures)}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table></div>"
-            if rows
-            else '<p class="none">Nothing.</p>'
-        )
-        sections.append(
-            f'<section class="card" id="table-{name}"><h2>{title}</h2>{shown}</section>'
-        )
-    return f'<div class="tables">{"".join(sections)}</div>'
-
-
-def _caption(name: str, figures: Mapping[str, Any]) -> str:
-    count = len(figures[name])
-    total = {"isolations": figures["isolation_count"], "epochs": figures["totals"]["epochs"]}
-    return f"the last {count:,} of {total[name]:,}" if total.get(name, count) > count else ""
-
-
-def _cell(row: Mapping[str, Any], key: str, kind: str) -> str:
-    if key in ("degraded", "not_acked") and key not in row:
-        outcomes = row["outcomes"]
-        degraded = outcomes.get("acked_degraded", 0)
-        value: Any = (
-            degraded if key == "degraded" else row["requests"] - outcomes.get("acked", 0) - degraded
-        )
-    else:
-        value = row[key]
-    if kind == "t" and value is not None:
-        text = _at(value)
-    elif value is False:
-        text = "NO"
-    else:
-        text = html.escape(cell(value))
-    if key == "query_id":
-        return f'<td title="{text}">{_text(value[:QUERY_SHOWN])}</td>'
-    return f'<td class="{kind}">{text}</td>'
-
-
-def _at(moment: str) -> str:
+def _at(moment: dt.datetime) -> str:
     """Return a time that the page shows in the chosen zone."""
-    utc = dt.datetime.fromisoformat(moment).astimezone(dt.timezone.utc)
-    shown = utc.strftime("%Y-%m-%d %H:%M:%S")
-    return f'<time datetime="{utc.isoformat()}" data-at="{utc.isoformat()}">{shown}</time>'
+    utc = moment.astimezone(dt.timezone.utc)
+    text = utc.isoformat()
+    return f'<time datetime="{text}" data-at="{text}">{utc:%Y-%m-%d %H:%M:%S}</time>'
 
 
 def _text(value: object) -> str:

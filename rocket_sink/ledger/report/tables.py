@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import html
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.report import plots
@@ -18,6 +17,7 @@ from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.report.values import (
     Absence,
     BrokerFigures,
+    Column,
     DeadLetterFigures,
     EpochFigures,
     ErrorFigures,
@@ -26,6 +26,7 @@ from rocket_sink.ledger.report.values import (
     IsolationFigures,
     IsolationSums,
     Successor,
+    Table,
     Totals,
     WaitFigures,
     plain,
@@ -33,13 +34,13 @@ from rocket_sink.ledger.report.values import (
 from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.values import Tuning
-from rocket_sink.tables import html_grid, table
+from rocket_sink.tables import html_grid
+from rocket_sink.tables import table as grid
 from rocket_sink.text import clean, counted
 
 if TYPE_CHECKING:
     import altair
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,8 @@ class Report:
             for finding in self.verdict
         )
         tables = "".join(
-            html_grid(each.title, each.columns, each.rows)
-            if each.rows
-            else f"<p>{html.escape(each.empty)}</p>"
-            for each in _tables(self)
+            html_grid(*_grid(each)) if each.rows else f"<p>{html.escape(each.empty)}</p>"
+            for each in (_accounts(self), *_tables(self))
         )
         return f"<div><ul>{findings}</ul>{tables}<p>ledger {html.escape(self.ledger)}</p></div>"
 
@@ -153,80 +152,64 @@ _EXAMPLE_SHOWN: Final = 160
 """Number of characters shown of an example: the reason may follow a long first sentence."""
 
 
-class _Table(NamedTuple):
-    """A table of the report; `empty` stands in its place if it has no rows.
+_BROKERS: Final = (
+    Column("broker", "broker"), Column("attempts", "requests", "n"),
+    Column("stored", "messages", "n"),
+    Column("MB", lambda b: round(b.body_bytes / 1e6, 1), "n", is_wide=True),
+    Column("retries", "retries", "n"), Column("degraded", "degraded", "n", is_wide=True),
+    Column("not acked", "not_acked", "n"), Column("p50 ms", "p50_ms", "n"),
+    Column("p95 ms", "p95_ms", "n", is_wide=True), Column("p99 ms", "p99_ms", "n"),
+    Column("p99.9 ms", "p999_ms", "n", is_wide=True), Column("max ms", "max_ms", "n"),
+    Column("p99 wait ms", "wait_p99_ms", "n", is_wide=True),
+    Column("last", "last_at", "t", is_wide=True),
+)  # fmt: skip
+_ISOLATIONS: Final = (
+    Column("from", "start", "t"), Column("broker", "broker"),
+    Column("topic", "topic", is_wide=True), Column("cause", "cause"),
+    Column("latency ms", "latency_ms", "n", is_wide=True),
+    Column("length s", lambda isolation: isolation.length_ms / 1000, "n"),
+    Column("reachable", "reachable"),
+)  # fmt: skip
+_DEAD_LETTERS: Final = (
+    Column("reason", "reason"), Column("error", "error_code"), Column("letters", "letters", "n"),
+    Column("pending", "pending", "n"), Column("resolved", "resolved", "n"),
+    Column("oldest", "oldest", "t", is_wide=True), Column("example", "example", "x", is_wide=True),
+)  # fmt: skip
+_ERRORS: Final = (
+    Column("error", "error_code"), Column("code", "response_code", "n", is_wide=True),
+    Column("brokers", "brokers", "n"), Column("attempts", "attempts", "n"),
+    Column("messages", "messages", "n"), Column("last", "last_at", "t"),
+    Column("example", "example", "x", is_wide=True),
+)  # fmt: skip
+_EPOCHS: Final = (
+    Column("query", "query_id", "q"), Column("epoch", "epoch", "n"), Column("at", "at", "t"),
+    Column("rows in", "rows_in", "n"), Column("acked", "acked", "n"),
+    Column("degraded", "degraded", "n", is_wide=True), Column("dead", "dead", "n"),
+    Column("unknown", "unknown", "n"), Column("filtered", "filtered", "n", is_wide=True),
+    Column("superseded", "superseded_rows", "n", is_wide=True), Column("adds up", "adds_up", "f"),
+    Column("confirmed", "confirmed", "f", is_wide=True),
+)  # fmt: skip
 
-    `wide` names the columns that a narrow console leaves out.
-    """
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    empty: str = ""
-    wide: str = ""
-
-    def shown(self, *, narrow: bool) -> RenderableType:
-        from rich.text import Text
-
-        if not self.rows:
-            return Text(self.empty, style="dim")
-        left_out = self.wide.split(", ") if narrow and self.wide else ()
-        kept = [n for n, name in enumerate(self.columns) if name not in left_out]
-        rows = [[row[n] for n in kept] for row in self.rows]
-        return table(self.title, [self.columns[n] for n in kept], rows)
-
-
-def _tables(report: Report) -> list[_Table]:
+def _tables(report: Report) -> list[Table]:
+    latency = "Latency per broker (last byte to answer)"
+    isolations = _last("Isolations", len(report.isolations), report.isolation_count)
+    epochs = _last("Epochs", len(report.epochs), report.totals.epochs)
     return [
-        _accounts(report),
-        _brokers_table(report.brokers),
-        _isolations_table(report.isolations, report.isolation_count),
-        _dead_letters_table(report.dead_letters),
-        _errors_table(report.errors),
-        _epochs_table(report.epochs, report.totals.epochs),
-    ]
+        Table("brokers", latency, _BROKERS, report.brokers, f"{latency}: nothing."),
+        Table("isolations", isolations, _ISOLATIONS, report.isolations, "No broker was isolated."),
+        Table("dead_letters", "Dead letters", _DEAD_LETTERS, report.dead_letters,
+              "No dead letters."),
+        Table("errors", "Failed attempts", _ERRORS, report.errors, "No attempt failed."),
+        Table("epochs", epochs, _EPOCHS, report.epochs, "No epochs."),
+    ]  # fmt: skip
 
 
-def render_report(report: Report, *, narrow: bool = False) -> RenderableType:
-    """Return the tables; a table without rows becomes a line that says so.
-
-    Args:
-        narrow: leave out columns, so that the tables fit 80 columns.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    findings = report.verdict
-    accounts, *tables = (each.shown(narrow=narrow) for each in _tables(report))
-    more = "; --html FILE writes a page with all columns" if narrow else ""
-    first, further = _lines(findings[:LINES]), _lines(findings[LINES:])
-    if further:
-        first[-1].append(f" (and {len(further)} more, below)", style="dim")
-    return Group(
-        *first,
-        Text(""),
-        accounts,
-        *further,
-        *tables,
-        Text(f"ledger {report.ledger}{more}", style="dim"),
-    )
+def _last(title: str, count: int, total: int) -> str:
+    return f"{title} ({total:,}, last {count:,})" if count < total else f"{title} ({total:,})"
 
 
-def to_html(report: Report) -> str:
-    """Return the report as one page in one file, with charts if it has the series."""
-    return page_html(report.as_dict(), report.series, report.tuning)
-
-
-_STYLES: Final = {"problem": "bold red", "warning": "bold yellow", "note": "", "well": "bold green"}
-
-
-def _lines(findings: Sequence[Finding]) -> list[Text]:
-    from rich.text import Text
-
-    return [Text(str(finding), style=_STYLES[finding.level]) for finding in findings]
-
-
-def _accounts(report: Report) -> _Table:
+def _accounts(report: Report) -> Table:
     totals = report.totals
     resolved = sum(d.resolved for d in report.dead_letters)
     settled = f"; {counted(resolved, 'letter', 'is', 'are')} resolved" if resolved else ""
@@ -243,81 +226,57 @@ def _accounts(report: Report) -> _Table:
         "duplicates_possible": "stored, perhaps twice under one id",
         "superseded_rows": f"stored by {attempts}",
     }
-    rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
-    return _Table("Accounts", ("", "rows", "note"), rows)
-
-
-def _brokers_table(brokers: Sequence[BrokerFigures]) -> _Table:
-    names = (
-        "broker", "attempts", "stored", "MB", "retries", "degraded", "not acked", "p50 ms",
-        "p95 ms", "p99 ms", "max ms", "p99 wait ms", "last (UTC)",
+    columns = (
+        Column("", lambda row: row[0].replace("_", " ")),
+        Column("rows", lambda row: getattr(totals, row[0])), Column("note", lambda row: row[1]),
     )  # fmt: skip
-    rows = [
-        (
-            b.broker, b.requests, b.messages, round(b.body_bytes / 1e6, 1), b.retries,
-            b.degraded, b.not_acked, b.p50_ms, b.p95_ms, b.p99_ms, b.max_ms, b.wait_p99_ms,
-            _time(b.last_at),
-        )
-        for b in brokers
-    ]  # fmt: skip
-    title = "Latency per broker (last byte to answer)"
-    wide = "MB, degraded, p95 ms, p99 wait ms, last (UTC)"
-    return _Table(title, names, rows, f"{title}: nothing.", wide)
+    return Table("accounts", "Accounts", columns, list(notes.items()))
 
 
-def _isolations_table(events: Sequence[IsolationFigures], total: int) -> _Table:
-    rows = [
-        (_time(e.start), e.broker, e.topic or "", e.cause, e.latency_ms, e.length_ms / 1000,
-         {True: "yes", False: "no", None: ""}[e.reachable])
-        for e in events
-    ]  # fmt: skip
-    title = f"Isolations ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
-    names = ("from (UTC)", "broker", "topic", "cause", "latency ms", "length s", "reachable")
-    return _Table(title, names, rows, "No broker was isolated.", "topic, latency ms")
+def _grid(table: Table, *, narrow: bool = False) -> tuple[str, list[str], list[list[Any]]]:
+    """Return the title, the headings and the cells for a console or a notebook."""
+    columns = [column for column in table.columns if not (narrow and column.is_wide)]
+    names = [f"{column.name} (UTC)" if column.kind == "t" else column.name for column in columns]
+    rows = [[_cell(column.kind, column.of(row)) for column in columns] for row in table.rows]
+    return table.title, names, rows
 
 
-def _dead_letters_table(letters: Sequence[DeadLetterFigures]) -> _Table:
-    rows = [
-        (d.reason, d.error_code, d.letters, d.pending, d.resolved,
-         "" if d.oldest is None else _time(d.oldest), _short(d.example))
-        for d in letters
-    ]  # fmt: skip
-    names = ("reason", "error", "letters", "pending", "resolved", "oldest (UTC)", "example")
-    return _Table("Dead letters", names, rows, "No dead letters.", "oldest (UTC), example")
+def _cell(kind: str, value: Any) -> Any:
+    if kind == "t" and value is not None:
+        return value.strftime("%m-%d %H:%M:%S.") + f"{value.microsecond // 100_000}"
+    if kind == "x" and len(value) > _EXAMPLE_SHOWN:
+        return value[: _EXAMPLE_SHOWN - 3] + "..."
+    if kind == "q":
+        return value[:QUERY_SHOWN]
+    return "NO" if kind == "f" and not value else value
 
 
-def _errors_table(errors: Sequence[ErrorFigures]) -> _Table:
-    rows = [
-        (e.error_code, "" if e.response_code is None else str(e.response_code), e.brokers,
-         e.attempts, e.messages, _time(e.last_at), _short(e.example))
-        for e in errors
-    ]  # fmt: skip
-    names = ("error", "code", "brokers", "attempts", "messages", "last (UTC)", "example")
-    return _Table("Failed attempts", names, rows, "No attempt failed.", "code, example")
+def render_report(report: Report, *, narrow: bool = False) -> RenderableType:
+    """Return the tables; a table without rows becomes a line that says so.
 
+    Args:
+        narrow: leave out columns, so that the tables fit 80 columns.
+    """
+    from rich.console import Group
+    from rich.text import Text
 
-def _epochs_table(epochs: Sequence[EpochFigures], total: int) -> _Table:
-    names = (
-        "query", "epoch", "at (UTC)", "rows in", "acked", "degraded", "dead", "unknown",
-        "filtered", "superseded", "adds up", "confirmed",
+    def shown(each: Table) -> RenderableType:
+        return grid(*_grid(each, narrow=narrow)) if each.rows else Text(each.empty, style="dim")
+
+    lines = [Text(str(each), style=_STYLES[each.level]) for each in report.verdict]
+    first, further = lines[:LINES], lines[LINES:]
+    if further:
+        first[-1].append(f" (and {len(further)} more, below)", style="dim")
+    more = "; --html FILE writes a page with all columns" if narrow else ""
+    return Group(
+        *first, Text(""), shown(_accounts(report)), *further, *map(shown, _tables(report)),
+        Text(f"ledger {report.ledger}{more}", style="dim"),
     )  # fmt: skip
-    rows = [
-        (e.query_id[:QUERY_SHOWN], e.epoch, _time(e.at), e.rows_in, e.acked, e.degraded, e.dead,
-         e.unknown, e.filtered, e.superseded_rows, _yes(e.adds_up), _yes(e.confirmed))
-        for e in epochs
-    ]  # fmt: skip
-    title = f"Epochs ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
-    wide = "degraded, filtered, superseded, confirmed"
-    return _Table(title, names, rows, "No epochs.", wide)
 
 
-def _time(at: dt.datetime) -> str:
-    return at.strftime("%m-%d %H:%M:%S.") + f"{at.microsecond // 100_000}"
+def to_html(report: Report) -> str:
+    """Return the report as one page in one file, with charts if it has the series."""
+    return page_html(report.as_dict(), _tables(report), report.series, report.tuning)
 
 
-def _yes(flag: bool) -> str:
-    return "yes" if flag else "NO"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _EXAMPLE_SHOWN else text[: _EXAMPLE_SHOWN - 3] + "..."
+_STYLES: Final = {"problem": "bold red", "warning": "bold yellow", "note": "", "well": "bold green"}

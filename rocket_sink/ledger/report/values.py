@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -237,3 +238,38 @@ class Facts:
     """When the last attempt at any broker began, folded or not."""
     scoped: bool = False
     """The report is of a part of the ledger."""
+
+
+class Column(NamedTuple):
+    """A column of a report's table.
+
+    Attributes:
+        name: the heading.
+        value: an attribute of the rows, or a function of a row.
+        kind: n number, t time, x long text, q id of a query, f flag that should be true.
+        is_wide: narrow consoles leave the column out.
+    """
+
+    name: str
+    value: str | Callable[[Any], Any]
+    kind: str = ""
+    is_wide: bool = False
+
+    def of(self, row: Any) -> Any:
+        """Return the column's value of a row."""
+        return getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
+
+
+class Table(NamedTuple):
+    """A table of a report, for consoles, notebooks and the page.
+
+    Attributes:
+        name: the name of its place on the page.
+        empty: the sentence that stands in its place if it has no rows.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    empty: str = ""
