@@ -39,7 +39,7 @@ _TRIES: Final = 10
 """Attempts at a commit; delta-rs alone needs 15 requests for each."""
 _USER_METADATA: Final = "userMetadata"
 """Entry of a commit that Spark's Delta sets by an option and shows in the history."""
-ESCAPED: Final = frozenset("%#?")
+_ESCAPED: Final = frozenset("%#?")
 """Characters of a path that delta-rs may decode, or take for its end."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
@@ -225,7 +225,7 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
 
 def _takes(place: LedgerPath) -> bool:
     name = place.root if place.is_local else place.uri
-    return keeps_transactions() and not ESCAPED.intersection(name)
+    return keeps_transactions() and not _ESCAPED.intersection(name)
 
 
 def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:

@@ -7,7 +7,6 @@ folds nothing; `unfolded_epochs` tells what is missing. Needs the extra `fast`.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import tempfile
@@ -20,15 +19,14 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rocket_sink.ledger.append.delta_rs import (
-    ESCAPED,
     as_dataset,
-    check_files,
     damaged,
     data_files,
+    open_table,
     unreadable,
 )
 from rocket_sink.ledger.append.table import is_table, read_table
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import (
     COLUMNS,
     KINDS,
@@ -108,12 +106,11 @@ class QuickLedger:
             self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
-        """Make `ledger_rows`, by DuckDB's own reader if the table consists of its files alone.
-        DuckDB then knows the files' row counts, which helps it to plan joins; a scan through Arrow
-        takes four times as long and twice the memory."""
+        """Make `ledger_rows`, by DuckDB's own reader if the path is no pattern. DuckDB then knows
+        the files' row counts, which helps it to plan joins; a scan through Arrow takes four times
+        as long and twice the memory."""
         files = data_files(place, table)
-        has_files_only = table.protocol().min_reader_version == 1
-        if not has_files_only or _GLOB.intersection(self.path):
+        if _GLOB.intersection(self.path):
             self._session.register("table_rows", as_dataset(table))
             self._lock([])
             self._define_rows({}, "SELECT * FROM table_rows")
@@ -282,30 +279,9 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     if find_spec("duckdb") is None or "://" in os.fspath(path):
         return None
     place = resolve_path(path)
-    if ESCAPED.intersection(place.root) or not Path(place.root, LOG_FOLDER).is_dir():
+    table, log_folder = open_table(place), Path(place.root, LOG_FOLDER)
+    if table is None and log_folder.is_dir() and not [*log_folder.glob("*.json")]:
+        raise damaged(place, "its log has no commit")
+    if table is None or table.metadata().configuration.get(VERSION_PROPERTY) != str(SCHEMA_VERSION):
         return None
-    check_files(place, log_only=True)
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        table = DeltaTable(place.root)
-        if table.metadata().configuration.get(VERSION_PROPERTY) != str(SCHEMA_VERSION):
-            return None
-        return QuickLedger(place, table)
-    except DeltaError as error:
-        if _has_whole_log(place):
-            return None
-        raise damaged(place, first_line(error)) from error
-
-
-def _has_whole_log(place: LedgerPath) -> bool:
-    """Return whether each line of the log's commits is JSON, and a commit has lines."""
-    commits = sorted(Path(place.root, LOG_FOLDER).glob("*.json"))
-    try:
-        for commit in commits:
-            for line in commit.read_text(encoding="utf-8").splitlines():
-                json.loads(line)
-    except (OSError, ValueError):
-        return False
-    return any(commit.stat().st_size for commit in commits)
+    return QuickLedger(place, table)
