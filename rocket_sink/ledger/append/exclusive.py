@@ -7,9 +7,9 @@ condition.
 
 Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes. If two drivers look at
 the same time, the second one overwrites the first one's commit, whose rows are then in no version
-of the table. S3A 3.5.0 sends the condition only if the caller sets an option, which that log store
-does not, whatever `fs.s3a.performance.flags` says. A later version may, so this is tested, too, if
-delta-rs must not commit.
+of the table. S3A sends the condition only if the caller sets an option, which that log store does
+not, whatever `fs.s3a.performance.flags` says. So its commits are for one driver, and the log says
+so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -43,8 +42,8 @@ mean nothing."""
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
 """Pauses after questions that a store did not answer."""
 
-_known: dict[tuple[str, str], bool] = {}
-"""Whether Spark's Delta commits exclusively, by application and bucket."""
+_warned: set[tuple[str, str]] = set()
+"""Applications and buckets of which the log says that only one driver may commit."""
 
 
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
@@ -60,7 +59,7 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
         return False
     for pause_s in (*_PAUSES_S, None):
         try:
-            return _ask(spark, place, _refuses_on_condition)
+            return _ask(spark, place)
         except Exception as error:
             if not _may_pass(spark, error):
                 _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
@@ -88,41 +87,20 @@ def _may_pass(spark: SparkSession, error: Exception) -> bool:
 
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
-    """Log once per bucket when a second driver could overwrite commits of this one's Delta.
-
-    The answer is not known for other stores, for a log store that is set in the session, and if the
-    test fails.
-    """
-    if not is_s3(place.uri):
-        return
+    """Log once per bucket that a second driver could overwrite commits of this one's Delta. Other
+    stores, and a log store that is set in the session, may be safe."""
     parts = urlsplit(place.uri)
     key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
-    if key in _known:
+    if key in _warned or not is_s3(place.uri) or not _has_own_log_store(spark, place):
         return
-    is_exclusive = commits_exclusively(spark, place)
-    if is_exclusive is None:
-        return
-    _known[key] = is_exclusive
-    if not is_exclusive:
-        _LOG.warning(
-            "only this driver may append to the ledger %s: of two that append at once one "
-            "overwrites the commit of the other, whose rows are lost. Delta's log store for S3 "
-            "(S3SingleDriverLogStore) is for one driver; fold, park and backfill in this one, or "
-            "while it is stopped",
-            place.uri,
-        )
-
-
-def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
-    """Return whether the session's S3A refuses to overwrite a file; None if not testable."""
-    if not _has_own_log_store(spark, place):
-        return None
-    try:
-        return _ask(spark, place, _refuses)
-    except Exception as error:
-        # The session may lack the right to write, or the file system such streams or options.
-        _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
-        return None
+    _warned.add(key)
+    _LOG.warning(
+        "only this driver may append to the ledger %s: of two that append at once one overwrites "
+        "the commit of the other, whose rows are lost. Delta's log store for S3 "
+        "(S3SingleDriverLogStore) is for one driver; fold, park and backfill in this one, or while "
+        "it is stopped",
+        place.uri,
+    )
 
 
 def _has_own_log_store(spark: SparkSession, place: LedgerPath) -> bool:
@@ -146,43 +124,29 @@ def _hadoop_conf(spark: SparkSession) -> Any:
     return session._jsparkSession.sessionState().newHadoopConf()
 
 
-def _ask(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool:
-    """Call `ask` with the session's file system and a unique path."""
+def _ask(spark: SparkSession, place: LedgerPath) -> bool:
+    """Let the session's file system make a unique object twice, on the condition that it is new."""
+    from py4j.protocol import Py4JJavaError
+
     session: Any = spark
     path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
     files = path.getFileSystem(_hadoop_conf(spark))
-    try:
-        return ask(files, path)
-    finally:
-        with contextlib.suppress(Exception):
-            files.delete(path, False)
 
-
-def _refuses(files: Any, path: Any) -> bool:
-    """Let two streams make one new file: S3A looks only when it opens them."""
-    first, second = files.create(path, False), files.create(path, False)
-    first.close()
-    return _is_refused(second.close)
-
-
-def _refuses_on_condition(files: Any, path: Any) -> bool:
     def make() -> None:
         files.createFile(path).overwrite(True).must(_CONDITION, True).build().close()
 
-    make()
-    return _is_refused(make)
-
-
-def _is_refused(write: Callable[[], None]) -> bool:
-    from py4j.protocol import Py4JJavaError
-
     try:
-        write()
-    except Py4JJavaError as error:
-        if not any(word in _java_text(error) for word in _REFUSED):
-            raise
-        return True
-    return False
+        make()
+        try:
+            make()
+        except Py4JJavaError as error:
+            if not any(word in _java_text(error) for word in _REFUSED):
+                raise
+            return True
+        return False
+    finally:
+        with contextlib.suppress(Exception):
+            files.delete(path, False)
 
 
 def _java_text(error: Any) -> str:
