@@ -44,6 +44,12 @@ time beyond them cannot be collected."""
 IN_FLIGHT: Final = "in_flight"
 """Outcome of a row written before its request's answer; a later row of the request replaces it."""
 
+NO_WAY: Final = (
+    "CONNECT", "CONNECTION_LOST", "HELD_BACK", "LOCAL_RESOURCES", "NAME_SERVER_UNAVAILABLE",
+    "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
+)  # fmt: skip
+"""Error codes of the way to the brokers, which say nothing about a dead letter."""
+
 _ALL: Final = KINDS
 _TYPES: Final[dict[str, pa.DataType]] = {
     "STRING": pa.string(),

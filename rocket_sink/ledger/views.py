@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.ledger.schema import (
+    BACKFILL,
     DEAD_LETTER,
     EPOCH,
     IN_FLIGHT,
     ISOLATION,
     MOMENTS_US,
+    NO_WAY,
     RESOLUTION,
     SEND,
     TRANSACTION,
@@ -115,6 +117,16 @@ VIEWS: Final = {
     "settled": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id
         HAVING bool_or(resolution = 'resent') OR max_by(resolution, sequence) <> '{UNPARKED}'""",
+    # A backfill that was killed, or got no valid answer, may have stored the dead letter.
+    "backfills": f"""
+        SELECT letter_id, CAST(sum(CASE WHEN is_blamed THEN 1 ELSE 0 END) AS BIGINT) AS tries,
+            bool_or(is_unknown OR NOT has_ended) AS open
+        FROM (
+            SELECT letter_id, bool_or(outcome <> '{IN_FLIGHT}') AS has_ended,
+                bool_or(outcome <> '{IN_FLIGHT}' AND error_code NOT IN {NO_WAY}) AS is_blamed,
+                bool_or(outcome = 'unknown') AS is_unknown
+            FROM ({_rows(BACKFILL)}) b GROUP BY letter_id, query_id
+        ) r GROUP BY letter_id""",
     "parked": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id
         HAVING NOT bool_or(resolution = 'resent')

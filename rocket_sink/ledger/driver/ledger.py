@@ -25,7 +25,6 @@ from rocket_sink.ledger.append.table import (
 )
 from rocket_sink.ledger.driver.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, first_line, resolve_path
-from rocket_sink.ledger.query import backfill_marks
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.transport.files import quarantined, waiting_epochs
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
@@ -181,7 +180,7 @@ class Ledger:
         `tries` counts backfills that failed because of the dead letter itself, not because of an
         unreachable broker. `open`: a backfill may have stored it without an answer.
         """
-        return backfill_marks.tries(self.rows(spark))
+        return views.view(self.rows(spark), "backfills")
 
     def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
         """Return a row per epoch with half messages (`delivery=transactional`).

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -32,10 +32,6 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, failing
 from rocket_sink.ledger.records import RunContext, build_rows
 from rocket_sink.ledger.schema import BACKFILL, IN_FLIGHT, RESOLUTION, UNPARKED
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _NAME: Final = "backfill"
 _TOKEN: Final = "token"  # noqa: S105 (the name of a note)
@@ -121,15 +117,6 @@ class ClaimCheck:
             )
 
 
-NO_WAY: Final = frozenset(
-    {
-        "CONNECT", "CONNECTION_LOST", "HELD_BACK", "LOCAL_RESOURCES", "NAME_SERVER_UNAVAILABLE",
-        "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
-    }
-)  # fmt: skip
-"""Error codes of the way to the brokers, which say nothing about the dead letter."""
-
-
 def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
     """Return a row per dead letter; `letters` has arrays `letter_id`, `topic` and `message_id`."""
     return _rows({**letters, "outcome": IN_FLIGHT}, ctx)
@@ -144,32 +131,6 @@ def not_stored(
 
 def _rows(values: dict[str, Any], ctx: RunContext) -> pa.RecordBatch:
     return build_rows(BACKFILL, len(values["letter_id"]), values, ctx)
-
-
-def tries(rows: DataFrame) -> DataFrame:
-    """Return `letter_id`, `tries`, `open` of every dead letter that a backfill was about to send.
-
-    `tries` counts the backfills that failed for the dead letter's own sake; `open`: one of them may
-    have stored it, since it was killed or got no valid answer.
-
-    Args:
-        rows: the ledger's, of all kinds.
-    """
-    from pyspark.sql import functions as f
-
-    outcome, code = f.col("outcome"), f.col("error_code")
-    has_ended = outcome != IN_FLIGHT
-    blamed = has_ended & ~code.isin(*sorted(NO_WAY))
-    marks = rows.where(f.col("kind") == BACKFILL)
-    by_run = marks.groupBy("letter_id", "query_id").agg(
-        f.max(has_ended).alias("ended"), f.max(blamed).alias("blamed"),
-        f.max(outcome == "unknown").alias("unknown"),
-    )  # fmt: skip
-    unsure = ~f.col("ended") | f.col("unknown")
-    return by_run.groupBy("letter_id").agg(
-        f.sum(f.coalesce("blamed", f.lit(False)).cast("int")).alias("tries"),
-        f.max(unsure).alias("open"),
-    )
 
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
@@ -65,7 +66,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
                 path=place.uri,
             )
         files = [file for file in stored_files(place, table) if file.kind == DEAD_LETTER]
-        counts = {file: _count(_letter_ids(place, file), wanted) for file in files}
+        counts = {file: _count(place, file, wanted)[0] for file in files}
         touched = [file for file, count in counts.items() if count]
 
         def change(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -81,21 +82,14 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
     )
 
 
-def _letter_ids(place: LedgerPath, file: StoredFile) -> pa.ChunkedArray:
+def _count(place: LedgerPath, file: StoredFile, *letters: Any) -> list[int]:
+    """Return how many dead letters of a file are among the letters, for each list of letters."""
     batches = read_file(place, file, ["letter_id"])
-    return pa.chunked_array([batch["letter_id"] for batch in batches], pa.string())
-
-
-def _count(letter_ids: pa.ChunkedArray, letters: Any) -> int:
-    """Return how many of the ids are among the letters."""
-    import pyarrow.compute as pc
-
-    return pc.sum(pc.is_in(letter_ids, letters)).as_py() or 0
+    letter_ids = pa.chunked_array([batch["letter_id"] for batch in batches], pa.string())
+    return [pc.sum(pc.is_in(letter_ids, each)).as_py() or 0 for each in letters]
 
 
 def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> pa.RecordBatch:
-    import pyarrow.compute as pc
-
     goes = pc.is_in(batch["letter_id"], letters)
     rows = pc.if_else(goes, None, pa.array(range(batch.num_rows), pa.int64()))
     columns = {name: batch[name].take(rows) for name in _CONTENTS}
@@ -108,8 +102,6 @@ def _delete_old(place: LedgerPath) -> tuple[int, int]:
 
     Returns the number of deleted files, and of files with letters that are not in the table.
     """
-    import pyarrow.compute as pc
-
     newest = open_table(place)
     assert newest is not None
     files = [file for file in stored_files(place, newest) if file.kind == DEAD_LETTER]
@@ -126,12 +118,12 @@ def _delete_old(place: LedgerPath) -> tuple[int, int]:
             continue
         old = StoredFile(f"kind={DEAD_LETTER}/{info.base_name}", DEAD_LETTER, 0, 0, None)
         try:
-            letter_ids = _letter_ids(place, old)
+            of_table, of_erased = _count(place, old, known["letter_id"], erased["letter_id"])
         except (OSError, pa.ArrowException):  # The file is being written, or was cut.
             loose += 1
             continue
-        loose += _count(letter_ids, known["letter_id"]) == 0
-        if _count(letter_ids, erased["letter_id"]):
+        loose += of_table == 0
+        if of_erased:
             with contextlib.suppress(FileNotFoundError):
                 filesystem.delete_file(info.path)
             deleted += 1

@@ -9,12 +9,14 @@ because they are still needed:
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.table import check_table, open_for_commits
@@ -43,12 +45,8 @@ _LOG: Final = log.logger(__name__)
 _KIND: Final = "upkeep"
 _NOTE: Final = "expired"
 _DAY_MS: Final = 86_400_000
-_BY_EPOCH: Final = (SEND, EPOCH, TRANSACTION, DEAD_LETTER)
 _LAST_EPOCHS: Final = 2
-_ASKED: Final = {
-    kind: [n for n in ("at", "letter_id", "query_id", "epoch") if n in columns_of(kind)]
-    for kind in KINDS
-}
+_ASKED: Final = ("at", "letter_id", "query_id", "epoch")
 """Columns by which rows are judged."""
 
 
@@ -154,10 +152,22 @@ def expire(
     """
     now_us = time.time_ns() // 1000
     before_us = {kind: now_us - ms * 1000 for kind, ms in retention.rows_ms.items()}
-    rule = _Rule(query, before_us)
+    needed = {kind: _needed(query, kind, before_us) for kind in before_us}
     bodies = pa.array([], pa.string())
     if retention.bodies_ms is not None:
         bodies = _spent_letters(query, now_us - retention.bodies_ms * 1000)
+
+    def judged(batch: pa.RecordBatch, kind: str) -> tuple[pa.Array, pa.Array]:
+        """Return masks of the old rows, and of those that are dropped."""
+        if kind not in before_us:
+            none = pa.repeat(False, batch.num_rows)
+            return none, none
+        is_old = pc.less(batch["at"].cast(pa.int64()), before_us[kind]).fill_null(False)
+        epochs = batch["epoch"].cast(pa.string())
+        epochs = pc.binary_join_element_wise(batch["query_id"], epochs, " ")
+        stays = pc.or_(*(pc.is_in(n, needed[kind]) for n in (batch["letter_id"], epochs)))
+        return is_old, pc.and_not(is_old, stays)
+
     expired = Expired({}, {})
     dropped: list[StoredFile] = []
     changed: list[StoredFile] = []
@@ -169,11 +179,12 @@ def expire(
         if not (is_old or has_bodies):
             continue
         gone = old = spent = 0
-        for batch in read_file(place, file, _ASKED[file.kind]):
-            is_old_row, goes = rule.rows_that_go(batch, file.kind)
-            gone, old = gone + _count(goes), old + _count(is_old_row)
+        asked = [name for name in _ASKED if name in columns_of(file.kind)]
+        for batch in read_file(place, file, asked):
+            is_old_row, goes = judged(batch, file.kind)
+            gone, old = gone + goes.true_count, old + is_old_row.true_count
             if has_bodies:
-                spent += _count(_and_not(_is_among(batch, bodies), goes))
+                spent += pc.and_not(pc.is_in(batch["letter_id"], bodies), goes).true_count
         if old:
             expired.rows[file.kind] = expired.rows.get(file.kind, 0) + gone
             expired.kept[file.kind] = expired.kept.get(file.kind, 0) + old - gone
@@ -187,72 +198,15 @@ def expire(
 
         def change(batch: pa.RecordBatch) -> pa.RecordBatch:
             kind = batch["kind"][0].as_py()
-            _, goes = rule.rows_that_go(batch, kind)
-            batch = batch.filter(_not(goes))
-            return without_bodies(batch, bodies) if kind == DEAD_LETTER else batch
+            batch = batch.filter(pc.invert(judged(batch, kind)[1]))
+            return _without_bodies(batch, bodies) if kind == DEAD_LETTER else batch
 
         is_done = rewrite(place, table, [[file] for file in changed], change, dropped)
     return Expired(expired.rows, expired.kept, cleared, len(dropped) + len(changed), not is_done)
 
 
-class _Rule:
-    """The choice of rows to drop: older than their kind's limit, and not needed any more."""
-
-    def __init__(self, query: Query, before_us: Mapping[str, int]) -> None:
-        self._before_us = before_us
-        unknown = before_us.keys() - set(KINDS)
-        if unknown:
-            raise ValueError(f"no kind of ledger row: {', '.join(sorted(unknown))}")
-        if not before_us:
-            return
-        self._letters: dict[str, pa.Array] = {}
-        self._epochs: dict[str, pa.Array] = {}
-        needed = _ids(query, _KEY, f"({_OPEN} UNION ALL {_LAST})")
-        pending = "(SELECT letter_id, query_id, epoch FROM pending_letters)"
-        if DEAD_LETTER in before_us:
-            self._letters[DEAD_LETTER] = _ids(query, "letter_id", pending)
-        if BACKFILL in before_us:
-            marks = (
-                "(SELECT m.* FROM (SELECT letter_id FROM ledger_rows WHERE kind = 'backfill') m "
-                "ANTI JOIN settled s ON m.letter_id = s.letter_id)"
-            )
-            self._letters[BACKFILL] = _ids(query, "letter_id", marks)
-        if RESOLUTION in before_us:
-            letters = _ids(query, "letter_id", f"({self._staying('letters', DEAD_LETTER)})")
-            self._letters[RESOLUTION] = _join(letters, _ids(query, "letter_id", pending))
-        for kind in _BY_EPOCH:
-            self._epochs[kind] = needed
-        if EPOCH in before_us:
-            self._epochs[EPOCH] = _join(needed, _ids(query, _KEY, pending))
-        if TRANSACTION in before_us:
-            halves = _ids(query, _KEY, f"({self._staying('decided_halves', SEND)})")
-            self._epochs[TRANSACTION] = _join(needed, halves)
-
-    def _staying(self, view: str, kind: str) -> str:
-        """Return the query for the rows of a view that are too young to go."""
-        before = self._before_us.get(kind)
-        young = "true" if before is None else f"at >= timestamp_micros({before})"
-        return f"SELECT * FROM {view} WHERE {young}"  # noqa: S608 (names of ours)
-
-    def rows_that_go(self, batch: pa.RecordBatch, kind: str) -> tuple[pa.Array, pa.Array]:
-        """Return masks of the old rows, and of those that are dropped."""
-        import pyarrow.compute as pc
-
-        before = self._before_us.get(kind)
-        if before is None:
-            none = pa.repeat(False, batch.num_rows)
-            return none, none
-        is_old = pc.less(batch["at"].cast(pa.int64()), before).fill_null(False)
-        goes = is_old
-        if kind in self._letters:
-            goes = _and_not(goes, _is_among(batch, self._letters[kind]))
-        if kind in self._epochs:
-            goes = _and_not(goes, pc.is_in(_keys(batch), self._epochs[kind]))
-        return is_old, goes
-
-
-_KEY: Final = "concat(query_id, ' ', CAST(epoch AS STRING))"
-_OPEN: Final = "SELECT query_id, epoch FROM transactions WHERE open"
+_KEY: Final = "concat(query_id, ' ', CAST(epoch AS STRING)) AS name"
+_OPEN: Final = f"SELECT {_KEY} FROM transactions WHERE open"  # noqa: S608 (names of ours)
 _LAST: Final = f"""
     SELECT query_id, epoch FROM (
         SELECT query_id, epoch, row_number() OVER (PARTITION BY query_id ORDER BY epoch DESC) AS nth
@@ -261,52 +215,71 @@ _LAST: Final = f"""
             WHERE lane IN ('foreach', 'datasource', 'foreach_batch')
         ) e
     ) n WHERE nth <= {_LAST_EPOCHS}"""  # noqa: S608 (a number of ours)
+_IN_USE: Final = (_OPEN, f"SELECT {_KEY} FROM ({_LAST}) l")  # noqa: S608
+_PENDING: Final = "SELECT letter_id AS name FROM pending_letters"
+_NEEDED: Final = {
+    SEND: _IN_USE,
+    DEAD_LETTER: (*_IN_USE, _PENDING),
+    EPOCH: (*_IN_USE, f"SELECT {_KEY} FROM pending_letters"),  # noqa: S608
+    TRANSACTION: (*_IN_USE, f"SELECT {_KEY} FROM decided_halves WHERE {{young_{SEND}}}"),  # noqa: S608
+    RESOLUTION: (
+        _PENDING,
+        f"SELECT letter_id AS name FROM letters WHERE {{young_{DEAD_LETTER}}}",  # noqa: S608
+    ),
+    BACKFILL: (
+        """SELECT m.letter_id AS name FROM backfills m
+        ANTI JOIN settled s ON m.letter_id = s.letter_id""",
+    ),
+}
+"""{kind: queries for the ids of letters, and the keys of epochs, whose old rows stay}."""
 
 
-def _ids(query: Query, term: str, source: str) -> pa.Array:
-    select = f"SELECT DISTINCT {term} AS id FROM {source} s"  # noqa: S608 (names of ours)
-    return query(select)["id"].combine_chunks().cast(pa.string())
+def _needed(query: Query, kind: str, before_us: Mapping[str, int]) -> pa.Array:
+    """Return the ids of letters, and the keys of epochs, whose rows of a kind stay."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of ledger row")
+    young = {
+        f"young_{name}": f"at >= timestamp_micros({before_us[name]})"
+        if name in before_us
+        else "true"
+        for name in KINDS
+    }
+    sources = " UNION ALL ".join(_NEEDED.get(kind, ())).format(**young)
+    return _names(query, sources) if sources else pa.array([], pa.string())
 
 
-def _keys(batch: pa.RecordBatch) -> pa.Array:
-    import pyarrow.compute as pc
-
-    epochs = batch["epoch"].cast(pa.string())
-    return pc.binary_join_element_wise(batch["query_id"], epochs, " ")
+def _names(query: Query, source: str) -> pa.Array:
+    select = f"SELECT DISTINCT name FROM ({source}) s"  # noqa: S608 (names of ours)
+    return query(select)["name"].combine_chunks().cast(pa.string())
 
 
 def _spent_letters(query: Query, before_us: int) -> pa.Array:
     """Return letters whose body no backfill will need: stored or dropped before this moment, or
     of an attempt that does not count. A parked letter may be taken back, so its body stays."""
-    return _ids(
+    return _names(
         query,
-        "letter_id",
-        f"""(
-            SELECT l.letter_id FROM (SELECT letter_id, query_id, epoch, at FROM letters
-                WHERE body IS NOT NULL) l
-            LEFT JOIN (
-                SELECT letter_id, max(at) AS settled_at,
-                    bool_or(resolution = 'resent')
-                        OR max_by(resolution, sequence) = 'dropped' AS is_over
-                FROM resolutions GROUP BY letter_id
-            ) r ON l.letter_id = r.letter_id
-            LEFT JOIN (SELECT DISTINCT letter_id, true AS counts FROM counted_letters) c
-                ON l.letter_id = c.letter_id
-            LEFT JOIN (SELECT DISTINCT query_id, epoch, true AS is_last FROM ({_LAST}) n) n
-                ON l.query_id = n.query_id AND l.epoch = n.epoch
-            WHERE (r.is_over AND r.settled_at < timestamp_micros({before_us}))
-                OR (c.counts IS NULL AND n.is_last IS NULL AND l.at < timestamp_micros({before_us}))
-        )""",  # noqa: S608 (names of ours)
+        f"""
+        SELECT l.letter_id AS name FROM (SELECT letter_id, query_id, epoch, at FROM letters
+            WHERE body IS NOT NULL) l
+        LEFT JOIN (
+            SELECT letter_id, max(at) AS settled_at,
+                bool_or(resolution = 'resent')
+                    OR max_by(resolution, sequence) = 'dropped' AS is_over
+            FROM resolutions GROUP BY letter_id
+        ) r ON l.letter_id = r.letter_id
+        LEFT JOIN (SELECT DISTINCT letter_id, true AS counts FROM counted_letters) c
+            ON l.letter_id = c.letter_id
+        LEFT JOIN (SELECT DISTINCT query_id, epoch, true AS is_last FROM ({_LAST}) n) n
+            ON l.query_id = n.query_id AND l.epoch = n.epoch
+        WHERE (r.is_over AND r.settled_at < timestamp_micros({before_us}))
+            OR (c.counts IS NULL AND n.is_last IS NULL AND l.at < timestamp_micros({before_us}))
+        """,  # noqa: S608 (names of ours)
     )
 
 
-def without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
+def _without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
     """Return the dead letters; those with these ids have a digest instead of a body."""
-    import hashlib
-
-    import pyarrow.compute as pc
-
-    bare = pc.and_(_is_among(batch, letters), pc.is_valid(batch["body"]))
+    bare = pc.and_(pc.is_in(batch["letter_id"], letters), pc.is_valid(batch["body"]))
     digests = [
         hashlib.sha256(body).hexdigest() if goes else None
         for goes, body in zip(bare.to_pylist(), batch["body"].to_pylist(), strict=True)
@@ -324,34 +297,6 @@ def replaced(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.Recor
         place = batch.schema.get_field_index(name)
         batch = batch.set_column(place, batch.schema.field(place), values)
     return batch
-
-
-def _is_among(batch: pa.RecordBatch, letters: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    return pc.is_in(batch["letter_id"], letters)
-
-
-def _join(first: pa.Array, second: pa.Array) -> pa.Array:
-    return pa.concat_arrays([first, second])
-
-
-def _not(mask: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    return pc.invert(mask)
-
-
-def _and_not(mask: pa.Array, other: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    return pc.and_(mask, pc.invert(other))
-
-
-def _count(mask: pa.Array) -> int:
-    import pyarrow.compute as pc
-
-    return int(pc.sum(mask).as_py() or 0)
 
 
 def _micros(moment: Any) -> int:

@@ -41,14 +41,13 @@ from rocket_sink.errors import (
 )
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import (
-    NO_WAY,
     ClaimCheck,
     about_to_send,
     not_stored,
     settled_since,
 )
 from rocket_sink.ledger.records import RunContext, resolution_rows
-from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
+from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.message_rules import with_namespace
