@@ -273,8 +273,8 @@ SCOPE: Final = "rocket_sink"
 """Name of the meter."""
 _SHARES: Final = (0.5, 0.95, 0.99)
 
-Attributes = dict[str, str | float]
-Values = Iterator[tuple[float, Attributes]]
+Values = Iterable[tuple[float, dict[str, str | float]]]
+"""Values with their attributes."""
 
 
 class Metric(NamedTuple):
@@ -287,94 +287,74 @@ class Metric(NamedTuple):
     values: Callable[[LiveFigures], Values]
 
 
-def _rows(found: LiveFigures) -> Values:
-    # Begin each series at 0, because Prometheus sees no increase in its first value.
-    for outcome in OUTCOMES:
-        yield found.rows[outcome], {"outcome": outcome}
+def _by_broker(values_of: Callable[[BrokerSums], Values]) -> Callable[[LiveFigures], Values]:
+    """Return the values of all brokers, with the broker's name as an attribute."""
+    return lambda figures: [
+        (value, {"broker": broker, **attributes})
+        for broker, sums in list(figures.brokers.items())
+        for value, attributes in values_of(sums)
+    ]
 
 
-def _duplicates(found: LiveFigures) -> Values:
-    yield found.duplicates_possible, {}
+def _sums(name: str) -> Callable[[LiveFigures], Values]:
+    return _by_broker(lambda sums: [(getattr(sums, name), {})])
 
 
-def _of_brokers(name: str) -> Callable[[LiveFigures], Values]:
-    def values(found: LiveFigures) -> Values:
-        for broker, sums in list(found.brokers.items()):
-            yield getattr(sums, name), {"broker": broker}
-
-    return values
+def _counts(name: str, attribute: str) -> Callable[[LiveFigures], Values]:
+    return _by_broker(
+        lambda sums: [(count, {attribute: of}) for of, count in list(getattr(sums, name).items())]
+    )
 
 
-def _counted(name: str, attribute: str) -> Callable[[LiveFigures], Values]:
-    def values(found: LiveFigures) -> Values:
-        for broker, sums in list(found.brokers.items()):
-            for label, count in list(getattr(sums, name).items()):
-                yield count, {"broker": broker, attribute: label}
-
-    return values
+def _latency(sums: BrokerSums) -> Values:
+    shares = ((share, sums.latency_ms(share)) for share in _SHARES)
+    return [(ms / 1000, {"quantile": share}) for share, ms in shares if ms is not None]
 
 
-def _latency(found: LiveFigures) -> Values:
-    for broker, sums in list(found.brokers.items()):
-        for share in _SHARES:
-            ms = sums.latency_ms(share)
-            if ms is not None:
-                yield ms / 1000, {"broker": broker, "quantile": share}
-
-
-def _durations(found: LiveFigures) -> Values:
-    for broker, sums in list(found.brokers.items()):
-        counts = itertools.accumulate(sums.durations[bound] for bound in BOUNDS_S)
-        for bound, count in zip(BOUNDS_S, counts, strict=True):
-            yield count, {"broker": broker, "le": f"{bound:g}".replace("inf", "+Inf")}
-
-
-def _isolated(found: LiveFigures) -> Values:
-    for broker, sums in list(found.brokers.items()):
-        yield int(sums.is_isolated()), {"broker": broker}
-
-
-def _pending(found: LiveFigures) -> Values:
-    for reason, count in found.standing.pending.items():
-        yield count, {"reason": reason}
-
-
-def _superseded(found: LiveFigures) -> Values:
-    yield found.standing.superseded_rows, {}
+def _durations(sums: BrokerSums) -> Values:
+    counts = itertools.accumulate(sums.durations[bound] for bound in BOUNDS_S)
+    for bound, count in zip(BOUNDS_S, counts, strict=True):
+        yield count, {"le": f"{bound:g}".replace("inf", "+Inf")}
 
 
 METRICS: Final = (
     Metric("rocket_sink.rows", True, "{row}",
            "Rows of task attempts that ended, by outcome: acked, degraded, dead, unknown, filtered",
-           _rows),
+           # Each series begins at 0: Prometheus sees no increase in a first value.
+           lambda figures: [(figures.rows[name], {"outcome": name}) for name in OUTCOMES]),
     Metric("rocket_sink.rows.duplicates_possible", True, "{row}",
-           "Rows stored that an earlier attempt may have stored too", _duplicates),
+           "Rows stored that an earlier attempt may have stored too",
+           lambda figures: [(figures.duplicates_possible, {})]),
     Metric("rocket_sink.rows.superseded", False, "{row}",
            "Rows that brokers may have stored of task attempts that do not count, killed ones "
-           "included: the ledger's superseded_rows", _superseded),
+           "included: the ledger's superseded_rows",
+           lambda figures: [(figures.standing.superseded_rows, {})]),
     Metric("rocket_sink.messages", True, "{message}", "Messages stored, by broker",
-           _of_brokers("messages")),
+           _sums("messages")),
     Metric("rocket_sink.body.size", True, "By", "Bytes of the bodies stored, by broker",
-           _of_brokers("body_bytes")),
+           _sums("body_bytes")),
     Metric("rocket_sink.requests", True, "{request}", "Send attempts, by broker",
-           _of_brokers("requests")),
+           _sums("requests")),
     Metric("rocket_sink.retries", True, "{request}", "Send attempts that were not the first",
-           _of_brokers("retries")),
+           _sums("retries")),
     Metric("rocket_sink.failures", True, "{request}",
            "Send attempts that were not acknowledged, and waits for a broker, by broker and error",
-           _counted("failures", "error")),
+           _counts("failures", "error")),
     Metric("rocket_sink.isolations", True, "{isolation}",
-           "Isolations that began, by broker and cause", _counted("isolations", "cause")),
+           "Isolations that began, by broker and cause", _counts("isolations", "cause")),
     Metric("rocket_sink.broker.isolated", False, "", "1 while a broker is isolated, else 0",
-           _isolated),
+           _by_broker(lambda sums: [(int(sums.is_isolated()), {})])),
     Metric("rocket_sink.send.duration.bucket", True, "",
            "Answers that came within `le` seconds of their request's last byte, by broker: a "
-           "histogram, for histogram_quantile, that adds up over brokers and drivers", _durations),
+           "histogram, for histogram_quantile, that adds up over brokers and drivers",
+           _by_broker(_durations)),
     Metric("rocket_sink.send.latency", False, "s",
            "Deprecated, use rocket_sink.send.duration.bucket: time from a request's last byte to "
-           "its answer, of the newest answers, by broker and quantile (0.5, 0.95, 0.99)", _latency),
+           "its answer, of the newest answers, by broker and quantile (0.5, 0.95, 0.99)",
+           _by_broker(_latency)),
     Metric("rocket_sink.dead_letters.pending", False, "{message}",
-           "Dead letters that wait for a backfill, by reason", _pending),
+           "Dead letters that wait for a backfill, by reason",
+           lambda figures: [(n, {"reason": of}) for of, n in figures.standing.pending.items()]),
 )  # fmt: skip
 
 _followed: dict[LedgerPath, LiveFigures] = {}
