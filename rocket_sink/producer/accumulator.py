@@ -9,6 +9,7 @@ those of at least `batchMaxBytes`, and those for a retry topic, which takes no b
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from rocket_sink.errors import MessageIllegalError, NotSentError, ProducerClosedError
@@ -136,9 +137,9 @@ class BatchAccumulator:
             for _, future in entries:
                 future.ended(None, error)
 
-    def send_singly(self, entries: list[Entry], ids: list[str]) -> None:
+    def send_singly(self, entries: Iterator[tuple[Entry, str]]) -> None:
         """Send the messages of a refused batch one by one, so that only the illegal one fails."""
-        for (message, future), message_id in zip(entries, ids, strict=True):
+        for (message, future), message_id in entries:
             try:
                 self._driver.submit_again(self._builder.single(named(message, message_id)), future)
             except NotSentError as error:
@@ -148,10 +149,23 @@ class BatchAccumulator:
 class SentBatch:
     """The token of a batch: completes its futures."""
 
-    __slots__ = ("_accumulator", "_entries", "_ids")
+    __slots__ = ("_accumulator", "_entries", "_ids", "_singles")
 
     def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
+        self._singles = zip(entries, ids, strict=True)
+        """The entries that `send_singly` has not sent yet. An interrupted `on_done` is repeated,
+        and goes on behind them."""
+
+    @property
+    def in_engine(self) -> bool | None:
+        """See `driver.Token`."""
+        return self._entries[0][1].in_engine
+
+    @in_engine.setter
+    def in_engine(self, value: bool | None) -> None:
+        for _, future in self._entries:
+            future.in_engine = value
 
     def done(self) -> bool:
         return all(future.done() for _, future in self._entries)
@@ -162,7 +176,7 @@ class SentBatch:
             results = results_of(result, self._ids)
             end_all((future, own, None) for (_, future), own in zip(entries, results, strict=True))
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
-            self._accumulator.send_singly(entries, self._ids)
+            self._accumulator.send_singly(self._singles)
         else:
             error = completion.error
             assert error is not None

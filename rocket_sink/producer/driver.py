@@ -32,6 +32,7 @@ from rocket_sink.errors import (
     ProducerClosedError,
     RequestTimeoutError,
     SendError,
+    UnknownOutcomeError,
     UnwrittenError,
     WindowFullError,
 )
@@ -75,10 +76,11 @@ SUBMITTED_BYTES: Final = 16 * 1024
 class Waiter:
     """A thread's wait for one completion; the token of its request."""
 
-    __slots__ = ("_gate", "asleep", "completion", "on_done")
+    __slots__ = ("_gate", "asleep", "completion", "in_engine", "on_done")
 
     def __init__(self, on_done: Callable[[Completion], None] | None = None) -> None:
         self.completion: Completion | None = None
+        self.in_engine: bool | None = None
         self.on_done = on_done
         self.asleep = False
         self._gate: threading.Lock | None = None
@@ -105,11 +107,19 @@ class Waiter:
 
 
 class Token(Protocol):
-    """The owner of a request, which gets its end."""
+    """The owner of a request, which gets its end.
+
+    Attributes:
+        in_engine: None while the request is queued, False while a thread hands it to the engine,
+            True once the engine has it: an interrupt between two steps cannot hide the request.
+    """
+
+    in_engine: bool | None
 
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
-        """Take the completion; called without the lock, on the leading thread."""
+        """Take the completion; called without the lock, on the leading thread. An interrupted call
+        is repeated."""
 
     def done(self) -> bool:
         """Return whether the request has ended."""
@@ -161,15 +171,18 @@ class SubmissionQueue:
         while requests:
             request = requests[0]
             key = group_key(request) if grouping else None
-            if key is None:
-                if not self._submit(request):
-                    break
-            elif window.has_room(size + len(request.body), count):
+            if key is not None and not window.has_room(size + len(request.body), count):
+                break
+            request.token.in_engine = False
+            requests.popleft()
+            if key is not None:
                 groups.setdefault(key, []).append(request)
                 count, size = count + 1, size + len(request.body)
-            else:
+            elif not self._submit(request):
+                self._put_back(request)
                 break
-            requests.popleft()
+            else:
+                request.token.in_engine = True
         for together in groups.values():
             for start in range(0, len(together), GROUP_MOST):
                 self._submit_together(together[start : start + GROUP_MOST])
@@ -177,11 +190,17 @@ class SubmissionQueue:
     def _submit_together(self, together: list[SendRequest]) -> None:
         """Submit requests as a group or in order; put requests without room back into the queue."""
         if len(together) >= GROUP_LEAST:
-            unsubmitted = [] if self._submit(group_request(together)) else together
+            submitted = len(together) if self._submit(group_request(together)) else 0
         else:
-            submitted = itertools.takewhile(self._submit, together)
-            unsubmitted = together[sum(1 for _ in submitted) :]
-        self.requests.extendleft(reversed(unsubmitted))
+            submitted = sum(1 for _ in itertools.takewhile(self._submit, together))
+        for request in together[:submitted]:
+            request.token.in_engine = True
+        for request in reversed(together[submitted:]):
+            self._put_back(request)
+
+    def _put_back(self, request: SendRequest) -> None:
+        self.requests.appendleft(request)
+        request.token.in_engine = None
 
     def _submit(self, request: SendRequest) -> bool:
         """Submit a request; return whether the engine had room."""
@@ -249,6 +268,8 @@ class Driver:
         self._finishing = False
         """The producer's thread ends once nothing is pending."""
         self._is_abandoned = False
+        self._completions: deque[Completion] = deque()
+        """Completions that `_take_completions` has not dealt with yet."""
         self.futures: deque[SendFuture] = deque()
         """Futures of new asynchronous sends; callers append theirs without the lock."""
         self._older_futures: list[tuple[float, SendFuture]] = []
@@ -324,8 +345,9 @@ class Driver:
                     self._wakeup.flush_immediately = large or waiter.on_done is None
                     if submissions.requests:
                         submissions.drain()
+                    waiter.in_engine = False
                     is_taken = self._is_first(window_waiter) and engine.try_submit(request)
-                    self._in_step = False
+                    waiter.in_engine, self._in_step = is_taken or None, False
                     if is_taken:
                         return
                 if engine.clock() >= deadline_s:
@@ -395,6 +417,7 @@ class Driver:
         with self.lock:
             self._check_open()
             request.token, request.since_s = waiter, self.engine.clock()
+            waiter.in_engine = None
             self._submissions.append(request)
         self.engine.client.wake()
 
@@ -577,7 +600,8 @@ class Driver:
             self._in_step = False
             self.engine.identity.release()
             self._submissions.close()
-            done = self._take_completions()
+            done = deque[tuple[Token, Completion]]()
+            self._take_completions(done)
             for waiter in self._followers:
                 waiter.wake()
         _call_back(done)
@@ -687,6 +711,13 @@ class Driver:
         """Mark that the engine is in use; called with the lock. The end of the step unmarks it."""
         if self._in_step:
             self.engine.reset()
+            self._look_at_futures()
+            # If the engine knows a request, its own completion comes first.
+            self._submissions.refused += [
+                _interrupted(future)
+                for _, future in self._older_futures
+                if future.in_engine is not None
+            ]
         self._in_step = True
 
     def _wake_next(self) -> None:
@@ -698,6 +729,16 @@ class Driver:
                     break
 
     def _lead(self, over: Callable[[], bool], timeout_s: float) -> None:
+        done: deque[tuple[Token, Completion]] = deque()
+        try:
+            self._take_steps(over, timeout_s, done)
+        finally:
+            if done:  # after an interrupt
+                _call_back(done)
+
+    def _take_steps(
+        self, over: Callable[[], bool], timeout_s: float, done: deque[tuple[Token, Completion]]
+    ) -> None:
         engine, wakeup = self.engine, self._wakeup
         until_s = engine.clock() + timeout_s
         while True:
@@ -720,45 +761,48 @@ class Driver:
                     return
                 self._begin_step()
                 engine.process(ready)
-                done = self._take_completions()
+                self._take_completions(done)
                 self._in_step = False
                 stop = over() or engine.clock() >= until_s
                 if len(self.futures) > _FUTURES:
                     self._look_at_futures()
+            called_back = bool(done)
             if done:
                 _call_back(done)
             if self._tasks:
                 self._run_tasks(engine.clock())
-            if stop or (done and over()):
+            if stop or (called_back and over()):
                 return
 
-    def _take_completions(self) -> list[tuple[Token, Completion]]:
-        """Take completions and wake their waiters; returns those with a callback."""
-        called = []
-        completions = self.engine.take()
-        if self._submissions.refused:
-            completions += self._submissions.refused
-            self._submissions.refused.clear()
-        for completion in completions:
+    def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:
+        """Take completions and wake their waiters; append those with a callback to `called`."""
+        completions, refused = self._completions, self._submissions.refused
+        completions += self.engine.take()
+        if refused:
+            completions += refused
+            refused.clear()
+        while completions:
+            completion = completions[0]
             waiter = completion.token
-            if waiter.on_done is not None:
+            if waiter is not None and waiter.on_done is not None:
                 called.append((waiter, completion))
             if type(waiter) is Waiter:
-                # Break the reference cycle, which only the garbage collector would free.
-                completion.token = None
                 waiter.completion = completion
                 waiter.wake()
+                # Break the reference cycle, which only the garbage collector would free.
+                completion.token = None
+            completions.popleft()
         if self._window_waiters and self.engine.window.is_roomy:
             self._wake_first_in_line()
-        return called
 
     def _look_at_futures(self) -> None:
         """Drop the futures that have ended; called with the lock."""
-        futures, now_s = self.futures, self.engine.clock()
-        new = [(now_s, futures.popleft()) for _ in range(len(futures))]
-        self._older_futures = [
-            entry for entry in (*self._older_futures, *new) if not entry[1].done()
-        ]
+        futures, older, now_s = self.futures, self._older_futures, self.engine.clock()
+        for _ in range(len(futures)):
+            # An interrupt may come between the two steps: a future is in both lists then.
+            older.append((now_s, futures[0]))
+            futures.popleft()
+        self._older_futures = [entry for entry in older if not entry[1].done()]
 
     def _end_lost(self) -> None:
         """End futures long past their deadlines, because an interrupt lost their requests."""
@@ -872,22 +916,34 @@ class Driver:
         )  # fmt: skip
 
 
-def _call_back(done: list[tuple[Token, Completion]]) -> None:
+def _call_back(done: deque[tuple[Token, Completion]]) -> None:
     """Call the callbacks, without the lock. An interrupt is raised after all of them."""
     interrupt: KeyboardInterrupt | None = None
-    done.reverse()
+    entry = repeated = None
     while done:
         try:
             while done:  # An interrupt may come between two calls, too.
-                waiter, completion = done.pop()
+                entry = waiter, completion = done[0]
                 assert waiter.on_done is not None
                 waiter.on_done(completion)
+                done.popleft()
         except KeyboardInterrupt as error:
             interrupt = error
+            if entry is repeated and done and done[0] is entry:
+                done.popleft()  # It is no Ctrl-C: the callback raises it each time.
+            repeated = entry
         except BaseException:
             _LOG.exception("a callback of a send raised")
+            done.popleft()
     if interrupt is not None:
         raise interrupt
+
+
+def _interrupted(future: SendFuture) -> Completion:
+    """Return the end of a request that the interrupted engine does not know any more."""
+    text = "given up: a thread that sent was interrupted"
+    error = UnknownOutcomeError(text) if future.in_engine else UnwrittenError(text)
+    return Completion(future, error.outcome, None, error, maybe_duplicate=bool(future.in_engine))
 
 
 def _lost() -> RequestTimeoutError:

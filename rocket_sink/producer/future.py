@@ -36,6 +36,8 @@ class SendFuture(Future[SendResult]):
     _state = "PENDING"
     _result: Any = None
     _exception: Any = None
+    in_engine: bool | None = None
+    """See `driver.Token`."""
 
     def __init__(
         self, hooks: Hooks, context: SendContext | None, callback: Callback | None

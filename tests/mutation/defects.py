@@ -803,6 +803,35 @@ PRODUCER = (
         "a program waits for ever for a send whose request an interrupt has lost",
     ),
     Defect(
+        "interrupts-hide-futures",
+        "rocket_sink/producer/driver.py",
+        "            older.append((now_s, futures[0]))\n            futures.popleft()\n",
+        "            older.append((now_s, futures.popleft()))\n",
+        ("tests/producer/test_interrupts.py::test_an_interrupt_at_any_step_hides_no_future",),
+        "a program waits for ever for sends whose futures an interrupt has hidden",
+    ),
+    Defect(
+        "interrupts-hide-drained-requests",
+        "rocket_sink/producer/driver.py",
+        "            request.token.in_engine = False\n",
+        "",
+        ("tests/producer/test_interrupts.py::test_an_interrupt_at_any_step_loses_no_send",),
+        "sends of other threads end long after an interrupt, and nobody knows their outcome",
+    ),
+    Defect(
+        "interrupted-callbacks-are-dropped",
+        "rocket_sink/producer/driver.py",
+        "                entry = waiter, completion = done[0]\n"
+        "                assert waiter.on_done is not None\n"
+        "                waiter.on_done(completion)\n"
+        "                done.popleft()\n",
+        "                entry = waiter, completion = done.popleft()\n"
+        "                assert waiter.on_done is not None\n"
+        "                waiter.on_done(completion)\n",
+        ("tests/producer/test_interrupts.py::test_an_interrupt_at_any_step_loses_no_send",),
+        "stored messages of other threads end as unknown after an interrupt",
+    ),
+    Defect(
         "defects-lose-attempts",
         "rocket_sink/producer/engine/engine.py",
         "        except Exception as error:\n            # The owner must",

@@ -6,10 +6,13 @@ SIGINT, as by Ctrl-C, other threads by `PyThreadState_SetAsyncExc`.
 
 from __future__ import annotations
 
+import dis
+import itertools
 import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -150,6 +153,141 @@ def test_interrupts_lose_no_send_and_no_place(cluster, tmp_path, way):
 @pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
 def test_thousands_of_interrupts(cluster, tmp_path, way):
     interrupt(cluster, tmp_path, way, 5000)
+
+
+class Interrupter:
+    """Trace function that raises KeyboardInterrupt where CPython looks for signals: behind a call
+    of C code, at the begin of a function, and at the end of a loop's round.
+
+    Args:
+        files: parts of the paths of traced files.
+        place: the place that is interrupted; None: the trace only lists the places.
+    """
+
+    BREAKS = ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+
+    def __init__(self, files, place=None):
+        self.files, self.place, self.places, self.is_over = files, place, {}, False
+        self.calls = 0
+
+    def __call__(self, frame, event, arg):
+        self.calls += 1  # so that a call of Python code is told from one of C code
+        code = frame.f_code
+        if self.is_over or not any(part in code.co_filename for part in self.files):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        before = None
+
+        def step(frame, event, arg):
+            nonlocal before
+            if event != "opcode" or self.is_over:
+                return step
+            place = (code, frame.f_lasti)
+            if before is not None and (
+                before[0] in self.BREAKS or (before[0][:4] == "CALL" and before[1] == self.calls)
+            ):
+                self.places[place] = None
+                if place == self.place:
+                    self.is_over = True
+                    raise KeyboardInterrupt
+            before = dis.opname[code.co_code[frame.f_lasti]], self.calls
+            return step
+
+        return step
+
+    def run(self, function):
+        """Call the function; return whether it was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            function()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        return self.is_over
+
+
+def interrupt_each_place(files, scenario, after):
+    """Run the scenario once for each place of it, with an interrupt there; call `after` then."""
+    listing = Interrupter(files)
+    for _ in range(3):
+        after(listing.run(scenario))
+    interrupted = sum(
+        after(Interrupter(files, place).run(scenario)) for place in list(listing.places)
+    )
+    assert interrupted > len(listing.places) / 2 > 5
+
+
+@pytest.fixture
+def lead(make_producer, monkeypatch):
+    """Make a producer without a thread of its own: the test's thread leads."""
+
+    def make(**options):
+        producer = make_producer(sendMsgTimeout=5000, latencyFaultEnable=False, **options)
+        assert producer.send(Message("orders", b"first")).status == "SEND_OK"
+        driver = producer._session.driver
+        monkeypatch.setattr(driver, "start_thread", lambda **options: None)
+        driver._thread_leads = True
+        return producer, driver
+
+    return make
+
+
+def test_an_interrupt_at_any_step_loses_no_send(cluster, lead, monkeypatch):
+    """No request is forgotten, whichever step of the leading thread is interrupted."""
+    monkeypatch.setattr("rocket_sink.producer.driver._FUTURES", 0)
+    producer, driver = lead()
+    rounds, numbers = [], itertools.count()
+
+    def scenario():
+        futures = {}
+        rounds.append(futures)
+        for _ in range(10):
+            body = b"%d" % next(numbers)
+            futures[body] = producer.send_async(Message("orders", body))
+        producer.send(Message("orders", b"sync"))
+
+    def after(interrupted):
+        producer.send(Message("orders", b"next"))
+        futures = rounds[-1].values()
+        driver._drive_until(lambda: all(future.done() for future in futures), None, 4.0)
+        assert all(future.done() for future in futures)
+        return interrupted
+
+    interrupt_each_place(("rocket_sink/producer/",), scenario, after)
+    bodies = Counter(frame.body for frame in sends(cluster))
+    for body, future in itertools.chain.from_iterable(futures.items() for futures in rounds):
+        error = future.exception()
+        if error is None:
+            assert bodies[body] == 1
+        elif isinstance(error, NotSentError):
+            assert bodies[body] == 0
+        else:
+            assert isinstance(error, UnknownOutcomeError) and bodies[body] <= 1
+
+
+def test_an_interrupt_at_any_step_hides_no_future(cluster, lead, monkeypatch):
+    """The driver knows all open futures, so it can end them long after their deadlines."""
+    producer, driver = lead(autoBatch=True, batchMaxDelayMs=30_000)
+    accumulator, futures = producer._session.accumulator, []
+
+    def scenario():
+        futures.extend(producer.send_async(Message("orders", b"x")) for _ in range(3))
+        with driver.lock:
+            driver._look_at_futures()
+        accumulator.run(float("inf"))
+        producer.send(Message("orders", b"sync"))
+
+    def after(interrupted):
+        with monkeypatch.context() as patched:
+            patched.setattr("rocket_sink.producer.driver._LOST_S", float("-inf"))
+            driver._end_lost()
+        assert all(future.done() for future in futures)
+        futures.clear()
+        return interrupted
+
+    interrupt_each_place(("producer/driver", "producer/accumulator"), scenario, after)
 
 
 def places(producer):
