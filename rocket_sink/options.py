@@ -40,6 +40,7 @@ class SinkOptions:
     instance_name: str = option("instanceName", Kind.TEXT, "", _C, "tells two clients of one process apart; made when empty", java="instanceName")
     client_ip: str = option("clientIp", Kind.TEXT, "", _C, "address in the client id; the local one when empty", java="clientIP")
     namespace: str = option("namespace", Kind.TEXT, "", _C, "instance id put before topics and groups (namespace%topic)", java="namespace")
+    namespace_v2: str = option("namespaceV2", Kind.TEXT, "", _C, "namespace that each request names in its header (fields ns and nsd), for proxies and clouds that keep namespaces apart", java="namespaceV2")
     vip_channel_enabled: bool = option("vipChannelEnabled", Kind.BOOLEAN, False, _C, "use the broker's port minus 2", java="vipChannelEnabled")
     connect_timeout_ms: int = option("connectTimeoutMs", Kind.MILLISECONDS, 3000, _C, "longest wait for a TCP or TLS connection", low=1, java="connectTimeoutMillis")
     mq_client_api_timeout_ms: int = option("mqClientApiTimeout", Kind.MILLISECONDS, 3000, _C, "longest wait for all name servers together", low=1, java="mqClientApiTimeout")
@@ -249,6 +250,9 @@ def _checked(given: SinkOptions) -> SinkOptions:
     rules = (
         (bool(given.access_key) != bool(given.secret_key), missing,
          f"option {missing} is missing: accessKey and secretKey only work together"),
+        (given.namespace and given.namespace_v2, "namespaceV2",
+         ("options namespace and namespaceV2 would both put a namespace before each topic; give one "
+          "of them: namespaceV2 if the servers read it from headers, else namespace")),
         (len(given.latency_max_ms) != len(given.not_available_duration_ms), "latencyMax",
          "options latencyMax and notAvailableDuration need the same number of values"),
         (given.broker_weights and given.queue_selector != "weighted", "brokerWeights",

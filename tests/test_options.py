@@ -55,6 +55,7 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"deadLetterTopic": "n%a", "topic": "a", "namespace": "n"}, ["its own dead letters"]),
         ({"namespace": "a b"}, ["namespace", "illegal characters"]),
         ({"namespace": "n" * 126}, ["namespace", "128 characters", "127"]),
+        ({"namespace": "n", "namespaceV2": "n"}, ["namespaceV2", "give one of them"]),
         ({"appId": "nightly$(id>x)"}, ["appId", "commands to paste"]),
         ({"appId": "a' OR '1'='1"}, ["appId", "commands to paste"]),
         ({"appId": "a\nb"}, ["appId", "'a\\nb'"]),

@@ -154,7 +154,7 @@ class NetworkClient:
     ) -> None:
         """
         Args:
-            sign: returns the header fields that sign a request (ACL).
+            sign: returns the header fields to add to a request (ACL, namespace).
             hide: takes the credentials out of a remark.
             on_request: serves a peer's request; False: it is answered with code 3.
 

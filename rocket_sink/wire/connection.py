@@ -185,7 +185,7 @@ class Connection:
         late_answers, foreign_answers: responses that were ignored, counted.
         last_heard_s: `now_s` of the last bytes received.
         sign: when set, gives the header fields to add to each request of `send_request` and
-            `send_oneway` (ACL); a head from a SendTemplate is signed by the template.
+            `send_oneway` (ACL, namespace); a SendTemplate adds its own.
         hide: if set, removes secrets from a remark.
         shapes: the known forms of the peer's answers.
     """

@@ -42,6 +42,11 @@ def request(code: int, values: Mapping[str, Value], body: Body | None = None) ->
 # --- messages ---------------------------------------------------------------------------------
 
 
+def namespace_fields(namespace: str) -> dict[str, str]:
+    """Return the header fields that name the namespace of a request (NamespaceRpcHook)."""
+    return {"ns": namespace, "nsd": "true"} if namespace else {}
+
+
 def send_message_v2(
     *,
     producer_group: str,

@@ -16,7 +16,7 @@ from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import Frame, Serialize, check_lengths, encode_head
 from rocket_sink.wire.headers import cut_json_header
-from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, send_message_v2
+from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _PREFIX: Final = struct.Struct(">II")
 _SMALL: Final = 8 * 1024 * 1024
@@ -39,6 +39,7 @@ class SendTemplate:
         default_topic: str = AUTO_CREATE_TOPIC,
         default_topic_queue_nums: int = 4,
         unit_mode: bool = False,
+        namespace: str = "",
         serialize: Serialize = "json",
         signer: Signer | None = None,
     ) -> None:
@@ -50,6 +51,7 @@ class SendTemplate:
             "default_topic_queue_nums": default_topic_queue_nums,
             "unit_mode": unit_mode,
         }
+        self._namespace = namespace_fields(namespace)
         self._code = _code(batch=batch, reply=reply)
         self._serialize: Serialize = serialize
         self._signer = signer
@@ -57,8 +59,8 @@ class SendTemplate:
         added = signer.fields if signer is not None else {}
         model = self.frame(0, 0, "-", "-")
         shared = model.ext = {**added, **(model.ext or {})}
-        signed = [*added, *"abcd"], "jkm"
-        self._signed_start, self._signed_end = (
+        signed = [*added, *"abcd"], "jkm", self._namespace
+        self._signed_start, self._signed_end, self._signed_last = (
             "".join([shared.get(name, "") for name in names]) for names in signed
         )
         (
@@ -101,7 +103,7 @@ class SendTemplate:
         if self._signer is not None:
             content = (
                 f"{self._signed_start}{queue_id}{sys_flag}{born_ms}{flag}{properties}"
-                f"{self._signed_end}{broker_name}"
+                f"{self._signed_end}{broker_name}{self._signed_last}"
             )
             signature = f',"{SIGNATURE}":"{self._signer.signature(content, body)}"'
         text = (
@@ -177,6 +179,7 @@ class SendTemplate:
             **self._fixed,  # type: ignore[arg-type]
         )
         frame.code = self._code
+        frame.ext = {**(frame.ext or {}), **self._namespace}
         return frame
 
     def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:

@@ -51,6 +51,22 @@ WIRE: tuple[Defect, ...] = (
         "access keys are in the logs of drivers and executors, and in Spark's event log",
     ),
     Defect(
+        "unsigned-namespaces",
+        "rocket_sink/wire/send_header.py",
+        "{self._signed_end}{broker_name}{self._signed_last}",
+        "{self._signed_end}{broker_name}",
+        ("tests/producer/test_namespace.py",),
+        "with credentials and namespaceV2, brokers refuse each message as signed wrongly",
+    ),
+    Defect(
+        "namespaces-of-sends-only",
+        "rocket_sink/producer/engine/headers.py",
+        "return self._added if self._namespace or self.signer is not None else None",
+        "return self._added if self.signer is not None else None",
+        ("tests/producer/test_namespace.py",),
+        "a proxy looks for the routes of topics in another namespace than the messages'",
+    ),
+    Defect(
         "answers-before-garbage",
         "rocket_sink/wire/connection.py",
         "            events.append(Violation(error))\n",

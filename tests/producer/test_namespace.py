@@ -1,4 +1,4 @@
-"""The option namespace: topics, queues and groups have it on the wire; users do not write it."""
+"""Namespaces on the wire: in names (`namespace`) or in headers (`namespaceV2`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import pytest
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
+from tests.decoding import sign
 from tests.producer.waiting import until
 
 
@@ -89,3 +93,40 @@ def test_a_topic_that_is_too_long_with_its_namespace_is_refused(cluster, produce
         with pytest.raises(MessageError, match="128 characters; the limit is 127"):
             way()
     assert [len(message.topic) for message in cluster.messages("ns%" + longest.topic)] == [127]
+
+
+@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
+@pytest.mark.parametrize("secret", ["", "s3"])
+def test_every_header_names_the_namespace_of_version_2(cluster, serializer, secret):
+    frames = []
+    message = Message("orders", b"x")
+    with FaultProxy(cluster.name_server) as front:
+        front.on(-1, Drop())
+        front.script.add(Drop(), matches=frames.append, times=None)
+        options = {
+            "nameServer": front.address, "namespaceV2": "prod", "serializeType": serializer,
+            **({"accessKey": "alice", "secretKey": secret} if secret else {}),
+        }  # fmt: skip
+        with Producer(**options) as producer:
+            producer.send(message)
+            producer.send_batch([message, message])
+            producer.send_oneway(message)
+            # These are enough for groups of frames that column kernels make.
+            for future in [producer.send_async(message) for _ in range(200)]:
+                future.result(30)
+            producer.send_in_transaction(message, lambda m, a: COMMIT)
+            until(lambda: len(cluster.messages("orders")) == 205)
+        with Admin(**options) as admin:
+            admin.topic_attributes("orders")
+    frames += [frame for broker in cluster.brokers for frame in broker.requests]
+    for frame in frames:
+        ext = dict(frame.ext or {})
+        assert (ext.get("ns"), ext.get("nsd")) == ("prod", "true"), frame
+        if secret:
+            signature, _ = ext.pop("Signature"), ext.pop("AccessKey")
+            assert sign(ext, frame.body, "alice", secret)["Signature"] == signature
+    assert {int(frame.code) for frame in frames} >= {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE, RequestCode.END_TRANSACTION, RequestCode.HEART_BEAT,
+        RequestCode.UNREGISTER_CLIENT, RequestCode.GET_TOPIC_CONFIG,
+    }  # fmt: skip

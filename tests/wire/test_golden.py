@@ -151,6 +151,25 @@ def test_java_reads_our_frames():
         assert described(frame.serialize, fields) == frame
 
 
+@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
+def test_java_reads_the_namespace_that_its_own_hook_sets(serialize: Serialize):
+    namespaces = ["prod", 'é中"\\', ""]
+    lines = []
+    for namespace in namespaces:
+        template = SendTemplate(
+            producer_group="g", topic="t", namespace=namespace, serialize=serialize,
+            signer=Credentials("ak", "sk").signer(),
+        )  # fmt: skip
+        head = template.head(1, 3, 5, "", 1, "broker-a", body=b"x") + b"x"
+        lines += [f"frame {head.hex()}", f"namespace {namespace.encode().hex()}"]
+    answers = iter(run_java("decode", "\n".join(lines) + "\n"))
+    for namespace, sent, (hooked,) in zip(namespaces, answers, answers, strict=True):
+        ext = mapping(sent[6])
+        assert {name: ext[name] for name in ext if name[:2] == "ns"} == (mapping(hooked) or {})
+        signature = Credentials("ak", "sk").signer().signature(canonical_fields(ext), b"x")
+        assert (ext.get("ns", ""), ext["Signature"]) == (namespace, signature)
+
+
 def test_batches(golden):
     for fields, encoded in golden["batch"]:
         data = octets(encoded) or b""

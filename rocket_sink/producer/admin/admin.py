@@ -52,9 +52,7 @@ class Admin:
         self.options = options if options is not None else SinkOptions.parse(more)
         self._timeout_s = timeout_s
         headers = HeaderTemplates(self.options)
-        self._client = NetworkClient(
-            self.options, sign=headers.sign if headers.signer else None, hide=headers.hide
-        )
+        self._client = NetworkClient(self.options, sign=headers.added, hide=headers.hide)
         self._name_servers = NameServers(
             self.options.name_servers, self._client, Random(), timeout_s
         )

@@ -101,7 +101,7 @@ class SendEngine:
         self.client = NetworkClient(
             options,
             clock=clock,
-            sign=self._headers.sign if self._headers.signer else None,
+            sign=self._headers.added,
             hide=self._headers.hide,
             on_request=on_request,
             hooks=rpc_hooks,

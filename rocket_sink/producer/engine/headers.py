@@ -14,6 +14,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire.acl import Credentials, Signer
 from rocket_sink.wire.frame import Serialize
+from rocket_sink.wire.requests import namespace_fields
 from rocket_sink.wire.send_header import SendTemplate
 
 _LOG: Final = log.logger(__name__)
@@ -39,6 +40,7 @@ class HeaderTemplates:
         self._options = options
         self._group = producer_group or options.producer_group
         self._provider = provider
+        self._namespace = namespace_fields(options.namespace_v2)
         self.templates: TopicCache[tuple[str, bool, bool], SendTemplate] = TopicCache()
         """The templates that were made: a send looks here before it calls `template`."""
         self._changed_s = self._read_s = float("-inf")
@@ -58,15 +60,23 @@ class HeaderTemplates:
                 reply=reply,
                 default_topic=self._options.create_topic_key,
                 default_topic_queue_nums=self._options.default_topic_queue_nums,
+                namespace=self._options.namespace_v2,
                 serialize=serialize,
                 signer=self.signer,
             )
         return template
 
-    def sign(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
-        """Return the header fields that sign a request without a template; none without
-        credentials."""
-        return self.signer(ext, body) if self.signer is not None else {}
+    @property
+    def added(self) -> Callable[[Mapping[str, str], Any], Mapping[str, str]] | None:
+        """The function that returns the fields to add to the header `ext` of a request without a
+        template: namespace and signature. None if requests have neither.
+        """
+        return self._added if self._namespace or self.signer is not None else None
+
+    def _added(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
+        if self.signer is None:
+            return self._namespace
+        return {**self._namespace, **self.signer({**ext, **self._namespace}, body)}
 
     def hide(self, remark: str) -> str:
         """Return a peer's remark without the credentials."""

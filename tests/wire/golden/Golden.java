@@ -12,8 +12,10 @@ import java.util.Random;
 import java.util.Scanner;
 import java.util.TreeMap;
 import org.apache.rocketmq.acl.common.AclUtils;
+import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.client.rpchook.NamespaceRpcHook;
 import org.apache.rocketmq.client.trace.TraceBean;
 import org.apache.rocketmq.client.trace.TraceContext;
 import org.apache.rocketmq.client.trace.TraceDataEncoder;
@@ -393,6 +395,12 @@ public class Golden {
             if (fields[0].equals("frame")) {
                 byte[] data = unhex(fields[1]);
                 print(describe(RemotingCommand.decode(ByteBuffer.wrap(data, 4, data.length - 4).slice())));
+            } else if (fields[0].equals("namespace")) {
+                ClientConfig config = new ClientConfig();
+                config.setNamespaceV2(new String(unhex(fields[1]), StandardCharsets.UTF_8));
+                RemotingCommand command = RemotingCommand.createRequestCommand(310, null);
+                new NamespaceRpcHook(config).doBeforeRequest("broker", command);
+                print(hex(command.getExtFields()));
             } else {
                 CompressionType type = CompressionType.of(fields[1]);
                 print(hex(CompressorFactory.getCompressor(type).decompress(unhex(fields[2]))));
