@@ -1,0 +1,60 @@
+"""The short forms of `python -m tests.proxies`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.proxy import RocketmqProxy
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.producer.admin.admin import Admin
+from tests.integration.lanes import LANES, Lane
+from tests.proxies import faults, lanes
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def proxies(
+    local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[RocketmqProxy]]:
+    folder = tmp_path_factory.mktemp("proxies")
+    with (
+        RocketmqProxy(local_cluster, folder / "a", print) as one,
+        RocketmqProxy(local_cluster, folder / "b", print) as other,
+    ):
+        yield [one, other]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", lanes.TYPES)
+@pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids=lambda lane: lane.name)
+def test_every_row_is_stored_once(
+    spark: Any, local_cluster: LocalCluster, proxies: list[RocketmqProxy], lane: Lane, kind: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    result = lanes.run_lane(spark, local_cluster, proxies[0].address, lane, kind, 5_000, tmp_path)
+    assert result.holds, result
+    # The first batch of a task to a FIFO topic shows that the topic is one.
+    assert bool(result.refused) == (kind == "FIFO"), result
+
+
+def test_a_proxy_is_known_by_its_answers(
+    local_cluster: LocalCluster, proxies: list[RocketmqProxy]
+) -> None:
+    with Admin(nameServer=proxies[0].address, timeout_s=30.0) as admin:
+        assert admin.proxy() == proxies[0].address
+    with Admin(nameServer=local_cluster.name_server, timeout_s=30.0) as admin:
+        assert admin.proxy() is None
+
+
+def test_a_slow_and_a_killed_proxy_lose_nothing(
+    local_cluster: LocalCluster, proxies: list[RocketmqProxy]
+) -> None:
+    """This test kills the proxies, and is the last one."""
+    result = faults.send_during_faults(local_cluster, proxies, 8_000, 1000, frozen_s=3.0)
+    assert not result.lost and not result.failed, result
+    assert len(result.by_address) == 2, result
