@@ -26,6 +26,7 @@ from rocket_sink.text import counted
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
 
+_FAILED = ("message id", "topic", "code", "error")
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
 
 
@@ -165,8 +166,8 @@ def resend(
     With their bodies, keys, tags, sharding keys, user properties and ids, in the order in which
     they were given up. The property ROCKET_SINK_RESENDS counts; a message whose copy with a higher
     count is in the topic's index already is not sent again, so this may be run twice. All groups
-    that consume the topic get the message. Exits 0 when nothing failed. With --json the letters
-    that failed are named under `failures` (1,000 at most).
+    that consume the topic get the message. Exits 0 when nothing failed. The letters that
+    failed are named (1,000 at most), with --json under `failures`.
     """
     from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
@@ -240,5 +241,7 @@ def _print_report(report: ResendReport, *, as_json: bool) -> None:
             note(f"  {count:,} {text}")
     for code, count in report.codes.most_common():
         note(f"  {code}: {count:,}")
-    if report.first_error:
-        note(f"  first error: {report.first_error}")
+    if report.failures:
+        show(table("failed", _FAILED, (failure.values() for failure in report.failures)))
+    if report.failed > len(report.failures):
+        note(f"  {report.failed - len(report.failures):,} more failed")

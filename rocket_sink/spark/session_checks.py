@@ -114,14 +114,12 @@ def check_rights(options: SinkOptions) -> None:
     """
     if options.delivery == "at_least_once":
         return
-    from rocket_sink.producer.admin.stored_messages import LACKS_SUB
-
     try:
         _look_up(options)
     except PermissionDeniedError as error:
         raise ConfigurationError(
             f"delivery=effectively_once looks messages of the topic {options.topic!r} up by their "
-            f"ids, which this user may not: {error}. {LACKS_SUB}"
+            f"ids, which this user may not: {error}"
         ) from error
     except ConfigurationError:
         raise

@@ -16,7 +16,7 @@ from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.testing import Answer, FakeCluster
-from rocket_sink.wire.codes import PermName
+from rocket_sink.wire.codes import PermName, RequestCode
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
 
 
@@ -142,6 +142,21 @@ def test_a_resend_names_what_failed_and_tells_degraded_from_stored(
     (failure,) = done["failures"]
     assert failure["message_id"] == letters[2]["message_id"] and failure["topic"] == "orders"
     assert failure["code"] == "MESSAGE_ILLEGAL" and "no such message" in failure["error"]
+
+
+def test_a_resend_names_what_failed_and_is_degraded_as_text(run: Cli, cluster: FakeCluster) -> None:
+    """The user may not look up, and so learns the right that is missing."""
+    cluster.delete_topic("orders")
+    cluster.create_topic("orders", 4, brokers=["broker-a"])
+    broker = cluster.broker("broker-a")
+    broker.on_send(Answer(10))
+    out, err = run("resend", "-g", GROUP, "--limit", "1")
+    assert "1 of these stored, but not flushed or replicated in time" in err and not out
+    broker.on(RequestCode.QUERY_MESSAGE, Answer(16, "w has no permission to access Topic:orders"))
+    out, err = run("resend", "-g", GROUP, "--message-id", "ID1", code=1)
+    row = " ".join(out.split())
+    assert "ID1" in row and "orders" in row and "NO_PERMISSION" in row and "Sub and Get" in row
+    assert "1 failed" in err
 
 
 @pytest.mark.parametrize("closed", [["broker-a"], ["broker-a", "broker-b"]])

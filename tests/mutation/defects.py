@@ -1530,6 +1530,22 @@ ROWS: tuple[Defect, ...] = (
         "a transactional query behind a proxy sends half messages that nobody can end",
     ),
     Defect(
+        "proxies-warn-of-each-topic",
+        "rocket_sink/producer/engine/questions.py",
+        'subject = "any topic" if is_proxy else f"topic {topic}"',
+        'subject = f"topic {topic}"',
+        ("tests/producer/engine/test_questions.py",),
+        "a sender to a hundred topics behind a proxy logs a hundred warnings that name no cure",
+    ),
+    Defect(
+        "refused-look-ups-repeat",
+        "rocket_sink/producer/engine/stored_check.py",
+        "if isinstance(error, PermissionDeniedError) and check in self.open:",
+        "if False:",
+        ("tests/producer/engine/test_stored_checks.py",),
+        "without the right Sub each unknown outcome waits for the time-out, and no error says why",
+    ),
+    Defect(
         "proxies-without-a-window",
         "rocket_sink/producer/engine/brokers.py",
         "        is_proxied = len(addresses) == 1 and (\n",

@@ -24,6 +24,7 @@ from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers
+from rocket_sink.producer.engine.stored_check import LACKS_SUB
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode
@@ -267,7 +268,10 @@ class Admin:
         messages: list[StoredMessage] = []
         # Fetch the route, because a broker may be new, or at another address.
         for broker_name, address in _masters(self.topic_route(topic)).items():
-            answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
+            try:
+                answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
+            except PermissionDeniedError as error:
+                raise type(error)(f"{error}. {LACKS_SUB}", **error.facts) from error
             messages += responses.decode_query_answer(
                 answer, allowance=allowance, wanted=wanted, bodies=bodies
             )

@@ -166,7 +166,6 @@ class ResendReport:
     held_back: int = 0
     failed: int = 0
     codes: Counter[str] = field(default_factory=Counter)
-    first_error: str = ""
     failures: list[dict[str, str]] = field(default_factory=list)
 
     @property
@@ -258,7 +257,6 @@ class Resender:
             failure = {"message_id": dead_letter.message_id, "topic": key[0]}
             report.failures.append({**failure, "code": error.code, "error": str(error)})
         report.codes[error.code] += 1
-        report.first_error = report.first_error or str(error)
         if key[1]:
             self._stopped.add(key)
 

@@ -21,7 +21,7 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.engine.stored_check import LOOK_UP_S, look_up, topics_of
+from rocket_sink.producer.engine.stored_check import LACKS_SUB, LOOK_UP_S, look_up, topics_of
 from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 _WINDOW: Final = 256
 """Look-ups in flight; a broker reads its log for each of them."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
-LACKS_SUB: Final = (
-    "Give it the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the rights "
-    "that each lane and delivery needs."
-)
 _NO_ID: Final = "-"
 """An id that no message has."""
 

@@ -129,13 +129,18 @@ class TopicPolicies:
                 return error
             reason = str(error)
         self._wants_keys[topic, target.home] = wants_keys, now_s
-        if reason is not None and topic not in self._warned:
-            self._warned.add(topic)
+        # A proxy knows the policy of no topic, so one warning is for all topics.
+        is_proxy = answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        subject = "any topic" if is_proxy else f"topic {topic}"
+        if reason is not None and subject not in self._warned:
+            self._warned.add(subject)
             _log.warning(
-                "%s does not tell the cleanup.policy of topic %s (%s). If it is COMPACTION, "
-                "messages without keys are lost there unseen. Grant the right Get on the topic, or "
-                "give each message keys.",
-                target.home, topic, reason, extra={"peer": target.address},
+                "%s does not tell the cleanup.policy of %s (%s). If it is COMPACTION, messages "
+                "without keys are lost there unseen. %s.",
+                target.home, subject, reason,
+                "Give messages of such topics keys: docs/deploy/proxy.md" if is_proxy
+                else "Grant the right Get on the topic, or give each message keys",
+                extra={"peer": target.address},
             )  # fmt: skip
         return None
 

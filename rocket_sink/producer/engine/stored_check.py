@@ -41,6 +41,7 @@ from typing import Final
 from rocket_sink.errors import (
     AuthenticationError,
     InvalidAnswerError,
+    PermissionDeniedError,
     RocketSinkError,
     SendError,
 )
@@ -70,6 +71,11 @@ _MOST: Final = 32
 """Limit of messages per look-up (defaultQueryMaxNum); other ids may have the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+LACKS_SUB: Final = (
+    "Give the user the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the "
+    "rights that each lane and delivery needs."
+)
+"""The advice to a user who may not look messages up."""
 _FIRST_WAIT_S: Final = 0.005
 """An index entry is there some 2 ms after the answer would have been."""
 _GROWTH: Final = 4.0
@@ -238,6 +244,10 @@ class StoredChecks:
         if error is not None:
             # The broker may be back at another address.
             check.failed = True
+            if isinstance(error, PermissionDeniedError) and check in self.open:
+                text = f"{check.error}; this user may not look up whether it is stored ({error})"
+                refused = type(check.error)(f"{text}. {LACKS_SUB}", **check.error.facts)
+                self._end(check, CheckResult(refused, decided=False), now_s)
             if isinstance(error, AuthenticationError):
                 self._reread(check.asked_s)
             self._routes.refresh(check.attempt.request.topic, now_s)

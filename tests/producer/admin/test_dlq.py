@@ -124,7 +124,7 @@ ODD = ["a\u00a0b", "a\tb", "\u3000", "a\x85b", "a\nb\x7f"]
 @pytest.mark.parametrize("text", ODD)
 def test_whatever_java_sends_is_sent_again(cluster: FakeCluster, run: Run, text: str) -> None:
     give_up(cluster, 1, TAGS=text, KEYS=f"{text} k2", __SHARDINGKEY=text, value=text, **{text: "v"})
-    assert (report := run()).resent == 1, report.first_error
+    assert (report := run()).resent == 1, report.failures
     (message,) = cluster.messages("orders")
     for name, value in (("TAGS", text), ("KEYS", f"{text} k2"), ("value", text), (text, "v")):
         assert message.properties[name] == value
@@ -210,7 +210,7 @@ def test_a_failed_letter_holds_back_its_key(cluster: FakeCluster, run: Run) -> N
     report = run()
     assert (report.failed, report.held_back, report.resent) == (2, 1, 0)
     assert report.codes == {"MESSAGE_ILLEGAL": 2}
-    assert "no" in report.first_error
+    assert "no" in report.failures[0]["error"]
     for broker in cluster.brokers:
         broker.behave()
     assert run().resent == 3

@@ -161,32 +161,35 @@ def test_a_busy_broker_is_asked_again(cluster: FakeCluster, make_producer: Make)
 @pytest.mark.parametrize(
     ("answer", "version", "warns"),
     [
-        (Answer(16, "User:u has no permission to access Topic:orders"), mq_version(5, 3, 3), True),
-        (Answer(3, " request type 351 not supported"), mq_version(4, 9, 7), False),
-        (Answer(3, " request type 351 not supported"), mq_version(5, 3, 3), True),
-        (Answer(17, "No topic in this broker"), mq_version(5, 3, 3), False),
+        (Answer(16, "User:u has no permission to access Topic:orders"), mq_version(5, 3, 3), 2),
+        (Answer(3, " request type 351 not supported"), mq_version(4, 9, 7), 0),
+        (Answer(3, " request type 351 not supported"), mq_version(5, 3, 3), 1),
+        (Answer(17, "No topic in this broker"), mq_version(5, 3, 3), 0),
     ],
 )
-def test_a_broker_that_may_not_tell_gets_the_batch_and_one_warning(
+def test_a_broker_that_may_not_tell_gets_the_batch_and_a_proxy_one_warning(
     cluster: FakeCluster,
     make_producer: Make,
     caplog: pytest.LogCaptureFixture,
     answer: Answer,
     version: int,
-    warns: bool,
+    warns: int,
 ) -> None:
     for broker in cluster.brokers:
         broker.version = version
         broker.on(RequestCode.GET_TOPIC_CONFIG, answer, times=None)
+    cluster.create_topic("bills")
     producer = make_producer()
     with caplog.at_level(logging.WARNING, "rocket_sink"):
         for _ in range(6):
-            producer.send_batch([Message("orders", b"x")] * 2)
-    assert len(cluster.messages("orders")) == 12
+            for topic in ("orders", "bills"):
+                producer.send_batch([Message(topic, b"x")] * 2)
+    assert len(cluster.messages("orders")) == len(cluster.messages("bills")) == 12
     texts = [record.getMessage() for record in caplog.records]
     warnings = [text for text in texts if "cleanup.policy" in text]
-    assert len(warnings) == (1 if warns else 0)
-    assert not warns or "right Get" in warnings[0]
+    assert len(warnings) == warns
+    hint = "docs/deploy/proxy.md" if answer.code == 3 else "right Get"
+    assert all(hint in text for text in warnings)
 
 
 def test_a_question_has_its_own_time_and_costs_neither_an_attempt_nor_an_isolation(

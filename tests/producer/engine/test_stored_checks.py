@@ -133,6 +133,18 @@ def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
     assert bodies(cluster) == [b"body-1"]
 
 
+def test_a_user_who_may_not_ask_learns_the_right_that_is_missing(cluster, make_engine):
+    remark = "User:w has no permission to access Topic:orders from 127.0.0.1, no matched policies."
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+        broker.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
+    engine = make_engine(**{**QUICK, "storedCheckTimeout": 60_000})
+    completion = send(engine, request(1, verify_ids=("ID1",)))
+    assert completion.outcome is Outcome.UNKNOWN
+    assert "rights Sub and Get" in str(completion.error) and remark in str(completion.error)
+    assert len(requests_of(cluster, RequestCode.QUERY_MESSAGE)) == 1
+
+
 def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
     broker = cluster.brokers[0]
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 20_000})
