@@ -138,8 +138,7 @@ def test_a_user_who_may_not_ask_learns_the_right_that_is_missing(cluster, make_e
     for broker in cluster.brokers:
         broker.on_send(Drop(), times=None)
         broker.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
-    engine = make_engine(**{**QUICK, "storedCheckTimeout": 60_000})
-    completion = send(engine, request(1, verify_ids=("ID1",)))
+    completion = send(make_engine(**QUICK), request(1, verify_ids=("ID1",)))
     assert completion.outcome is Outcome.UNKNOWN
     assert "rights Sub and Get" in str(completion.error) and remark in str(completion.error)
     assert len(requests_of(cluster, RequestCode.QUERY_MESSAGE)) == 1
