@@ -37,26 +37,28 @@ def main() -> int:
     parser.add_argument("--lanes", nargs="+", default=names, choices=names)
     parser.add_argument("--types", nargs="+", default=lanes.TYPES, choices=lanes.TYPES)
     parser.add_argument("--faults", type=int, metavar="MESSAGES", default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     holds = True
-    for version in given.versions:
+    for version in arguments.versions:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             cluster = stack.enter_context(LocalCluster(brokers=2, version=version))
             proxies = [
                 stack.enter_context(RocketmqProxy(cluster, folder / f"proxy-{number}", line))
-                for number in range(2 if given.faults else 1)
+                for number in range(2 if arguments.faults else 1)
             ]
-            if given.faults:
-                result = faults.send_during_faults(cluster, proxies, given.faults, _RATE, _FROZEN_S)
+            if arguments.faults:
+                result = faults.send_during_faults(
+                    cluster, proxies, arguments.faults, _RATE, _FROZEN_S
+                )
                 line(f"{version} {asdict(result)}")
                 holds &= not result.lost and not result.failed
                 continue
             spark = build_session("rocket-sink-proxies", master="local[2]", conf=SMALL_PLANS)
-            for lane in (lane for lane in LANES if lane.name in given.lanes):
-                for kind in given.types:
+            for lane in (lane for lane in LANES if lane.name in arguments.lanes):
+                for kind in arguments.types:
                     trial = lanes.run_lane(
-                        spark, cluster, proxies[0].address, lane, kind, given.rows, folder
+                        spark, cluster, proxies[0].address, lane, kind, arguments.rows, folder
                     )
                     line(f"{version} {asdict(trial)}")
                     holds &= trial.holds

@@ -40,7 +40,7 @@ def send_during_faults(
     cluster: LocalCluster, proxies: list[RocketmqProxy], count: int, rate: int, frozen_s: float
 ) -> Result:
     """Send `count` messages at `rate` a second: freeze the proxy in use after a quarter of them
-    for `frozen_s`, and kill the one in use after three quarters.
+    for `frozen_s`, and kill the proxy in use after three quarters.
     """
     topic = f"faults-{time.monotonic_ns()}"
     make_topic(cluster, topic)

@@ -1,4 +1,4 @@
-"""Every lane behind a proxy, on topics of each type: all rows stored once, each with an outcome."""
+"""The run of a lane behind a proxy, and the judgement of what Java's client reads."""
 
 from __future__ import annotations
 

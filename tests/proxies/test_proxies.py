@@ -54,7 +54,7 @@ def test_a_proxy_is_known_by_its_answers(
 def test_a_slow_and_a_killed_proxy_lose_nothing(
     local_cluster: LocalCluster, proxies: list[RocketmqProxy]
 ) -> None:
-    """This test kills the proxies, and is the last one."""
+    """Kill a proxy, and so run last."""
     result = faults.send_during_faults(local_cluster, proxies, 8_000, 1000, frozen_s=3.0)
     assert not result.lost and not result.failed, result
     assert len(result.by_address) == 2, result
