@@ -242,6 +242,6 @@ def _print_report(report: ResendReport, *, as_json: bool) -> None:
     for code, count in report.codes.most_common():
         note(f"  {code}: {count:,}")
     if report.failures:
-        show(table("failed", _FAILED, (failure.values() for failure in report.failures)))
+        show(table("failed", _FAILED, ([*failure.values()] for failure in report.failures)))
     if report.failed > len(report.failures):
         note(f"  {report.failed - len(report.failures):,} more failed")
