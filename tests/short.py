@@ -55,7 +55,6 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
     ),
     # The ledger: Spark, delta-rs and DuckDB read and write one table.
     "ledger/test_append.py": (
-        "test_a_table_of_sparks_is_appended_to_by_both",
         "test_a_transaction_is_taken_once",
         "test_writers_of_both_kinds_at_once_lose_nothing",
     ),
@@ -121,12 +120,15 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
 
 LONG_WITHOUT_JAVA: Final = (
     "hosts/", "stores/test_short_forms.py", "soak/", "mutation/test_defects.py",
+    "ledger/test_report_scale.py::test_memory_and_page_stay_bounded",
     # The short run keeps another mode or number of each test.
     "producer/test_interrupts.py::test_interrupts_lose_no_send_and_no_place[batches",
     "producer/test_interrupts.py::test_interrupts_lose_no_send_and_no_place[threads",
     "spark/test_effectively_once.py::test_crash_upon_crash[best_effort",
     "spark/test_effectively_once.py::test_crash_upon_crash[strict",
     "stores/test_commits.py::test_a_fold_that_died_is_looked_for_in_all_later_commits[101",
+    "wire/test_decompression_bombs.py::test_an_inner_batch_of_a_kilobyte[decode_query_answer",
+    "wire/test_decompression_bombs.py::test_looking_for_one_id_among_inner_batches_ends",
 )  # fmt: skip
 """Files, folders, and tests (as above) that start no Java and are long all the same."""
 
