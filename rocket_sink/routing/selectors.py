@@ -261,6 +261,11 @@ class Ranking(Generic[Target]):
             ]
             self._groups.clear()
 
+    @property
+    def is_silent(self) -> bool:
+        """Return whether no broker gives a sign of life."""
+        return bool(self._least & SILENT)
+
     def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:
         """Return the next queue for a request, or for a group of this many requests; None if it has
         to wait for room at the best brokers.

@@ -52,12 +52,15 @@ class Broker:
     """Load and latency of one broker; smoothed as in RFC 6298."""
 
     __slots__ = (
-        "deviation_s", "in_flight", "is_proxied", "latency_s", "name", "silent", "stored_sent_s",
+        "deviation_s", "in_flight", "latency_s", "name", "proxy", "silent", "stored_sent_s",
         "suspect", "window",
     )  # fmt: skip
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, proxy: str = "") -> None:
         self.name = name
+        self.proxy = proxy
+        """The address of the proxy that answers for it. A proxy drops answers when many requests
+        are in flight."""
         self.in_flight = 0
         self.latency_s = 0.0
         self.deviation_s = 0.0
@@ -66,11 +69,9 @@ class Broker:
         self.suspect = False
         self.silent = False
         """The broker is suspect, and gives no sign of life when asked: frozen, or cut off."""
-        self.window: AimdWindow | None = None
+        self.window = AimdWindow(2 * _PROXIED, 0.0) if proxy else None
         """Set from the first busy answer until it has grown to the engine's own; behind a proxy
-        from the start."""
-        self.is_proxied = False
-        """A proxy answers for it, which drops answers when many requests are in flight."""
+        from the start, where it also shrinks by missing answers."""
 
     def room_for(self, requests: int, taken: int = 0) -> int:
         """Return how many of these requests fit after `taken` places are used; all of them if the
@@ -78,12 +79,6 @@ class Broker:
         if self.window is None:
             return requests
         return self.window.room_for(requests, self.in_flight + taken)
-
-    def put_behind_proxy(self) -> None:
-        """Begin with a small window, which grows by answers and shrinks by missing ones."""
-        if not self.is_proxied:
-            self.is_proxied = True
-            self.window = AimdWindow(2 * _PROXIED, 0.0)
 
     def busy(self, sent_s: float, now_s: float) -> None:
         """Shrink the window: the broker gave a busy answer to a request that is still counted as
@@ -301,8 +296,10 @@ class Brokers:
         )
         for name, indices in info.queues_by_broker.items():
             if name in info.masters and indices:
-                if is_proxied:
-                    self.of(name).put_behind_proxy()
+                if is_proxied and self.of(name).proxy != info.masters[name]:
+                    # Requests in flight at another proxy take no place at this one.
+                    self._brokers[name] = Broker(name, info.masters[name])
+                    self.ranks_version += 1  # wakes requests that wait for room at the other one
                 targets = [
                     SendTarget(info.queues[index], name, info.masters[name], self.of(name))
                     for index in indices

@@ -161,6 +161,9 @@ class Dispatcher:
         if attempt.pinned is not None and info.index_of(attempt.pinned) is not None:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
+        if ranking.is_silent:
+            # Another proxy among the name servers has another address for the same brokers.
+            self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
             queue = request.choose(info, best.__contains__)

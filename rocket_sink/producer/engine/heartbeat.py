@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -106,12 +107,14 @@ class Heartbeats:
 
     def connections(self) -> Iterator[tuple[str, float | None, float]]:
         """Yield the connections as `Brokers.update_suspicion` takes them."""
-        names = {address: name for name, address in self._routes.addresses().items()}
+        # A proxy has one address for all brokers.
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for name, address in self._routes.addresses().items():
+            names[address].append(name)
         for channel in self._client.channels:
-            if channel.address in names:
+            for name in names.get(channel.address, ()):
                 oldest = channel.connection.oldest
-                sent_s = None if oldest is None else oldest.sent_s
-                yield names[channel.address], sent_s, channel.heard_s
+                yield name, None if oldest is None else oldest.sent_s, channel.heard_s
 
     def _probe_silent(self, now_s: float) -> None:
         """Send a heartbeat on connections with an old unanswered request and no other sign of life.

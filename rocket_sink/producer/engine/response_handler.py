@@ -229,7 +229,7 @@ class ResponseHandler:
         in_flight = attempt.broker is not None
         broker = attempt.broker
         if broker is not None and feedback:
-            is_lost = broker.is_proxied and isinstance(error, RequestTimeoutError)
+            is_lost = bool(broker.proxy) and isinstance(error, RequestTimeoutError)
             if error.backs_off or is_lost:
                 broker.busy(attempt.handed_s, now_s)
         attempt.release()
@@ -368,7 +368,7 @@ class ResponseHandler:
             fixed_queue=request.queue is not None,
             retry_while_busy=request.retry_while_busy,
             # Refusals are quick: all attempts would be over before a new route could help.
-            alternatives=len(self._routes.addresses()) > max(1, refused),
+            alternatives=len(set(self._routes.addresses().values())) > max(1, refused),
             earlier=history.earlier,
             policies=self._policies,
             rng=self._rng,

@@ -30,6 +30,7 @@ from rocket_sink.errors import (
     TlsRefusedError,
 )
 from rocket_sink.message_rules import host_and_port
+from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
@@ -75,9 +76,18 @@ class NameServers:
         says that no server answered; a TlsRefusedError, that each server refused TLS and will
         refuse it again.
         """
-        _Question(
-            self, self._client, list(self._addresses), frame, done, now_s + self._timeout_s, of_all
-        ).next(now_s)
+        addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
+        _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
+            now_s
+        )
+
+    def _is_silent(self, address: str, now_s: float) -> bool:
+        """Return whether the server leaves a request unanswered, a proxy perhaps a message."""
+        channel = self._client.peek(address)
+        oldest = None if channel is None else channel.connection.oldest
+        if channel is None or oldest is None or oldest.sent_s is None:
+            return False
+        return now_s - max(oldest.sent_s, channel.heard_s) > HEARD_RECENTLY_S
 
     def prefer(self, address: str) -> None:
         """Ask this server first the next time."""

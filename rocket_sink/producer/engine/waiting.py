@@ -155,6 +155,10 @@ class WaitingRequests:
             # Try all: the ranks have changed, so another broker may be the best one now.
             del self._throttled[place]
             return [attempt for _, attempt in line]
+        if not isinstance(place, Broker) and now_s >= self._next_look_s:
+            info = self._routes.get(place[0], now_s)
+            if info is not None:
+                brokers.ranking(info, now_s)  # takes a new route
         due = []
         watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
         for broker in watched:

@@ -1,0 +1,81 @@
+"""Two proxies in front of the same brokers: a frozen one and a dead one are avoided as brokers are.
+
+The name server of each has routes in which every broker has the proxy's address, and both are
+behind one switch, because a proxy is one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rocket_sink.errors import Outcome
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import FakeCluster, FaultProxy
+from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.route import decode_route, encode_route
+from tests.producer.waiting import until
+
+
+class ScriptedProxy:
+    """A proxy that serves routes and messages; the messages of all brokers go to the first."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.front = FaultProxy(cluster.name_server)
+        self.back = FaultProxy(cluster.brokers[0].address)
+        self.front.on_route(self._to_back)
+
+    def _to_back(self, answer: Frame) -> Frame:
+        route = decode_route(bytes(answer.body or b""))
+        brokers = tuple(replace(b, addresses={0: self.back.address}) for b in route.brokers)
+        return replace(answer, body=encode_route(replace(route, brokers=brokers)))
+
+    def freeze(self) -> None:
+        self.front.freeze()
+        self.back.freeze()
+
+    def close(self) -> None:
+        self.front.close()
+        self.back.close()
+
+
+@pytest.fixture
+def proxies(cluster: FakeCluster) -> Iterator[list[ScriptedProxy]]:
+    both = [ScriptedProxy(cluster), ScriptedProxy(cluster)]
+    yield both
+    for proxy in both:
+        proxy.close()
+
+
+def in_use(producer: Producer, proxies: list[ScriptedProxy]) -> ScriptedProxy:
+    address = producer.send(Message("orders", b"first")).broker_address
+    return next(proxy for proxy in proxies if proxy.back.address == address)
+
+
+def servers(proxies: list[ScriptedProxy]) -> str:
+    return ";".join(proxy.front.address for proxy in proxies)
+
+
+def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies: list[ScriptedProxy]) -> None:
+    with Producer(nameServer=servers(proxies), sendMsgTimeout=90_000) as producer:
+        in_use(producer, proxies).freeze()
+        # As many as a proxy gets at a time: they take all of its places.
+        stuck = [producer.send_async(Message("orders", b"stuck")) for _ in range(128)]
+        later = [producer.send_async(Message("orders", b"later")) for _ in range(300)]
+        until(lambda: all(future.done() for future in later))
+        assert {future.result().outcome for future in later} == {Outcome.ACKED}
+        assert not any(future.done() for future in stuck)
+        for proxy in proxies:
+            proxy.front.thaw()
+            proxy.back.thaw()
+        assert {future.result(60).outcome for future in stuck} == {Outcome.ACKED}
+
+
+def test_messages_wait_for_the_route_of_the_other_proxy(proxies: list[ScriptedProxy]) -> None:
+    with Producer(nameServer=servers(proxies), sendMsgTimeout=20_000) as producer:
+        in_use(producer, proxies).close()
+        futures = [producer.send_async(Message("orders", b"x")) for _ in range(300)]
+        assert {future.result(60).outcome for future in futures} == {Outcome.ACKED}
