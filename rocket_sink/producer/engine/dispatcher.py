@@ -162,7 +162,7 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # Another proxy among the name servers has another address for the same brokers.
+            # The address of the brokers may be another one in a route from another proxy.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
