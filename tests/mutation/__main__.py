@@ -2,6 +2,7 @@
 
     python -m tests.mutation                    all of them (some start Spark)
     python -m tests.mutation --only NAME...     these
+    python -m tests.mutation --short COUNT      some of each room, with the short form's tests only
     python -m tests.mutation --list             their names, and what a user would lose
 
 A defect is caught when a test fails: tests that cannot be collected, or that do not end, catch
@@ -11,6 +12,7 @@ nothing. Exit code 1: a defect survived, or the tests fail without any.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -21,14 +23,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple
 
 from rocket_sink.commands.common.output import Bar, line, note_lines, show, table
 from tests.mutation.defects import DEFECTS, Defect
+from tests.test_short import is_seen, room
 
 ROOT: Final = Path(__file__).parents[2]
 LONGEST_S: Final = 600.0
 """The longest time for the tests of one defect; the run without a defect gets a multiple."""
+_SHORT: Final = ("-m", "not long and not slow")
+"""Options of pytest that leave the long tests out of named files, too."""
 _FAILED: Final = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 
 
@@ -47,25 +53,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="plant these only")
+    parser.add_argument(
+        "--short", type=int, metavar="COUNT", help="plant some that the short form must catch"
+    )
     parser.add_argument("--list", action="store_true", help="say what there is, and end")
     args = parser.parse_args(arguments)
     defects = {defect.name: defect for defect in DEFECTS}
     if unknown := sorted(set(args.only or ()) - defects.keys()):
         parser.error(f"unknown defects: {', '.join(unknown)} (--list shows them)")
     chosen = [defects[name] for name in dict.fromkeys(args.only or defects)]
+    if args.short is not None:
+        chosen = _seen_by_the_short_form(chosen, args.short)
     if args.list:
         for defect in chosen:
             line(f"{defect.name}  {defect.path}: {defect.why}")
         return 0
     with tempfile.TemporaryDirectory(prefix="rocket-sink-mutation-") as folder:
-        return _run(chosen, Path(folder))
+        return _run(chosen, Path(folder), () if args.short is None else _SHORT)
 
 
-def _run(chosen: Sequence[Defect], tree: Path) -> int:
+def _seen_by_the_short_form(defects: Sequence[Defect], count: int) -> list[Defect]:
+    """Choose defects that tests of the short form see, from one room after the other."""
+    rooms: dict[str, list[Defect]] = {}
+    for defect in Random(count).sample(defects, len(defects)):
+        if is_seen(defect):
+            rooms.setdefault(room(defect), []).append(defect)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*rooms.values()))
+    return [defect for defect in turns if defect is not None][:count]
+
+
+def _run(chosen: Sequence[Defect], tree: Path, selection: Sequence[str]) -> int:
     _copy_tree(tree)
     tests = dict.fromkeys(test for defect in chosen for test in defect.tests)
     with Bar("tests without a defect", len(tests)) as bar:
-        code, output = _run_tests(tree, list(tests), LONGEST_S + 20 * len(tests))
+        code, output = _run_tests(tree, [*selection, *tests], LONGEST_S + 20 * len(tests))
         bar.advance_to(len(tests))
     if code != 0:
         note_lines(output[-4000:])
@@ -75,7 +96,7 @@ def _run(chosen: Sequence[Defect], tree: Path) -> int:
     with Bar("defects", len(chosen)) as bar:
         for number, defect in enumerate(chosen):
             bar.advance_to(number, defect.name)
-            verdicts.append(_verdict(defect, tree))
+            verdicts.append(_verdict(defect, tree, selection))
             if not verdicts[-1].caught:
                 bar.say(f"{defect.name}: {verdicts[-1].text}")
         bar.advance_to(len(chosen))
@@ -96,14 +117,14 @@ def _copy_tree(tree: Path) -> None:
             shutil.copy2(ROOT / name, tree / name)
 
 
-def _verdict(defect: Defect, tree: Path) -> Verdict:
+def _verdict(defect: Defect, tree: Path, selection: Sequence[str]) -> Verdict:
     path, started_s = tree / defect.path, time.monotonic()
     text = path.read_text()
     if text.count(defect.before) != 1:
         return Verdict(False, f"survived: its text is {text.count(defect.before)} times there", 0.0)
     _write(path, text.replace(defect.before, defect.after))
     try:
-        code, output = _run_tests(tree, defect.tests, LONGEST_S)
+        code, output = _run_tests(tree, [*selection, *defect.tests], LONGEST_S)
     finally:
         _write(path, text)
     duration_s = time.monotonic() - started_s
