@@ -217,7 +217,8 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
 
 
 def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
-    """`waiting` is None without an answer of a name server."""
+    """Print the plan. `waiting` has the waiting dead letters by topic; None: no name server
+    answered."""
     if as_json:
         print_json({**asdict(plan), "waiting": waiting})
         return

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rocket_sink.options import SinkOptions
 
 Advance: TypeAlias = "Callable[[int], None]"
-"""Called with the number of messages submitted so far."""
+"""A function that gets the number of messages submitted so far."""
 
 _STREAM_LANES: Final = {
     "foreach": "foreach", "source-stream": "datasource", "write_batch": "foreachBatch",
@@ -42,7 +42,7 @@ _STEPS: Final = 200
 
 @dataclass(frozen=True)
 class Workload:
-    """The messages of each case; `keys` 0: without sharding keys."""
+    """The messages of each case. `keys` is the number of sharding keys; 0: no message has one."""
 
     messages: int
     body_bytes: int
@@ -52,10 +52,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a case: a run, or the medians of several with the sums of their failures.
+    """The figures of a case: those of a run, or the medians of several runs with the sums of their
+    failures.
 
-    Latencies are those of a call: of one message, of a batch request, of a lane's request. CPU is
-    that of this process; of a lane, of this process with Spark's JVM and Python workers.
+    A latency is that of one call, which sends a message, a batch or a lane's request. CPU is that
+    of this process; a lane's has Spark's JVM and Python workers, too.
     """
 
     case: str
@@ -170,7 +171,8 @@ def _sync(producer: Producer, messages: Iterator[Message], batch: int, calls: Ca
 
 
 def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
-    """Returns when all sends have ended; the producer's window limits those in flight."""
+    """Send asynchronously, and return when all sends have ended. The producer's window limits those
+    in flight."""
     ends: SimpleQueue[None] = SimpleQueue()
 
     def callback_of(began_s: float) -> Callable[[Any, BaseException | None], None]:
@@ -284,7 +286,7 @@ class LaneBench:
         )  # fmt: skip
 
     def _cpu_s(self) -> float:
-        """CPU of all processes; ended ones count in their parents."""
+        """Return the CPU seconds of all processes; ended ones count in their parents."""
         processes = {proc.pid: proc for proc in (psutil.Process(), self._jvm)}
         processes |= {proc.pid: proc for proc in self._jvm.children(recursive=True)}
         total = 0.0

@@ -32,7 +32,8 @@ _MASTER = 0
 _RECENT = dt.timedelta(days=1)
 """Age of a broker's last send in the ledger after which the broker is not reported as missing."""
 _DISK_FULL = 0.9
-"""DefaultMessageStore.getDiskSpaceWarningLevelRatio: the highest that can be set."""
+"""Used part of a disk above which a broker may refuse messages (the highest value of
+DefaultMessageStore.getDiskSpaceWarningLevelRatio)."""
 _TYPE = "message.type"
 _POLICY = "cleanup.policy"
 _COLUMNS = {
@@ -191,7 +192,8 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
 
 
 def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
-    """Return state and text of a name server beside the others that answer."""
+    """Return the state and the text of a finding: the brokers that a name server knows, compared
+    with those that the others know."""
     names = {name for name, _ in known[server]}
     if not names:
         return "fail", (

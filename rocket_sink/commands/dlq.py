@@ -44,7 +44,7 @@ _selection = together(
 def _selecting(function: Decorated) -> Decorated:
     """Add options that select messages of --group to a command, which gets both as `query`.
 
-    None: all groups, where a command may go without one.
+    Without --group `query` is None, if the command allows it: it then takes all groups.
     """
 
     @functools.wraps(function)

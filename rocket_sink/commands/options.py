@@ -123,7 +123,7 @@ def _markdown_row(known: Option) -> str:
     text = _words(known)
     if known.java and known.java.lower() != known.name.lower():
         text += f" (Java: `{known.java}`)"
-    default = default_text(known).replace(",", ", ")  # so that it can be broken
+    default = default_text(known).replace(",", ", ")  # A table may break the line at blanks.
     return f"| `{known.name}` | {default} | {text} |"
 
 

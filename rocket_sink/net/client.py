@@ -185,7 +185,7 @@ class NetworkClient:
         self.wakeup = WakeupState()
 
     def channel(self, address: str, now_s: float) -> Channel:
-        """The current channel of an address; a new one if there is none.
+        """Return the current channel of an address; a new one if there is none.
 
         Raises:
             ConnectError: connecting failed at once.
@@ -208,7 +208,7 @@ class NetworkClient:
         return channel or self._open(address, now_s)
 
     def peek(self, address: str) -> Channel | None:
-        """The current channel of an address, if any."""
+        """Return the current channel of an address, if any."""
         return self._channels.get(address)
 
     def _open(self, address: str, now_s: float) -> Channel:

@@ -44,7 +44,7 @@ class RpcHooks:
         self.hooks = (*self.hooks, hook)
 
     def before(self, address: str, request: Frame) -> Frame:
-        """The request after the changes of the hooks."""
+        """Return the request after the changes of the hooks."""
         changed = dataclasses.replace(request, ext=dict(request.ext or {}))
         call_each("RPC", self.hooks, lambda hook: hook.before_request(address, changed))
         if any(type(value) is not str for value in (changed.ext or {}).values()):

@@ -77,7 +77,7 @@ class Identity:
 
 
 def new_message_ids(ip: str) -> MessageIds:
-    """A generator for this process, with 32 random bits."""
+    """Return a generator for this process, with 32 random bits."""
     try:
         packed = socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
     except OSError:

@@ -27,7 +27,7 @@ _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module; `extra={"peer": address}` names the peer of a record."""
+    """Return the logger of a module; `extra={"peer": address}` names the peer of a record."""
     module_logger = logging.getLogger(name)
     module_logger.addFilter(_GUARD)
     return module_logger

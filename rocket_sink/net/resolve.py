@@ -57,7 +57,7 @@ class Resolver:
         """{name with several addresses: those that failed, in order}"""
 
     def look_up(self, host: str, port: int) -> LookUp:
-        """A look-up: done when the address is literal or cached, else running."""
+        """Return a look-up: done when the address is literal or cached, else running."""
         literal = LookUp().run(host, port, socket.AI_NUMERICHOST)
         if literal.error is None:
             return literal

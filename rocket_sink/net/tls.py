@@ -50,7 +50,7 @@ class Security:
 
 
 def _new_context(options: SinkOptions) -> ssl.SSLContext:
-    """A new context; the files are read now.
+    """Return a new context; the files are read now.
 
     Raises:
         OptionError: a file, or the source of the password, is missing or invalid.
@@ -128,7 +128,7 @@ _SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 
 
 def refuses_us(error: OSError) -> bool:
-    """The error is the server's alert about the client certificate.
+    """Return whether the error is the server's alert about the client certificate.
 
     In TLS 1.3 it may arrive after the client has finished the handshake and written requests; the
     server has read none of them.
@@ -137,13 +137,14 @@ def refuses_us(error: OSError) -> bool:
 
 
 def is_final(error: OSError) -> bool:
-    """A certificate or the protocol is refused; the end of a stream may be a server's restart."""
+    """Return whether a certificate or the protocol is refused. The end of a stream is not final:
+    the server may restart."""
     refused = isinstance(error, (ssl.SSLCertVerificationError, NoTlsError))
     return refused or _reason(error) in _REASONS
 
 
 def explain(error: OSError, name: str, *, answered: bool) -> str:
-    """The reason of a failed handshake.
+    """Return the reason of a failed handshake.
 
     Args:
         name: the expected name of the server.

@@ -229,7 +229,7 @@ class Transport:
                 self._socket.close()
 
     def timed_out(self) -> ConnectError:
-        """The error for a connect that took too long."""
+        """Return the error for a connect that took too long."""
         if self.state is StreamState.RESOLVING:
             return self._unknown_host("the name look-up took too long")
         self._resolver.forget(self._host, self._port)
@@ -331,7 +331,7 @@ class Transport:
 
 
 def no_resources(what: str, error: OSError, address: str = "") -> LocalResourcesError:
-    """The error of an operation without free descriptors or memory."""
+    """Return the error of an operation without free descriptors or memory."""
     return LocalResourcesError(
         f"cannot {what}: {_text(error)}; this process has run out of descriptors or memory: close "
         "what it does not need, or raise its limits (ulimit -n)",

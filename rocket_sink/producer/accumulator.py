@@ -184,7 +184,7 @@ class SentBatch:
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:
-    """The results of a batch's messages: their ids, and the offsets from the first on."""
+    """Return the results of a batch's messages: their ids, and the offsets from the first on."""
     offset_ids = result.offset_message_id.split(",")
     if len(offset_ids) != len(message_ids):
         offset_ids = [result.offset_message_id] * len(message_ids)

@@ -129,7 +129,7 @@ class TimerTask(Protocol):
     """A task that the leader runs when it is due, without the lock. The task may send."""
 
     def due_s(self) -> float | None:
-        """The time of the next run (monotonic seconds); None if not scheduled."""
+        """Return the time of the next run (monotonic seconds); None if not scheduled."""
 
     def run(self, now_s: float) -> None: ...
 
@@ -455,7 +455,7 @@ class Driver:
         return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
-        """The route.
+        """Return the route.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -821,7 +821,7 @@ class Driver:
         end_all((future, None, _lost()) for future in lost)
 
     def _until_task_s(self, wait_s: float) -> float:
-        """The time until the next timer task, at most `wait_s`."""
+        """Return the time until the next timer task, at most `wait_s`."""
         for task in self._tasks:
             due_s = task.due_s()
             if due_s is not None:
@@ -954,7 +954,7 @@ def _lost() -> RequestTimeoutError:
 
 
 def result_of(completion: Completion) -> SendResult:
-    """The result.
+    """Return the result.
 
     Raises:
         SendError: the request failed.

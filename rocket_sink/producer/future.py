@@ -74,7 +74,7 @@ class SendFuture(Future[SendResult]):
         return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """The result; waits for it at most `timeout` seconds.
+        """Return the result; waits for it at most `timeout` seconds.
 
         Raises:
             TimeoutError, SendError

@@ -26,7 +26,7 @@ class _Idle:
 
 
 def make_engine(options: SinkOptions) -> SendEngine:
-    """An engine with the executor's shared broker state."""
+    """Return an engine with the executor's shared broker state."""
     return SendEngine(options, shared=SharedBrokerState.open(options))
 
 
@@ -50,7 +50,7 @@ class ProducerPool:
         self._leased: dict[int, tuple[SendEngine, str, float]] = {}
 
     def acquire(self, options: SinkOptions) -> SendEngine:
-        """An idle engine of this configuration, or a new one."""
+        """Return an idle engine of this configuration, or a new one."""
         key, now_s = options.digest, self._clock()
         with self._lock:
             self._after_fork()
@@ -116,7 +116,8 @@ class ProducerPool:
         self._leased[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
 
     def _reusable(self, key: str) -> SendEngine | None:
-        """The most recently used idle engine: its connections are the most likely to be alive."""
+        """Return the most recently used idle engine: its connections are the most likely to be
+        alive."""
         items = self._idle.get(key, [])
         while items:
             engine = items.pop().engine

@@ -241,7 +241,7 @@ class Producer:
         return self._send_parts(session, list(session.builder.batches(messages, queue)), timeout_ms)
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The topic's writable queues.
+        """Return the topic's writable queues.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -334,7 +334,7 @@ class Producer:
         self._rpc_hooks.add(hook)
 
     def broker_health(self) -> list[BrokerHealth]:
-        """The state of each broker now: isolation and latency."""
+        """Return the state of each broker now: isolation and latency."""
         session = self._current_session()
         with session.driver.lock:
             return session.engine.brokers.health(session.engine.clock())
@@ -361,7 +361,7 @@ class Producer:
     # --- sessions and requests ---------------------------------------------------------------
 
     def _live_session(self) -> ClientSession:
-        """The session of this process, with heartbeats.
+        """Return the session of this process, with heartbeats.
 
         Raises:
             ProducerClosedError
@@ -376,7 +376,7 @@ class Producer:
         return session
 
     def _current_session(self) -> ClientSession:
-        """The session of this process; a new one after a fork."""
+        """Return the session of this process; a new one after a fork."""
         if self._session.of_pid != os.getpid():
             with self._renewing:
                 old = self._session

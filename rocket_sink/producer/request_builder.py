@@ -62,7 +62,7 @@ class RequestBuilder:
         self._extra = {"INSTANCE_ID": options.namespace} if options.namespace else None
 
     def topic(self, name: str) -> str:
-        """The topic's name with its namespace.
+        """Return the topic's name with its namespace.
 
         Raises:
             MessageError: INVALID_TOPIC: with the namespace it is too long (as Java, which checks
@@ -75,13 +75,13 @@ class RequestBuilder:
         return topic
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue with the namespace in its topic (Java: queueWithNamespace)."""
+        """Return the queue with the namespace in its topic (Java: queueWithNamespace)."""
         if not self._namespace:
             return queue
         return MessageQueue(self.topic(queue.topic), queue.broker_name, queue.queue_id)
 
     def single(self, message: Message, extra: Mapping[str, str] | None = None) -> SendRequest:
-        """A request of one message.
+        """Return a request of one message.
 
         Raises:
             MessageError: BODY_TOO_LARGE, PROPERTIES_TOO_LARGE.

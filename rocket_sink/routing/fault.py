@@ -29,7 +29,7 @@ class FaultProfile:
     """With no broker available: 4.x takes one of the better half, 5.x a reachable one."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """The isolation after a request of that latency, or after a failure."""
+        """Return the isolation after a request of that latency, or after a failure."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         for limit, duration in zip(
             reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True
@@ -42,7 +42,7 @@ class FaultProfile:
     def of(
         name: str, latency_max_ms: tuple[int, ...] = (), not_available_ms: tuple[int, ...] = ()
     ) -> FaultProfile:
-        """The profile "5.x" or "4.x", with other tables when they are given.
+        """Return the profile "5.x" or "4.x", with other tables when they are given.
 
         Raises:
             KeyError: no such profile.
@@ -112,7 +112,7 @@ class FaultStore(Protocol):
     """Storage of the table; values are replaced whole."""
 
     def get(self, name: str) -> FaultItem | None:
-        """The item, or None."""
+        """Return the item, or None."""
 
     def put(self, name: str, item: FaultItem) -> None:
         """Store or replace it. `name` is the broker's, or topic + NUL + broker."""
@@ -309,7 +309,7 @@ class LatencyFaultTolerance:
         return self._isolate(old, item, now_s, "PROBE_FAILED")
 
     def items(self) -> list[FaultItem]:
-        """The entries of brokers, by name."""
+        """Return the entries of brokers, by name."""
         return sorted(self._items(), key=lambda item: item.broker_name)
 
     def _isolate(

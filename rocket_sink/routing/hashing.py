@@ -71,7 +71,7 @@ def rendezvous_of_hashes(
 
 
 def _mix(value: IntArray) -> IntArray:
-    """The finaliser of splitmix64 (Stafford's variant 13): each input bit reaches all bits."""
+    """Mix as splitmix64's finaliser (Stafford's variant 13): each input bit reaches all bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: IntArray = value ^ (value >> np.uint64(31))
@@ -303,7 +303,7 @@ def _empty_hash(block: Block) -> IntArray:
 
 
 def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """The value bytes and int64 offsets of a string or binary array, nulls as empty."""
+    """Return the value bytes and int64 offsets of a string or binary array, nulls as empty."""
     kind = keys.type
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (large or pa.types.is_string(kind) or pa.types.is_binary(kind)):

@@ -140,7 +140,7 @@ def attempt_deadline(
     *,
     ordering: Ordering = Ordering.NONE,
 ) -> float:
-    """The deadline of the attempt that starts now.
+    """Return the deadline of the attempt that starts now.
 
     An equal share of the remaining time (at least ATTEMPT_FLOOR_S), or `cap_s` (Java:
     sendMsgMaxTimeoutPerRequest); the last attempt has all of it. With strict order every attempt
@@ -157,7 +157,8 @@ def attempt_deadline(
 
 
 def backoff_s(policies: RetryPolicies, attempt: int, rng: Rng) -> float:
-    """The wait in seconds after attempt `attempt` (from 1): in the upper half of the window."""
+    """Return the wait in seconds after attempt `attempt` (from 1): a time in the upper half of the
+    window."""
     state = cast(RetryCallState, SimpleNamespace(attempt_number=attempt))
     return policies.window(state) * (0.5 + 0.5 * rng.random())
 
@@ -177,7 +178,7 @@ def decide(
     policies: RetryPolicies,
     rng: Rng,
 ) -> Decision:
-    """The decision after a failed attempt.
+    """Return the decision after a failed attempt.
 
     With strict order an unanswered request on a live connection is never sent again: the broker may
     still store it, after later messages. A request that was answered, or whose connection is
@@ -355,14 +356,14 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
 
 
 def outcome_of_code(response_code: int, remark: str | None = None) -> Outcome:
-    """The outcome of a send with this answer."""
+    """Return the outcome of a send with this answer."""
     if response_code in SEND_STATUS:
         return Outcome.ACKED if response_code == 0 else Outcome.ACKED_DEGRADED
     return error_class(response_code, remark).outcome
 
 
 def error_class(response_code: int, remark: str | None = None) -> type[SendError]:
-    """The error class of a code outside SEND_STATUS; unknown codes: BrokerError."""
+    """Return the error class of a code outside SEND_STATUS; unknown codes: BrokerError."""
     text = remark or ""
     for code, pattern, error in REMARKS:
         if code == response_code and pattern.search(text):
@@ -373,7 +374,7 @@ def error_class(response_code: int, remark: str | None = None) -> type[SendError
 def error_for_answer(
     response_code: int, remark: str | None = None, **facts: Any
 ) -> SendError | None:
-    """The error of an answer, or None when the message is stored (codes 0, 10, 11, 12).
+    """Return the error of an answer, or None when the message is stored (codes 0, 10, 11, 12).
 
     `facts` (topic, broker_name, broker_address, ...) become attributes of the error.
     """

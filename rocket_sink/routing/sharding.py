@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """The queue of the key. With strict order its messages are never sent to another one.
+    """Return the queue of the key. With strict order its messages are never sent to another one.
 
     Raises:
         KeyError: no such hash.

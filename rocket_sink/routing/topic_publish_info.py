@@ -75,7 +75,7 @@ class QueueList(Sequence[MessageQueue]):
         return MessageQueue(self.topic, name, index - self._ends[span] + count)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """The queue's index; None when it is not among them. One pass over the brokers."""
+        """Return the queue's index; None when it is not among them. One pass over the brokers."""
         if queue.topic == self.topic:
             for (name, count), end in zip(self.spans, self._ends, strict=True):
                 if name == queue.broker_name and 0 <= queue.queue_id < count:
@@ -131,7 +131,7 @@ class TopicPublishInfo:
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
-        """The publish info of a route.
+        """Return the publish info of a route.
 
         Raises:
             RemoteProtocolError: too many queues or brokers, or an `orderTopicConf` that is not
@@ -220,13 +220,13 @@ class TopicPublishInfo:
         return len(self.queues) > 0
 
     def index_of(self, queue: MessageQueue) -> int | None:
-        """The queue's index in `queues`; None if it is not in the route."""
+        """Return the queue's index in `queues`; None if it is not in the route."""
         if isinstance(self.queues, QueueList):
             return self.queues.position(queue)
         return self.static[queue][0] if queue in self.static else None
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """The broker that hosts the queue: its own broker name, except for static topics."""
+        """Return the broker that hosts the queue: its own broker name, except for static topics."""
         if isinstance(self.queues, QueueList):
             return queue.broker_name
         return self.static[queue][1] if queue in self.static else queue.broker_name

@@ -457,7 +457,7 @@ _SMALL: Final = 16
 
 
 def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
-    """True when all bytes are printable ASCII; blanks only with `spaces`."""
+    """Return whether all bytes are printable ASCII; blanks only with `spaces`."""
     data = bytes_of(array)
     if not len(data):
         return True

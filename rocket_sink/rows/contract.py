@@ -48,7 +48,7 @@ class ColumnPlan:
         return tuple(dict.fromkeys(source for _, source in self.sources))
 
     def source(self, column: str) -> str | None:
-        """The frame's name of a contract column, or None."""
+        """Return the frame's name of a contract column, or None."""
         return dict(self.sources).get(column)
 
 
@@ -231,7 +231,7 @@ class _Finder:
             self._by_name.setdefault(self._fold(name), []).append(name)
 
     def find(self, name: str) -> str | None:
-        """The frame's spelling of a column's name, or None.
+        """Return the frame's spelling of a column's name, or None.
 
         Raises:
             ColumnError: two columns match.

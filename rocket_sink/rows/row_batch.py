@@ -168,7 +168,7 @@ class RowBatch:
         )
 
     def has_event_time(self, row: int) -> bool:
-        """Whether one row writes the property `__event_time_ms` itself."""
+        """Return whether one row writes the property `__event_time_ms` itself."""
         return self.event_time_ms is not None and bool(self.event_time_ms[row].is_valid)
 
     def _value(self, column: str, row: int) -> Any:

@@ -30,7 +30,7 @@ SignedBody = Body | Iterable[Body] | None
 
 
 class Credentials:
-    """An access key (ACL 2.0: user name) with its secret; prints without them.
+    """An access key (ACL 2.0: user name) with its secret. Its text shows neither.
 
     Raises:
         OptionError: one of the two is missing; Java turns ACL off silently then (C64).
@@ -59,19 +59,21 @@ class Credentials:
         return type(self), (self.access_key, self._secret, self._token)
 
     def fields(self) -> dict[str, str]:
-        """The header fields that go with every signed request."""
+        """Return the header fields that go with every signed request."""
         fields = {ACCESS_KEY: self.access_key}
         if self._token is not None:
             fields[SECURITY_TOKEN] = self._token.reveal()
         return fields
 
     def masked(self, text: str) -> str:
-        """A peer's text without them: ACL 2.0 says who is not known, ACL 1.0 whose signature."""
+        """Return a peer's text without the credentials. ACL 2.0 names the user whom it does not
+        know, ACL 1.0 the one whose signature is wrong."""
         token = (self._token.reveal(),) if self._token is not None else ()
         return masked(text, (self.access_key, self._secret.reveal(), *token))
 
     def signer(self) -> Signer:
-        """A signer for these credentials. A keyed HMAC does not pickle, so it is not kept here."""
+        """Return a signer for these credentials. A keyed HMAC does not pickle, so it is not kept
+        here."""
         return Signer(self.fields(), self._secret)
 
 
@@ -88,12 +90,12 @@ class Signer:
         return "Signer(access_key=***)"
 
     def __call__(self, ext: Mapping[str, str], body: SignedBody) -> dict[str, str]:
-        """The fields to add to `ext`: AccessKey, SecurityToken if there is one, Signature."""
+        """Return the fields to add to `ext`: AccessKey, SecurityToken if any, Signature."""
         signed = {**ext, **self.fields}
         return {**self.fields, SIGNATURE: self.signature(canonical_fields(signed), body)}
 
     def signature(self, content: str, body: SignedBody) -> str:
-        """The signature over a canonical text and the body's buffers."""
+        """Return the signature over a canonical text and the body's buffers."""
         mac = self._keyed.copy()
         mac.update(content.encode())
         if body is not None:
@@ -103,7 +105,7 @@ class Signer:
 
 
 def canonical_fields(ext: Mapping[str, str]) -> str:
-    """The values of the header fields, in the order of their names.
+    """Return the values of the header fields, in the order of their names.
 
     Java orders text by UTF-16 code units, Python by code points; they differ beyond U+FFFF.
     """

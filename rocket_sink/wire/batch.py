@@ -85,7 +85,7 @@ def check_batch(messages: Sequence[Message]) -> None:
 
 
 def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
-    """The messages of a batch body, lazily: 8 MiB can hold 380,000.
+    """Yield the messages of a batch body, lazily: 8 MiB can hold 380,000.
 
     Raises:
         RemoteProtocolError: lengths that do not fit, or properties that are not UTF-8.

@@ -119,7 +119,7 @@ _V4_3_0: Final = 273
 
 
 def mq_version(major: int, minor: int, patch: int) -> int:
-    """The ordinal of a release in MQVersion.java, from 4.0.0 on.
+    """Return the ordinal of a release in MQVersion.java, from 4.0.0 on.
 
     Each release takes two ordinals (its snapshot comes first) and minor and patch run from 0 to 9,
     so that the ordinal is arithmetic.
@@ -128,7 +128,8 @@ def mq_version(major: int, minor: int, patch: int) -> int:
 
 
 def version_name(ordinal: int) -> str:
-    """The release that a frame's version means, such as `5.3.3`; `unknown` outside 4.0 to 5.9."""
+    """Return the release that a frame's version means, such as `5.3.3`; `unknown` outside 4.0 to
+    5.9."""
     number, released = divmod(ordinal - _V4_3_0 + 1, 2)
     number += 430
     if not 400 <= number <= 599:

@@ -18,7 +18,7 @@ from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.headers import DEFAULT_LIMITS
 
 DEFAULT_LEVEL: Final = 5
-"""DefaultMQProducer.compressLevel."""
+"""The level of Java's client (DefaultMQProducer.compressLevel)."""
 INFLATE_CAP: Final = DEFAULT_LIMITS.body_bytes
 
 _LZ4_MAGIC: Final = bytes.fromhex("04224d18")
@@ -36,8 +36,8 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_option(cls, value: str) -> CompressionType | None:
-        """The type that the option `compressType` names, ignoring case and surrounding blanks;
-        None for "none".
+        """Return the type that the option `compressType` names, ignoring case and surrounding
+        blanks; None for "none".
 
         Raises:
             ConfigurationError: no such type.
@@ -71,7 +71,7 @@ class CompressionType(enum.Enum):
 
 
 def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
-    """The compressed body.
+    """Return the compressed body.
 
     Raises:
         ConfigurationError: the library for `kind` is not installed.
@@ -90,7 +90,7 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
 def compress_body(
     body: bytes, kind: CompressionType | None, level: int, over_bytes: int
 ) -> tuple[bytes, int]:
-    """The body to send for a single message, and its MessageSysFlag bits.
+    """Return the body to send for a single message, and its MessageSysFlag bits.
 
     A body stays uncompressed if it is shorter than `over_bytes`, or if compression does not shrink
     it: a body of the maximum size would then exceed the broker's limit, as it does with Java.
@@ -108,7 +108,7 @@ def compress_body(
 
 
 def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> bytes:
-    """The body before compression.
+    """Return the body before compression.
 
     Raises:
         RemoteProtocolError: not such a stream, cut short, or more than `cap` bytes.

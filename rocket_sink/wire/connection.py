@@ -71,7 +71,7 @@ class ForeignAnswer(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """The peer broke the protocol after the events before this one: close the connection."""
+    """A breach of the protocol by the peer. The events before this one are valid."""
 
     error: RemoteProtocolError
 
@@ -122,7 +122,7 @@ class Pending:
 
 
 OPAQUES: Final = 2**31
-"""Java ints on the wire; ours are non-negative."""
+"""Number of opaque ids: the ids are Java's non-negative ints."""
 
 
 class OpaqueIds:
@@ -135,7 +135,7 @@ class OpaqueIds:
         self._issued = 0
 
     def peek(self, in_flight: Container[int]) -> int:
-        """The next id that is not in flight, without taking it."""
+        """Return the next id that is not in flight, without taking it."""
         opaque = self._next
         while opaque in in_flight:
             opaque = (opaque + 1) % OPAQUES
@@ -155,7 +155,7 @@ class OpaqueIds:
         return opaque
 
     def take_range(self, count: int, in_flight: Mapping[int, object]) -> int:
-        """The first of `count` consecutive ids that are not in flight."""
+        """Take `count` consecutive ids that are not in flight; return the first one."""
         first = self._next
         while first + count > OPAQUES or not in_flight.keys().isdisjoint(
             range(first, first + count)
@@ -167,14 +167,14 @@ class OpaqueIds:
         return first
 
     def was_given(self, opaque: int) -> bool:
-        """True when a request of this connection has had this id."""
+        """Return whether a request of this connection has had this id."""
         return 0 <= opaque < OPAQUES and (opaque - self._first) % OPAQUES < self._issued
 
 
 class ConnectionState(enum.Enum):
     OPEN = "open"
     BROKEN = "broken"
-    """The peer violated the protocol: nothing can be sent or received any more."""
+    """The peer broke the protocol: nothing can be sent or received any more."""
     CLOSED = "closed"
 
 
@@ -278,7 +278,7 @@ class Connection:
         return head
 
     def send_oneway(self, frame: Frame) -> bytes:
-        """The head of a request that gets no response."""
+        """Return the head of a request that gets no response."""
         self._check_open()
         oneway = dataclasses.replace(
             frame, opaque=self._opaques.peek(self._pending), flag=frame.flag | ONEWAY_FLAG
@@ -288,7 +288,7 @@ class Connection:
         return head
 
     def respond(self, request: Frame, code: int, *, remark: str | None = None) -> bytes:
-        """The response frame to a peer's request; empty when that was oneway."""
+        """Return the response frame to a peer's request; empty when that was oneway."""
         self._check_open()
         if request.is_oneway:
             return b""
@@ -314,7 +314,7 @@ class Connection:
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
 
     def expect_no_answer(self) -> None:
-        """The request that was opened last is oneway: it leaves the table when it is written."""
+        """Mark the latest request as oneway: it leaves the table when it is written."""
         self._unwritten[-1].oneway = True
 
     @property
@@ -470,7 +470,7 @@ class Connection:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When to call `expire` next; at or before the earliest deadline."""
+        """The time of the next call of `expire`; at or before the earliest deadline."""
         return self._earliest_s if self._pending else None
 
     @property

@@ -55,7 +55,7 @@ NEED_DATA: Final = NeedData.NEED_DATA
 
 
 def check_lengths(header_length: int, body_length: int) -> None:
-    """Raises LocalProtocolError when servers would close the connection for such a frame."""
+    """Raise LocalProtocolError if servers would close the connection for such a frame."""
     length = 4 + header_length + body_length
     if 4 + length > DEFAULT_LIMITS.frame_bytes or header_length > DEFAULT_LIMITS.header_bytes:
         raise LocalProtocolError(
@@ -68,7 +68,7 @@ def check_lengths(header_length: int, body_length: int) -> None:
 
 
 def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json") -> bytes:
-    """The bytes of `frame` before its body.
+    """Return the bytes of `frame` before its body.
 
     Raises:
         LocalProtocolError: the frame is too long, or a field cannot be encoded.
@@ -83,7 +83,7 @@ def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json"
 
 
 def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
-    """The whole frame, with a copy of its body."""
+    """Return the whole frame, with a copy of its body."""
     body = frame.body if frame.body is not None else b""
     return encode_head(frame, len(memoryview(body)), serialize=serialize) + body
 
@@ -114,7 +114,7 @@ class Shapes(Protocol):
         """Return the frames of `size` bytes from `at` on, if there are many of one form."""
 
     def learn(self, frame: Frame, header: bytes) -> None:
-        """Take a header that was parsed in full."""
+        """Learn the form of a header that was parsed in full."""
 
 
 class FrameReader:
@@ -166,7 +166,7 @@ class FrameReader:
         return answers
 
     def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
-        """The next frame, or NEED_DATA.
+        """Return the next frame, or NEED_DATA.
 
         Raises:
             RemoteProtocolError: the bytes cannot be a frame within the limits.

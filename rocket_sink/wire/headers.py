@@ -53,7 +53,7 @@ class Limits:
     ext_entries: int = 4096
     json_depth: int = 64
     remark_chars: int = 2048
-    """A longer remark is cut, not refused."""
+    """Length to which a longer remark is cut."""
     body_bytes: int = 8 * 1024 * 1024
     """Largest body of a stored message after inflation."""
     answer_bytes: int = 64 * 1024 * 1024
@@ -104,7 +104,7 @@ def response_to(
     ext: Mapping[str, str] | None = None,
     body: Body | None = None,
 ) -> Frame:
-    """The response to a peer's request, with its opaque and serialisation."""
+    """Return the response to a peer's request, with its opaque and serialisation."""
     return Frame(
         code, ext, body, request.opaque, RESPONSE_FLAG, remark, serialize=request.serialize
     )
@@ -119,7 +119,7 @@ _DECIMAL: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def parse_int64(text: object, what: str) -> int:
-    """A 64-bit integer from its decimal text, or RemoteProtocolError that names `what`."""
+    """Return a 64-bit integer from its decimal text; a RemoteProtocolError names `what`."""
     if isinstance(text, str) and _DECIMAL.fullmatch(text):
         value = int(text)
         if INT64_MIN <= value <= INT64_MAX:
@@ -128,7 +128,7 @@ def parse_int64(text: object, what: str) -> int:
 
 
 def parse_int32(text: object, what: str) -> int:
-    """A 32-bit integer from its decimal text, or RemoteProtocolError that names `what`."""
+    """Return a 32-bit integer from its decimal text; a RemoteProtocolError names `what`."""
     value = parse_int64(text, what)
     if INT32_MIN <= value <= INT32_MAX:
         return value
@@ -183,7 +183,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def load_json(data: bytes, *, max_depth: int, what: str) -> Any:
-    """The value of one JSON text in UTF-8; `what` names it in errors.
+    """Return the value of one JSON text in UTF-8; `what` names it in errors.
 
     Raises:
         RemoteProtocolError: not UTF-8, not JSON, or beyond a limit of this module.
@@ -237,7 +237,7 @@ def _check_surrogates(value: Any) -> None:
 
 
 def quote_numeric_keys(data: bytes) -> bytes:
-    """Legacy fastjson text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
+    """Return legacy fastjson text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
 
     Name servers write integer keys so, unless the request asks for strict JSON
     (GetRouteInfoRequestHeader.acceptStandardJsonOnly, or a version from 4.9.4 on). Strings stay
@@ -263,12 +263,12 @@ _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enco
 
 
 def language_name(language: int) -> str:
-    """The name of Java's enum; OTHER for an unknown number."""
+    """Return the name of Java's enum; OTHER for an unknown number."""
     return _LANGUAGE_NAMES.get(language, "OTHER")
 
 
 def encode_json_header(frame: Frame) -> bytes:
-    """The header of `frame` as UTF-8 JSON.
+    """Return the header of `frame` as UTF-8 JSON.
 
     Raises:
         LocalProtocolError: a text is not valid Unicode.
@@ -319,7 +319,7 @@ _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 
 
 def decode_json_header(header: bytes, limits: Limits) -> Frame:
-    """The command in `header`, without its body.
+    """Return the command in `header`, without its body.
 
     Raises:
         RemoteProtocolError: not a JSON header within `limits`.
@@ -405,7 +405,7 @@ _INT16_MAX: Final = 2**15 - 1
 
 
 def encode_binary_header(frame: Frame) -> bytes:
-    """The header of `frame` in ROCKETMQ serialisation.
+    """Return the header of `frame` in ROCKETMQ serialisation.
 
     Raises:
         LocalProtocolError: a number or a text that does not fit its field.
@@ -424,7 +424,7 @@ def encode_binary_header(frame: Frame) -> bytes:
 
 
 def encode_pairs(ext: Mapping[str, str]) -> bytes:
-    """The name-value pairs of a header, without their length; empty values are left out."""
+    """Return the name-value pairs of a header, without their length; empty values are left out."""
     parts: list[bytes] = []
     for name, value in ext.items():
         if value == "":
@@ -447,7 +447,7 @@ def _utf8(text: str, what: str) -> bytes:
 
 
 def decode_binary_header(header: bytes, limits: Limits) -> Frame:
-    """The command in `header`, without its body.
+    """Return the command in `header`, without its body.
 
     Raises:
         RemoteProtocolError: inconsistent lengths, text that is not UTF-8, repeated or missing

@@ -38,7 +38,7 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 MSG_TYPE: Final = "MSG_TYPE"
 CLUSTER: Final = "CLUSTER"
-"""Set by brokers in every stored message."""
+"""A property that brokers set in every stored message."""
 
 LEAST_VERSIONS: Final = {
     TIMER_DELAY_MS: V5_0_0,
@@ -54,7 +54,7 @@ ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
-    """The wire text, in the mapping's order; None values are left out (C25).
+    """Return the wire text, in the mapping's order; None values are left out (C25).
 
     Raises:
         LocalProtocolError: a name or a value holds a separator, or a name is empty.
@@ -77,7 +77,7 @@ def _unencodable(properties: Mapping[str, str | None]) -> LocalProtocolError:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """The properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
+    """Return the properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
 
     Pairs without name, value or separator are dropped; of equal names the last wins.
     """
@@ -92,7 +92,7 @@ def decode_properties(text: str) -> dict[str, str]:
 def properties_of(
     message: Message, *, message_id: str, extra: Mapping[str, str] | None = None
 ) -> str:
-    """The wire text of a message's fields and user properties.
+    """Return the wire text of a message's fields and user properties.
 
     `message_id` becomes UNIQ_KEY unless the message has one. `extra` holds the producer's own
     properties (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which win.
@@ -150,13 +150,13 @@ def least_version(text: str) -> int:
 
 
 def keys_of(text: str) -> tuple[str, ...]:
-    """The index keys in a wire text; none in that of a batch."""
+    """Return the index keys in a wire text; none in that of a batch."""
     return split_keys(decode_properties(text))
 
 
 def split_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """The index keys among a message's properties: split at blanks only, not at tabs or no-break
-    spaces (IndexService.buildIndex)."""
+    """Return the index keys among a message's properties: split at blanks only, not at tabs or
+    no-break spaces (IndexService.buildIndex)."""
     return tuple(key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key)
 
 

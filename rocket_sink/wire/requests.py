@@ -22,7 +22,7 @@ Value = str | int | bool | None
 
 
 def fields(values: Mapping[str, Value]) -> dict[str, str]:
-    """Header fields as text; None and empty text are left out (see `wire.headers`)."""
+    """Return header fields as text; None and empty text are left out (see `wire.headers`)."""
     ext = {}
     for name, value in values.items():
         if value is None or value == "":
@@ -35,7 +35,7 @@ def fields(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def request(code: int, values: Mapping[str, Value], body: Body | None = None) -> Frame:
-    """A request with these header fields."""
+    """Make a request with these header fields."""
     return Frame(code, fields(values) or None, body)
 
 
@@ -61,7 +61,6 @@ def send_message_v2(
     flag: int = 0,
     default_topic: str = AUTO_CREATE_TOPIC,
     default_topic_queue_nums: int = 4,
-    unit_mode: bool = False,
 ) -> Frame:
     """Make the request that sends a message or a batch (SendMessageRequestHeaderV2).
 
@@ -80,7 +79,7 @@ def send_message_v2(
             "h": flag,
             "i": properties,
             "j": 0,
-            "k": unit_mode,
+            "k": False,
             "m": batch,
             "n": broker_name,
         },
@@ -170,7 +169,7 @@ def unregister_client(*, client_id: str, producer_group: str) -> Frame:
 
 
 def get_route(topic: str) -> Frame:
-    """A topic's route; in strict JSON from servers since 4.9.4."""
+    """Ask for a topic's route; in strict JSON from servers since 4.9.4."""
     return request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
     )
@@ -192,8 +191,8 @@ def pull_message(
     max_msg_nums: int,
     max_msg_bytes: int | None = None,
 ) -> Frame:
-    """Messages of a queue from an offset on. No offset is committed, and the broker waits for no
-    message."""
+    """Ask for messages of a queue from an offset on. No offset is committed, and the broker waits
+    for no message."""
     return request(
         RequestCode.PULL_MESSAGE,
         {
@@ -213,22 +212,22 @@ def pull_message(
 
 
 def get_topic_config(topic: str) -> Frame:
-    """A topic's configuration on one broker (5.0 and later)."""
+    """Ask for a topic's configuration on one broker (5.0 and later)."""
     return request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
 
 
 def query_max_offset(queue: MessageQueue) -> Frame:
-    """The offset that the next message of a queue gets; also the reachability probe."""
+    """Ask for the offset that a queue's next message gets; a probe asks for it, too."""
     return request(RequestCode.GET_MAX_OFFSET, {**_of(queue), "committed": True})
 
 
 def query_min_offset(queue: MessageQueue) -> Frame:
-    """The offset of a queue's oldest message."""
+    """Ask for the offset of a queue's oldest message."""
     return request(RequestCode.GET_MIN_OFFSET, _of(queue))
 
 
 def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
-    """The offset of the first message of a queue at or after a store time."""
+    """Ask for the offset of the first message of a queue at or after a store time."""
     return request(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
         {**_of(queue), "timestamp": timestamp_ms, "boundaryType": "LOWER"},
@@ -249,7 +248,7 @@ def query_message(
     begin_ms: int = 0,
     unique_key: bool = False,
 ) -> Frame:
-    """Messages by an index key, or by client message id (UNIQ_KEY) when `unique_key`.
+    """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
 
     The index holds hashes: the answer may contain messages of other keys. The frame's version is
     4.9.3: brokers of all versions then check a signature without UNIQUE_KEY_QUERY (`wire.acl`).
@@ -297,5 +296,5 @@ def create_topic(
 
 
 def get_broker_runtime_info() -> Frame:
-    """A broker's figures; 5.x and 4.9 have `dispatchBehindBytes` among them."""
+    """Ask for a broker's figures; 5.x and 4.9 have `dispatchBehindBytes` among them."""
     return request(RequestCode.GET_BROKER_RUNTIME_INFO, {})

@@ -115,7 +115,7 @@ class SendAnswerFrame(Frame):
 
 
 def decode_send_answer(frame: Frame) -> SendAnswer:
-    """The answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and similar requests.
+    """Decode the answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and similar requests.
 
     Raises:
         InvalidAnswerError: the code means stored, but ids or offsets are missing.
@@ -150,7 +150,7 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
 
 
 def _offset(text: str | None) -> int:
-    """A non-negative 64-bit number, or -1."""
+    """Return a non-negative 64-bit number, or -1."""
     if text is None or len(text) > 19 or not (text.isascii() and text.isdigit()):
         return -1
     value = int(text)
@@ -171,8 +171,8 @@ PULL_CODES: Final = frozenset(
 def decode_pull_answer(
     frame: Frame, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int]:
-    """The messages in the answer to PULL_MESSAGE, at most `Limits.poll_bytes` of them, and the
-    offset to go on with.
+    """Return the messages in the answer to PULL_MESSAGE, at most `Limits.poll_bytes` of them, and
+    the offset to go on with.
 
     Args:
         begin: the requested offset; messages before it are left out.
@@ -183,7 +183,7 @@ def decode_pull_answer(
     if frame.code not in PULL_CODES:
         raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
     following = long_field(frame, "nextBeginOffset")
-    for name in ("minOffset", "maxOffset"):  # an answer to a pull always has them
+    for name in ("minOffset", "maxOffset"):  # Each answer to a pull has both fields.
         long_field(frame, name)
     messages: list[StoredMessage] = []
     if frame.code == ResponseCode.SUCCESS and frame.body is not None:
@@ -193,7 +193,7 @@ def decode_pull_answer(
 
 
 def decode_offset_answer(frame: Frame) -> int:
-    """The offset in the answer to a query for a max, min or by-timestamp offset."""
+    """Return the offset in the answer to a query for a max, min or by-timestamp offset."""
     return long_field(frame, "offset")
 
 
@@ -204,7 +204,7 @@ def decode_query_answer(
     wanted: Wanted | None = None,
     bodies: bool = True,
 ) -> list[StoredMessage]:
-    """The messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND.
+    """Return the messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND.
 
     Args, Raises: as `decode_stored`.
     """
@@ -214,13 +214,13 @@ def decode_query_answer(
 
 
 def decode_recall_answer(frame: Frame) -> str:
-    """The client message id of a recalled message."""
+    """Return the client message id of a recalled message."""
     return text_field(frame, "msgId")
 
 
 def decode_cluster_info(frame: Frame) -> dict[str, dict[int, str]]:
-    """The answer to GET_BROKER_CLUSTER_INFO: {broker name: {broker id: address}}, id 0 is the
-    master."""
+    """Decode the answer to GET_BROKER_CLUSTER_INFO to {broker name: {broker id: address}}; the
+    master's id is 0."""
     brokers = {}
     for name, broker in _object(_json_body(frame), "brokerAddrTable").items():
         addresses = _object(broker, "brokerAddrs")
@@ -234,13 +234,14 @@ def decode_cluster_info(frame: Frame) -> dict[str, dict[int, str]]:
 
 
 def decode_runtime_info(frame: Frame) -> dict[str, str]:
-    """The answer to GET_BROKER_RUNTIME_INFO, numbers as text (KVTable)."""
+    """Decode the answer to GET_BROKER_RUNTIME_INFO, numbers as text (KVTable)."""
     table = _object(_json_body(frame), "table")
     return {name: _text(value, f"the broker's {name}") for name, value in table.items()}
 
 
 def decode_topic_attributes(frame: Frame) -> dict[str, str]:
-    """The answer to GET_TOPIC_CONFIG (TopicConfig.attributes); empty where the topic has none."""
+    """Decode the answer to GET_TOPIC_CONFIG (TopicConfig.attributes); empty where the topic has
+    none."""
     fields = _json_body(frame)
     if fields.get("attributes") is None:
         return {}
@@ -249,7 +250,7 @@ def decode_topic_attributes(frame: Frame) -> dict[str, str]:
 
 
 def decode_topics(frame: Frame) -> tuple[str, ...]:
-    """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted."""
+    """Decode the answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted."""
     topics = _json_body(frame).get("topicList")
     if not isinstance(topics, list):
         raise RemoteProtocolError("the topic list is no list")
@@ -257,7 +258,7 @@ def decode_topics(frame: Frame) -> tuple[str, ...]:
 
 
 def text_field(frame: Frame, name: str) -> str:
-    """A header field that must be there."""
+    """Return a header field that must be there."""
     value = (frame.ext or {}).get(name)
     if value is None:
         raise RemoteProtocolError(f"the header field {name} is missing")
@@ -265,12 +266,12 @@ def text_field(frame: Frame, name: str) -> str:
 
 
 def long_field(frame: Frame, name: str) -> int:
-    """A 64-bit header field that must be there."""
+    """Return a 64-bit header field that must be there."""
     return parse_int64(text_field(frame, name), name)
 
 
 def int_field(frame: Frame, name: str) -> int:
-    """A 32-bit header field that must be there."""
+    """Return a 32-bit header field that must be there."""
     return parse_int32(text_field(frame, name), name)
 
 

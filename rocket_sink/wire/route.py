@@ -33,7 +33,7 @@ NAME_MAX_CHARACTERS: Final = 255
 
 
 def checked_name(what: str, name: str) -> str:
-    """The name, or RemoteProtocolError: too long, or not printable."""
+    """Return the name; raise RemoteProtocolError if it is too long or not printable."""
     if len(name) > NAME_MAX_CHARACTERS:
         raise RemoteProtocolError(
             f"{what} {clean(name, 40)!r} has {len(name)} characters; the limit is "
@@ -43,7 +43,7 @@ def checked_name(what: str, name: str) -> str:
 
 
 def checked_text(what: str, text: str) -> str:
-    """The text, or RemoteProtocolError: not printable."""
+    """Return the text; raise RemoteProtocolError if it is not printable."""
     if not text.isprintable():
         raise RemoteProtocolError(
             f"the name server tells a {what} with characters that cannot be printed: "
@@ -113,7 +113,7 @@ def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str,
 
 
 def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LIMITS) -> TopicRoute:
-    """The route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
+    """Decode the route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
 
     Raises:
         RemoteProtocolError: not a route, or over a limit.
@@ -241,7 +241,7 @@ def _address(address: Any) -> str:
 
 
 def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
-    """The body of a name server's answer, for fake servers; `legacy_keys` as before 4.9.4."""
+    """Return the body of a fake name server's answer; `legacy_keys`: as before 4.9.4."""
     value: dict[str, Any] = {
         "brokerDatas": [
             {

@@ -20,14 +20,14 @@ from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_
 
 _PREFIX: Final = struct.Struct(">II")
 _SMALL: Final = 8 * 1024 * 1024
-"""Far below the frame limit: up to this size no check is needed."""
+"""Size up to which no check of the lengths is needed, far below the frame limit."""
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
 """Fields that differ between heads (SendMessageRequestHeaderV2), in their order: queue id, system
 flag, birth time, flag, properties, broker name."""
 
 
 class SendTemplate:
-    """Heads of SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or SEND_REPLY_MESSAGE_V2."""
+    """A writer of the heads of SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or SEND_REPLY_MESSAGE_V2."""
 
     def __init__(
         self,
@@ -38,7 +38,6 @@ class SendTemplate:
         reply: bool = False,
         default_topic: str = AUTO_CREATE_TOPIC,
         default_topic_queue_nums: int = 4,
-        unit_mode: bool = False,
         namespace: str = "",
         serialize: Serialize = "json",
         signer: Signer | None = None,
@@ -49,7 +48,6 @@ class SendTemplate:
             "batch": batch,
             "default_topic": default_topic,
             "default_topic_queue_nums": default_topic_queue_nums,
-            "unit_mode": unit_mode,
         }
         self._namespace = namespace_fields(namespace)
         self._code = _code(batch=batch, reply=reply)
@@ -123,7 +121,7 @@ class SendTemplate:
         born_ms: int,
         broker_name: str,
     ) -> bytes:
-        """Whole frames, one after the other, with consecutive opaque ids.
+        """Return whole frames, one after the other, with consecutive opaque ids.
 
         Args:
             messages: of each its body, properties, system flag and flag.
@@ -183,7 +181,7 @@ class SendTemplate:
         return frame
 
     def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:
-        """The head of a changed `frame`."""
+        """Return the head of a frame of `frame`, which hooks may have changed since."""
         ext = dict(frame.ext or {})
         if self._signer is not None:
             ext.update(self._signer(ext, body))

@@ -29,7 +29,8 @@ REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 class TransactionCheck(NamedTuple):
-    """The broker asks for a half message's state; the answer is an END_TRANSACTION request."""
+    """A broker's question for the state of a half message. The answer is an END_TRANSACTION
+    request."""
 
     message: StoredMessage
     producer_group: str
@@ -42,7 +43,7 @@ class TransactionCheck(NamedTuple):
 
 
 def decode_transaction_check(frame: Frame) -> TransactionCheck:
-    """A CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader).
+    """Decode a CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader).
 
     Raises:
         RemoteProtocolError: no message, or a message without a producer group.
@@ -80,7 +81,7 @@ class PushedReply(NamedTuple):
 
 
 def decode_pushed_reply(frame: Frame) -> PushedReply:
-    """A PUSH_REPLY_MESSAGE_TO_CLIENT request (ReplyMessageRequestHeader).
+    """Decode a PUSH_REPLY_MESSAGE_TO_CLIENT request (ReplyMessageRequestHeader).
 
     Raises:
         RemoteProtocolError: fields are missing, or the body cannot be inflated.
@@ -105,7 +106,7 @@ def decode_pushed_reply(frame: Frame) -> PushedReply:
 
 
 def reply_address(request: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Topic and properties of the reply to a request message with these properties.
+    """Return topic and properties of the reply to a request message with these properties.
 
     The broker routes the reply by them (MessageUtil.createReplyMessage).
 

@@ -38,7 +38,7 @@ from rocket_sink.wire.properties import (
 
 MAGIC_V1: Final = -626_843_481
 MAGIC_V2: Final = -626_843_477
-"""For topics longer than 127 bytes."""
+"""The magic code of a message whose topic is longer than 127 bytes."""
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")
 _INT: Final = struct.Struct(">i")
@@ -104,7 +104,7 @@ class Allowance:
 
 
 Wanted: TypeAlias = Callable[[Mapping[str, str]], bool]
-"""Selects messages by their properties."""
+"""A function that selects messages by their properties."""
 
 
 def decode_stored(
@@ -115,7 +115,7 @@ def decode_stored(
     wanted: Wanted | None = None,
     bodies: bool = True,
 ) -> list[StoredMessage]:
-    """The messages in the body of a query or view answer; inner batches are unwrapped.
+    """Return the messages in the body of a query or view answer; inner batches are unwrapped.
 
     Args:
         allowance: shared with other answers; by default `limits.answer_bytes` for this one.
@@ -160,7 +160,7 @@ def decode_poll(
 
 
 def memory_bytes(message: StoredMessage) -> int:
-    """The value's memory, rounded up."""
+    """Return the memory that the message takes, rounded up."""
     properties = message.properties
     texts = sum(map(len, properties)) + sum(map(len, properties.values()))
     return _VALUE_BYTES + len(message.body) + _PROPERTY_BYTES * len(properties) + 4 * texts
@@ -168,7 +168,8 @@ def memory_bytes(message: StoredMessage) -> int:
 
 _VALUE_BYTES: Final = 1024
 _PROPERTY_BYTES: Final = 200
-"""Two texts and a mapping entry, without their characters, which take up to 4 bytes each."""
+"""Memory of a property: two texts and a mapping entry, without the characters, which take up to 4
+bytes each."""
 
 
 def _iter_stored(
@@ -228,7 +229,7 @@ class _Cursor:
 
 
 def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
-    """A message without its body, and the body as it is stored."""
+    """Return a message without its body, and the body as it is stored."""
     _, magic, crc, queue_id, flag, queue_offset, offset, sys_flag, born_ms = cursor.unpack(_HEAD)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise RemoteProtocolError(f"{magic} is not the magic code of a stored message")
@@ -285,7 +286,7 @@ def _text(data: bytes) -> str:
 
 
 def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:
-    """The messages inside an inner batch (MessageDecoder.decodeMessage).
+    """Yield the messages inside an inner batch (MessageDecoder.decodeMessage).
 
     Unwanted ones count too: an answer of a few hundred bytes can hold millions.
     """
@@ -302,7 +303,7 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
 
 
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
-    """The bytes of a message in a broker's answer, for fake brokers.
+    """Return the bytes of a message in a broker's answer, for fake brokers.
 
     `stored_body` is the compressed body when `sys_flag` has COMPRESSED; the CRC is that of the
     stored bytes.

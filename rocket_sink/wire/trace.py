@@ -22,7 +22,7 @@ _KEYS_MAX: Final = 30_000
 
 
 class MessageType(enum.IntEnum):
-    """The ordinals of MessageType.java."""
+    """Types of messages in traces (the ordinals of MessageType.java)."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -32,8 +32,8 @@ class MessageType(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class PubTrace:
-    """A send. `keys` are joined by blanks; `cost_ms` is the duration with all attempts."""
+class Trace:
+    """The fields that all traces begin with. `keys` are joined by blanks."""
 
     time_ms: int
     region_id: str
@@ -44,6 +44,12 @@ class PubTrace:
     keys: str
     store_host: str
     """The broker's address."""
+
+
+@dataclass(frozen=True)
+class PubTrace(Trace):
+    """The trace of a send. `cost_ms` is the duration with all attempts."""
+
     body_length: int
     cost_ms: int
     message_type: MessageType
@@ -52,24 +58,14 @@ class PubTrace:
 
 
 @dataclass(frozen=True)
-class EndTransactionTrace:
-    """A transaction's end. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+class EndTransactionTrace(Trace):
+    """The trace of a transaction's end. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
 
-    time_ms: int
-    region_id: str
-    producer_group: str
-    topic: str
-    message_id: str
-    tags: str
-    keys: str
-    store_host: str
     message_type: MessageType
     transaction_id: str
     state: str
     from_transaction_check: bool
 
-
-Trace = PubTrace | EndTransactionTrace
 
 _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",

@@ -109,7 +109,7 @@ def test_send_headers_have_javas_fields(golden):
             producer_group=ext["a"], topic=ext["b"], default_topic=ext["c"],
             default_topic_queue_nums=int(ext["d"]), queue_id=int(ext["e"]), sys_flag=int(ext["f"]),
             born_ms=int(ext["g"]), flag=int(ext["h"]), properties=ext["i"],
-            unit_mode=ext["k"] == "true", batch=ext["m"] == "true", broker_name=ext["n"],
+            batch=ext["m"] == "true", broker_name=ext["n"],
         )  # fmt: skip
         assert header.ext == ext
 

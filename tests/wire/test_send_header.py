@@ -28,18 +28,15 @@ numbers = st.integers(0, 2**31 - 1)
     flag=st.integers(-(2**31), 2**31 - 1),
     properties=st.text(st.characters(exclude_categories=["Cs"]), max_size=60),
     body=st.binary(max_size=20),
-    unit_mode=st.booleans(),
 )
 def test_a_template_equals_the_general_way(
-    serialize, batch, names, opaque, queue_id, born_ms, flag, properties, body, unit_mode
+    serialize, batch, names, opaque, queue_id, born_ms, flag, properties, body
 ):
     group, topic, broker = names
-    template = SendTemplate(
-        producer_group=group, topic=topic, batch=batch, serialize=serialize, unit_mode=unit_mode
-    )
+    template = SendTemplate(producer_group=group, topic=topic, batch=batch, serialize=serialize)
     fields = {
         "producer_group": group, "topic": topic, "queue_id": queue_id, "born_ms": born_ms,
-        "properties": properties, "broker_name": broker, "unit_mode": unit_mode,
+        "properties": properties, "broker_name": broker,
     }  # fmt: skip
     if batch:
         head = template.head(opaque, queue_id, born_ms, properties, len(body), broker)

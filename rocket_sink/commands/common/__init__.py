@@ -1,1 +1,1 @@
-"""Shared by commands: output, options, Spark sessions, signals."""
+"""Code that commands share: output, options, Spark sessions, signals."""

@@ -1,4 +1,4 @@
-"""Shared by commands: click classes, one-line errors, times as parameters, end by signals."""
+"""Code that commands share: click classes, one-line errors, times as parameters, end by signals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Group(click.Group):
     command_class = Command
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """The names in the order of definition."""
+        """Return the names in the order of definition."""
         return list(self.commands)
 
     def resolve_command(
@@ -99,7 +99,7 @@ class LazyGroup(Group):
         self.lazy = lazy
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """The names in the order of `lazy`."""
+        """Return the names in the order of `lazy`."""
         return [*self.lazy, *super().list_commands(context)]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
@@ -118,18 +118,19 @@ class LazyGroup(Group):
 
 
 def debug_wanted(arguments: Sequence[str]) -> bool:
-    """Read from the raw arguments, for command lines that cannot be parsed, too."""
+    """Return whether --debug is among the raw arguments, because click may not be able to parse
+    them."""
     before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--debug" in before_end
 
 
 _OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
-"""Our error at the end of a worker's traceback in the text of a Spark exception."""
+"""The pattern of our error at the end of a worker's traceback in the text of a Spark exception."""
 _FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
 _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
 )
-"""The end of a Python traceback in a Spark exception, before Java's names."""
+"""The pattern of the end of a Python traceback in a Spark exception, before Java's names."""
 _NOT_THERE: Final = (
     "the executors have no rocket_sink: give it to them by --py-files as a .zip (a .whl under that "
     "name will do), by --archives, or install it there (docs/deploy/executors.md)"
@@ -223,7 +224,8 @@ def _spelled(parameter: click.Parameter) -> str:
 
 
 def _outside_range(error: click.BadParameter) -> str | None:
-    """click says `'x' is not a valid integer range` and `1<=x<=18`."""
+    """Return a sentence with the allowed range, which click's error names as `1<=x<=18` or not at
+    all. Return None for other errors."""
     kind = error.param.type if error.param is not None else None
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return None
@@ -256,7 +258,8 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def time_value(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> dt.datetime | None:
-    """A click callback: `2026-01-31T12:00` (UTC), or a duration back from now as `90m` or `2d`."""
+    """Parse a time for click: `2026-01-31T12:00` (UTC), or a duration back from now as `90m` or
+    `2d`."""
     if value is None:
         return None
     try:
@@ -274,7 +277,7 @@ def time_value(
 
 
 class _Stopped(BaseException):
-    """Raised in the main thread by a signal; not caught by `except Exception`."""
+    """An exception that a signal raises in the main thread; no `except Exception` catches it."""
 
 
 @dataclass
@@ -285,7 +288,7 @@ class Stop:
 
     @property
     def name(self) -> str:
-        """SIGTERM, SIGINT."""
+        """The name of the signal: SIGTERM or SIGINT."""
         return signal.Signals(self.number or 0).name
 
 
@@ -309,7 +312,7 @@ def until_signal() -> Iterator[Stop]:
     try:
         yield stop
     except KeyboardInterrupt:
-        # raised by Spark's own handler
+        # Spark's own handler has raised it.
         stop.number = stop.number or signal.SIGINT
     except BaseException:
         if stop.number is None:

@@ -74,7 +74,8 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line on standard error. A terminal gets it broken at blanks, where it would break words."""
+    """Print a line on standard error. A terminal gets it broken at blanks, where it would break
+    words."""
     text = clean(text)
     if sys.stderr.isatty():
         text = textwrap.fill(
@@ -85,7 +86,7 @@ def note(text: str) -> None:
 
 
 def _stderr_columns() -> int:
-    """Width of the terminal that standard error is; $COLUMNS comes first, as for tables."""
+    """Return the width of standard error's terminal; $COLUMNS comes first, as for tables."""
     if wanted := _wanted_columns():
         return wanted
     try:
@@ -101,7 +102,7 @@ def _wanted_columns() -> int:
 
 
 def note_lines(text: str) -> None:
-    """Lines on standard error."""
+    """Print lines on standard error."""
     click.echo(clean_lines(text), err=True)
 
 
@@ -137,9 +138,8 @@ def write_file(path: Path, text: str) -> None:
 
 
 class Steps:
-    """A `note` for progress texts as `3 of 134 jars`: one changing line in a terminal, else a line
-    per quarter. Other texts are printed as they are.
-    """
+    """A `note` for progress texts such as `3 of 134 jars`: one changing line in a terminal, else a
+    line per quarter."""
 
     def __init__(self) -> None:
         self._quarter = 0

@@ -144,7 +144,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def check_name_server(options: SinkOptions) -> None:
-    """Whether one of the name servers answers, before work that takes long to find out.
+    """Check that one of the name servers answers, before work that takes long.
 
     Raises:
         NameServerUnavailableError: none does.
@@ -154,7 +154,7 @@ def check_name_server(options: SinkOptions) -> None:
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.requests import AUTO_CREATE_TOPIC
 
-    # A route is what every name server can be asked for, proxies too. A topic that is not there
+    # Ask for a route, which every name server answers, and every proxy. A topic that is not there
     # may be made by the first send.
     with Admin(options) as admin, contextlib.suppress(NoRouteError):
         admin.topic_route(options.topic or AUTO_CREATE_TOPIC)

@@ -38,7 +38,7 @@ _SMALL_PLANS: Final = {
 def name_values(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A click callback: refuses what is not `NAME=VALUE` before there is any work."""
+    """Refuse texts that are not `NAME=VALUE` before there is any work (a click callback)."""
     for text in texts:
         name, equals, _ = text.partition("=")
         if not equals or not name.strip():
@@ -71,7 +71,7 @@ def spark_session(
     packages: Iterable[str] = (),
     small: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session with Delta (`rocket_sink.spark.session`) from a command's flags.
+    """Yield a session with Delta (`rocket_sink.spark.session`) from a command's flags.
 
     `small`: settings for many plans over few rows; --spark-conf overrides them. Spark's log goes to
     a file, which is named if the command fails and else removed; under spark-submit and with
@@ -89,7 +89,7 @@ def spark_session(
         try:
             yield spark
         except BaseException as error:
-            # After Ctrl-C its JVM may be in the midst of anything, or gone.
+            # After Ctrl-C Spark's JVM may be busy, or gone.
             if not (end.came or isinstance(error, KeyboardInterrupt)):
                 spark.stop()
             raise
@@ -200,7 +200,7 @@ def _log_file() -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def _jvm_output_to(log: Path | None) -> Iterator[None]:
-    """A JVM that starts in this context inherits the file as its standard error."""
+    """Let a JVM that starts in this context inherit the file as its standard error."""
     if log is None:
         yield
         return

@@ -35,7 +35,7 @@ class RunView:
     A context manager; not thread-safe.
 
     Args:
-        figures: what comes into the ledger; None: only what Spark tells is shown.
+        figures: reads the ledger's new rows; None: show Spark's figures only.
     """
 
     def __init__(self, figures: LiveFigures | None) -> None:
@@ -200,8 +200,8 @@ class Source:
 
 @dataclass
 class Report:
-    """The result of a run; `counts` are the ledger's sums over the run's epochs, `pending` all the
-    dead letters of the ledger that wait, by reason."""
+    """The result of a run. `counts` are the ledger's sums over the run's epochs. `pending` has all
+    waiting dead letters of the ledger, by reason."""
 
     query_id: str | None = None
     run_id: str | None = None
@@ -347,7 +347,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
     """Return the batch write that ended since then; None if there is none, or more than one.
 
-    The data source names its write in a process of its own.
+    The data source runs in another process, so the name of the write is not known here.
     """
     since = epochs.where((epochs.lane == "batch") & (epochs.at >= began))
     ids = [row.query_id for row in since.select("query_id").limit(2).collect()]
@@ -384,12 +384,12 @@ def stream_writer(
     from rocket_sink.spark.listener import install_fold
 
     register(spark, ledger=sink.options.ledger)
-    install_fold(sink.options, spark)  # as often as its foldIntervalMs says
+    install_fold(sink.options, spark)  # It folds every foldIntervalMs.
     return frame.writeStream.format("rocketmq").options(**_texts(sink_options))
 
 
 def _in_order(sink: RocketSink, frame: DataFrame) -> DataFrame:
-    """The checked frame; with an `ordering`, all rows of a sharding key in one partition.
+    """Return the checked frame; with an `ordering`, all rows of a sharding key in one partition.
 
     Raises:
         ColumnError: the frame does not fit the row contract.
@@ -476,7 +476,7 @@ def _let_jvm_go_on(spark: SparkSession, stop: threading.Event) -> None:
 
 
 class _SetsEvent:
-    """Java's `SignalHandler`."""
+    """A signal handler for Java (`SignalHandler`), which sets an event."""
 
     def __init__(self, event: threading.Event) -> None:
         self._event = event
@@ -490,7 +490,7 @@ class _SetsEvent:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, while the context lasts."""
+    """Yield an event that SIGTERM and SIGINT set, while the context lasts."""
     stop = threading.Event()
     earlier = {}
     for number in (signal.SIGTERM, signal.SIGINT):

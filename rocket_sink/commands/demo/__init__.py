@@ -1,4 +1,5 @@
-"""`rocket-sink demo`: the whole way, with a broker broken in the middle, and a reckoning."""
+"""`rocket-sink demo`: rows from a file to a topic, with a broker broken in the middle, and a check
+of the result."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _start(spark: SparkSession, cluster: LocalCluster, settings: Settings) -> St
 
 
 def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
-    """The stream of flights as rows of the contract.
+    """Return the stream of flights as rows of the contract.
 
     One file is one micro-batch, partitioned by sharding key: a key's rows are in one task, in the
     order of the file.

@@ -1,9 +1,9 @@
 """The demo's verification and summary: stored messages, input and ledger are compared.
 
-Order is that of first copies: of a sharding key's rows, each first copy follows those of all
-earlier rows, in one queue. Later copies are duplicates, which a retry after an unknown outcome
-cannot avoid. For a key that moved to another queue (ordering=best_effort) order is checked within
-each queue, and the key is counted as moved.
+Order is checked on the first copy of each row: within a sharding key, it follows the first copies
+of all earlier rows, in one queue. Later copies are duplicates, which a retry after an unknown
+outcome cannot avoid. If a key moved to another queue (ordering=best_effort), order is checked
+within each queue, and the key is counted as moved.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Verifier:
 
 
 def lost_rows(verdict: Verdict, dead_letters: Iterable[int]) -> frozenset[int]:
-    """Rows that are neither stored nor dead letters."""
+    """Return the rows that are neither stored nor dead letters."""
     return verdict.missing - frozenset(dead_letters)
 
 

@@ -71,7 +71,7 @@ class Admin:
     # --- routes ------------------------------------------------------------------------------
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """The current route.
+        """Return the current route.
 
         Raises:
             NoRouteError: the topic does not exist.
@@ -154,15 +154,15 @@ class Admin:
     # --- offsets and messages ----------------------------------------------------------------
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the queue's next message will get."""
+        """Return the offset that the queue's next message will get."""
         return self._offset(queue, requests.query_max_offset(queue))
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the queue's oldest message."""
+        """Return the offset of the queue's oldest message."""
         return self._offset(queue, requests.query_min_offset(queue))
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the first message stored at or after a time, ms since 1970."""
+        """Return the offset of the first message stored at or after a time, ms since 1970."""
         return self._offset(queue, requests.query_offset_by_timestamp(queue, timestamp_ms))
 
     def _offset(self, queue: MessageQueue, frame: Frame) -> int:
@@ -189,7 +189,8 @@ class Admin:
     def read_queue(
         self, queue: MessageQueue, begin: int | None = None, end: int | None = None
     ) -> Iterator[StoredMessage]:
-        """The queue's messages from `begin` (its oldest) up to `end` (its end now), exclusive."""
+        """Yield the queue's messages from `begin` (its oldest) up to `end` (its end now),
+        exclusive."""
         offset = self.min_offset(queue) if begin is None else begin
         end = self.max_offset(queue) if end is None else end
         empty = 0
@@ -233,7 +234,7 @@ class Admin:
     def query_by_unique_key(
         self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
     ) -> list[StoredMessage]:
-        """The stored messages with this client id, from all brokers of the topic.
+        """Return the stored messages with this client id, from all brokers of the topic.
 
         Args:
             bodies: False: bodies are empty.
@@ -245,7 +246,7 @@ class Admin:
         return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
 
     def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
-        """The stored messages with this index key.
+        """Return the stored messages with this index key.
 
         Raises: as `query_by_unique_key`.
         """
@@ -305,8 +306,8 @@ class Admin:
                 self._call(name, addresses[_MASTER], frame, {0})
 
     def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
-        """The topic's attributes (message.type) by broker; only of brokers since 5.0 that have the
-        topic."""
+        """Return the topic's attributes (message.type) by broker; only of brokers since 5.0 that
+        have the topic."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}

@@ -67,7 +67,7 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """The message to send: its fields and user properties, and the next counter.
+        """Return the message to send: its fields and user properties, and the next counter.
 
         Raises:
             MessageError: it has an illegal property.
@@ -119,7 +119,7 @@ def groups(admin: Admin) -> dict[str, int]:
 
 
 def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
-    """The dead letters stored at the start of the call, in the order of storing.
+    """Yield the dead letters stored at the start of the call, in the order of storing.
 
     Raises:
         NoRouteError: the group has no dead-letter topic.
@@ -262,6 +262,6 @@ class Resender:
 
 
 def resends_of(message: StoredMessage) -> int:
-    """The message's counter; 0 if it is not a number."""
+    """Return the message's counter; 0 if it is not a number."""
     text = message.properties.get(RESENDS, "0")
     return int(text) if text.isascii() and text.isdigit() else 0

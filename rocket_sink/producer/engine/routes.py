@@ -266,7 +266,7 @@ class Routes:
         self.look_ups += 1
 
     def error(self, topic: str) -> SendError | None:
-        """The error that says why there is no route."""
+        """Return the error that says why there is no route."""
         state = self._topics.get(topic)
         return state.error if state is not None else None
 

@@ -26,7 +26,7 @@ from rocket_sink.wire.responses import (
 )
 
 _SHAPED_BYTES: Final = 1024
-"""Longer headers are mostly the ids of a batch's messages."""
+"""Length of the longest header that gets a pattern; longer ones hold a batch's ids."""
 _AT_ONCE: Final = 16
 """Least number of answers that are read at once; fewer are cheaper to read one by one."""
 _SHAPES: Final = 8
@@ -72,7 +72,7 @@ class SendAnswers:
         )  # fmt: skip
 
     def frame(self, index: int) -> SendAnswerFrame:
-        """Return an answer as `AnswerShape.read` does."""
+        """Return an answer as a frame, equal to that of `AnswerShape.read`."""
         texts: dict[str, Any] = {
             _FIELD_OF[name]: column[index].decode() for name, column in self.texts.items()
         }
@@ -106,14 +106,14 @@ _NOT_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 
 def _numbers(digits: Bytes) -> Int64s:
-    """Decimal digits, one number per row."""
+    """Return the number of each row of decimal digits."""
     weights = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
     numbers: Int64s = (digits - np.uint8(_ZERO)).astype(np.int64) @ weights
     return numbers
 
 
 def _texts(characters: Bytes) -> npt.NDArray[np.bytes_]:
-    """ASCII texts, one per row."""
+    """Return each row of characters as an ASCII text."""
     width = characters.shape[1]
     if not width:
         return np.zeros(len(characters), "S1")
@@ -160,7 +160,7 @@ class PlainAnswers:
 class AnswerShape:
     """The pattern of one peer's answers of success, made from the first one.
 
-    They answer sends, or (`is_plain`) have no field.
+    `is_plain`: the answers have no field (END_TRANSACTION). The others answer sends.
     """
 
     __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
@@ -191,7 +191,7 @@ class AnswerShape:
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """The shape of this header; None when it is no usual answer."""
+        """Return the shape of this header; None when it is no usual answer."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
         try:
@@ -226,7 +226,7 @@ class AnswerShape:
         return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)
 
     def read(self, header: bytes) -> Frame | None:
-        """The frame without its body; None when the header has another shape."""
+        """Return the frame without its body; None when the header has another shape."""
         match = self._match(header)
         if match is None:
             return None

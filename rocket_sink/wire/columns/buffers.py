@@ -26,12 +26,12 @@ INT32_MAX: Final = 2**31 - 1
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """True for string and large string (and binary: bytes that hold text)."""
+    """Return whether the values are text, or binary that holds text."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def offsets_of(array: pa.Array) -> npt.NDArray[Any]:
-    """The n + 1 offsets of `array` into its values buffer (int32, or int64 for large types)."""
+    """Return the n + 1 offsets of `array` into its values buffer (int32; int64 for large types)."""
     large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
     buffer = array.buffers()[1]
     dtype = np.dtype(np.int64 if large else np.int32)
@@ -42,7 +42,7 @@ def offsets_of(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def bytes_of(array: pa.Array) -> Bytes:
-    """The bytes between the first and the last offset of `array`."""
+    """Return the bytes between the first and the last offset of `array`."""
     offsets = offsets_of(array)
     buffer = array.buffers()[2]
     if buffer is None or buffer.size == 0:
@@ -52,13 +52,13 @@ def bytes_of(array: pa.Array) -> Bytes:
 
 
 def lengths_of(array: pa.Array) -> Int64s:
-    """Bytes of each value; 0 for a null."""
+    """Return the bytes of each value; 0 for a null."""
     lengths = np.diff(offsets_of(array)).astype(np.int64, copy=False)
     return np.where(nulls_of(array), 0, lengths) if array.null_count else lengths
 
 
 def nulls_of(array: pa.Array) -> Mask:
-    """True where `array` is null."""
+    """Return a mask that is true where `array` is null."""
     if not array.null_count:
         return np.zeros(len(array), np.bool_)
     mask: Mask = array.is_null().to_numpy(zero_copy_only=False)
@@ -66,7 +66,7 @@ def nulls_of(array: pa.Array) -> Mask:
 
 
 def ints_of(array: pa.Array, null: int) -> Int64s:
-    """An integer array as int64, with `null` in the place of nulls."""
+    """Return an integer array as int64, with `null` in the place of nulls."""
     if array.null_count:
         array = array.fill_null(null)
     values: Int64s = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
@@ -83,7 +83,7 @@ def as_binary(array: pa.Array) -> pa.Array:
 
 
 def binary_array(offsets: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
-    """A binary array (large if the offsets are int64) over `data`, without a copy."""
+    """Return a binary array (large if the offsets are int64) over `data`, without a copy."""
     large = offsets.dtype == np.int64
     return pa.Array.from_buffers(
         pa.large_binary() if large else pa.binary(),
@@ -93,7 +93,7 @@ def binary_array(offsets: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
 
 
 def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
-    """The rows of a C-contiguous array as a binary array, each as wide as one row's bytes.
+    """Return the rows of a C-contiguous array as a binary array, each as wide as one row's bytes.
 
     Large binary when 32-bit offsets cannot reach the end.
     """
@@ -127,7 +127,7 @@ def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> 
 
 
 def uniform(array: pa.Array) -> Piece:
-    """Fixed-width items if all values have one length and none is null, else the array."""
+    """Return fixed-width items if all values have one length and none is null, else the array."""
     lengths = lengths_of(array)
     if not len(lengths) or array.null_count or not lengths[0] or (lengths != lengths[0]).any():
         return array
@@ -173,7 +173,7 @@ def _shared_by_all(text: bytes, count: int) -> Piece:
 
 
 def _items(rows: Fixed, width: int) -> Fixed:
-    """The rows of a C-contiguous array as `width` opaque bytes each."""
+    """Return the rows of a C-contiguous array as `width` opaque bytes each."""
     return rows.reshape(-1).view(np.uint8).view(f"V{width}")
 
 

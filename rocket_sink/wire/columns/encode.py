@@ -60,7 +60,7 @@ _HEX_16: Final = _hex_of_16_bits()
 def message_id_column(
     *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int, count: int
 ) -> pa.StringArray:
-    """`count` consecutive ids, the first with `counter`.
+    """Return `count` consecutive ids, the first one with `counter`.
 
     The counter wraps at 65,536 as Java's short does. Where it wraps inside the column the time part
     grows by 1 ms, so that the ids of one column differ. The caller adds `count` to its counter.
@@ -83,12 +83,12 @@ def _span_ms(start_ms: int, now_ms: int) -> int:
 
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
-    """Rows of an even number of bytes as upper-case hex."""
+    """Return rows of an even number of bytes as upper-case hex."""
     return _text_column(_HEX_16[np.ascontiguousarray(digests).view(">u2")])
 
 
 def _text_column(text: npt.NDArray[np.uint32]) -> pa.StringArray:
-    """Rows of four characters each as strings."""
+    """Return rows of four characters each as strings."""
     width = text.shape[1] * 4
     if text.nbytes > INT32_MAX:
         raise ValueError(f"{len(text)} ids do not fit one Arrow string array")
@@ -109,7 +109,7 @@ class QueueGroups:
 
 
 class RequestSlice(NamedTuple):
-    """Rows `first` to `last` (exclusive, after grouping) of queue `group` are one request."""
+    """A request: the rows `first` to `last` (exclusive, after grouping) of queue `group`."""
 
     group: int
     first: int
@@ -171,7 +171,7 @@ Flags: TypeAlias = "int | pa.Array"
 
 @dataclass(frozen=True)
 class MessageColumns:
-    """n messages of one topic; nulls only in `flags` (0).
+    """Columns of n messages of one topic. Only `flags` may have nulls, which count as 0.
 
     `body` is binary or large binary (string types count as their UTF-8 bytes), `properties` the
     wire property strings of `property_column`, or faster the pieces of `property_pieces`.
@@ -204,11 +204,11 @@ class EncodedBatch:
         return self.messages.buffers()[2] or pa.py_buffer(b"")
 
     def body(self, first: int, last: int) -> memoryview:
-        """The request body of the messages `first` to `last` (exclusive); no copy."""
+        """Return the request body of the messages `first` to `last` (exclusive); no copy."""
         return memoryview(self.data)[int(self.offsets[first]) : int(self.offsets[last])]
 
     def take(self, groups: QueueGroups) -> EncodedBatch:
-        """The messages in the order of `groups`."""
+        """Return the messages in the order of `groups`."""
         if groups.sorted_already:
             return self
         return EncodedBatch(self.messages.take(pa.array(groups.order)))

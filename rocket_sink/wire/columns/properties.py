@@ -72,12 +72,12 @@ class PropertyPieces:
     sizes: Int64s
 
     def strings(self) -> pa.Array:
-        """The property strings (binary, without nulls)."""
+        """Return the property strings (binary, without nulls)."""
         return join_pieces(self.pieces, len(self.sizes))
 
 
 def property_pieces(count: int, **columns: Column) -> PropertyPieces:
-    """The properties of `count` messages.
+    """Return the properties of `count` messages.
 
     Args:
         message_ids, tags, sharding_key, lite_topic: string arrays; a null leaves the property out.
@@ -98,7 +98,7 @@ def property_pieces(count: int, **columns: Column) -> PropertyPieces:
 
 
 def property_strings(properties: pa.MapArray) -> pa.Array:
-    """The user properties of each row as one binary value, in the map's order.
+    """Return the user properties of each row as one binary value, in the map's order.
 
     The entries are joined once, for all rows; a row's string is a range of them.
     """
@@ -145,7 +145,7 @@ def _text(name: str, column: pa.Array) -> pa.Array:
 
 
 def map_sizes(properties: pa.MapArray) -> Int64s:
-    """The length in bytes of each string of `property_strings`."""
+    """Return the length in bytes of each string of `property_strings`."""
     names, values, rows = entries_of(properties)
     ends = np.concatenate(([0], np.cumsum(lengths_of(names) + lengths_of(values) + 2)))
     sizes: Int64s = np.diff(ends[rows])

@@ -134,7 +134,8 @@ def fill_frames(
 
 
 def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> pa.Buffer:
-    """The pieces behind their frames' two lengths (`wire.frame`); `lengths` with the bodies."""
+    """Put the two lengths of a frame (`wire.frame`) in front of each row's pieces. `lengths` are
+    those of the headers with the bodies."""
     prefix = np.empty((len(lengths), 2), ">u4")
     prefix[:, 0] = lengths + 4
     prefix[:, 1] = header_bytes
@@ -149,7 +150,7 @@ def _list(values: Ints, count: int) -> list[int]:
 
 
 def _text(values: pa.Array | Ints) -> Piece:
-    """The values between the quotes of JSON strings; numbers in decimal."""
+    """Return the values between the quotes of JSON strings; numbers in decimal."""
     if isinstance(values, int):
         return str(values).encode()
     if isinstance(values, np.ndarray):
@@ -158,14 +159,14 @@ def _text(values: pa.Array | Ints) -> Piece:
 
 
 def _sizes(piece: Piece) -> Any:
-    """Bytes of the piece in each row."""
+    """Return how many bytes the piece takes in each row: a number, or an array."""
     if isinstance(piece, bytes):
         return len(piece)
     return piece.dtype.itemsize if isinstance(piece, np.ndarray) else lengths_of(piece)
 
 
 def _json_text(texts: pa.Array) -> pa.Array:
-    """UTF-8 texts as they stand between the quotes of a JSON string."""
+    """Escape UTF-8 texts for a JSON string, without its quotes."""
     texts = as_binary(texts)
     present = np.unique(bytes_of(texts)[_ESCAPED[bytes_of(texts)]])
     # Escape the backslash first, because the other escapes contain one.

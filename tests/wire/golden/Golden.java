@@ -195,7 +195,6 @@ public class Golden {
         header.setFlag(random.nextInt());
         header.setProperties(MessageDecoder.messageProperties2String(map(5, true)) + "UNIQ_KEY\u00010A\u0002");
         header.setReconsumeTimes(0);
-        header.setUnitMode(random.nextBoolean());
         header.setBatch(random.nextBoolean());
         header.setBrokerName(clean(1, 10));
         SendMessageRequestHeaderV2 v2 = SendMessageRequestHeaderV2.createSendMessageRequestHeaderV2(header);
