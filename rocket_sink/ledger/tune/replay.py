@@ -6,21 +6,96 @@ request's later recorded attempts are left out. Isolations end by time alone, as
 detector. The record cannot say how slow a broker would have been for requests that avoided it, or
 how the moved load would have slowed other brokers.
 """
+# ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
 
 from __future__ import annotations
 
 import heapq
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
-from rocket_sink.ledger.sql import GROUP_SHARES
-from rocket_sink.ledger.tune.attempts import Attempts
+from rocket_sink import errors
+from rocket_sink.ledger.sql import BROKER, GROUP_SHARES, STORED, Scoped
 from rocket_sink.routing.fault import FaultProfile, LatencyFaultTolerance
 
+_REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, worker, request)"
+_ORDER: Final = (
+    "start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
+)  # fmt: skip
+"""Order of the attempts: complete, because engines return equal rows in any order and a replay must
+give the same result each time."""
+_GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 _FRESH_S: Final = 60.0
 """Largest age of a broker's last answer for a move to it."""
-_NONE: Final = (0.0, 0)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Attempts by the time of their start, as arrays of one length; only the names are lists.
+
+    Attributes:
+        start_s: seconds since 1970.
+        wait_ms, rtt_ms: until the request was on the wire, and from there to its end.
+        group_ms: (p50, p95, p99) of a group's answers, NaN for one request; n by 3.
+        broker, host: indices into `brokers` and `hosts`. Workers of a host share one fault table.
+        stored: acknowledged.
+        isolates: a failure for which the broker is isolated.
+        request: number of the request, the same for its attempts; -1: the only one, stored.
+    """
+
+    start_s: Any
+    wait_ms: Any
+    rtt_ms: Any
+    group_ms: Any
+    messages: Any
+    bytes: Any
+    frames: Any
+    broker: Any
+    host: Any
+    stored: Any
+    isolates: Any
+    request: Any
+    brokers: Sequence[str]
+    hosts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+
+def read_attempts(read: Scoped, limit: int) -> Attempts:
+    """Return the newest `limit` attempts of the scope, without waits of strict queues."""
+    kinds = [errors.SendError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    isolating = sorted({kind.code for kind in kinds if kind.isolates is errors.Isolate.BROKER})
+    table = read.table(
+        f"""SELECT unix_micros(at) / 1e6 AS start_s, worker, {BROKER} AS broker,
+            CAST(coalesce(message_count, 0) AS BIGINT) AS messages,
+            CAST(coalesce(body_bytes, 0) AS BIGINT) AS bytes,
+            CAST(coalesce(frames, 1) AS BIGINT) AS frames, coalesce(queue_wait_ms, 0) AS wait_ms,
+            coalesce(rtt_ms, 0) AS rtt_ms, coalesce(attempt, 1) AS nth, {", ".join(_GROUP)},
+            {STORED} AS stored, coalesce(error_code, '') IN {tuple(isolating)} AS isolates,
+            CASE WHEN attempt > 1 OR NOT {STORED} THEN {_REQUEST} END AS request
+        FROM answered
+        WHERE broker_name <> '' AND coalesce(wire_bytes, 1) > 0 AND {read.where}
+        ORDER BY at DESC LIMIT {limit}"""
+    )
+    table = table.take(pc.sort_indices(table, [(name, "ascending") for name in _ORDER]))
+    # A worker is `host:pid`.
+    workers = pc.replace_substring_regex(pc.fill_null(table["worker"], ""), r":\d+$", "")
+    encoded = {"broker": table["broker"], "host": workers, "request": table["request"]}
+    codes = {n: pc.dictionary_encode(column).combine_chunks() for n, column in encoded.items()}
+    plain = ("start_s", "wait_ms", "rtt_ms", "messages", "bytes", "frames", "stored", "isolates")
+    return Attempts(
+        **{name: table[name].to_numpy() for name in plain},
+        **{n: pc.fill_null(code.indices.cast("int64"), -1).to_numpy() for n, code in codes.items()},
+        group_ms=np.column_stack([table[name].cast("float64").to_numpy() for name in _GROUP]),
+        brokers=codes["broker"].dictionary.to_pylist(), hosts=codes["host"].dictionary.to_pylist(),
+    )  # fmt: skip
 
 
 class Replayed(NamedTuple):
@@ -53,101 +128,91 @@ class _Ended(NamedTuple):
     isolates: bool
 
 
-class _Tables:
-    """The fault tables of the hosts, and the isolations that they begin."""
+class _Brokers:
+    """The brokers as the hosts' fault tables see them, and the isolations that these begin."""
 
-    def __init__(self, attempts: Attempts, profile: FaultProfile) -> None:
+    def __init__(self, attempts: Attempts, profile: FaultProfile | None) -> None:
         self._names = attempts.brokers
-        self._tables = [LatencyFaultTolerance(profile, detector=False) for _ in attempts.hosts]
+        self._tables = (
+            [LatencyFaultTolerance(profile, detector=False) for _ in attempts.hosts]
+            if profile is not None
+            else []
+        )
         self._until_s: dict[tuple[int, int], float] = {}
+        self._last_good: dict[int, tuple[float, float]] = {}
         self.isolations = 0
         self.isolated_s = 0.0
 
-    def available(self, host: int, broker: int, at_s: float) -> bool:
-        return at_s >= self._until_s.get((host, broker), 0.0)
-
-    def ended(self, one: _Ended) -> None:
-        event = self._tables[one.host].update(
-            self._names[one.broker], one.latency_ms, one.at_s, isolation=one.isolates,
+    def end(self, attempt: _Ended) -> None:
+        """Tell the host's table of an attempt that has ended."""
+        at_s, place = attempt.at_s, (attempt.host, attempt.broker)
+        if not attempt.isolates:
+            self._last_good[attempt.broker] = at_s, attempt.latency_ms
+        if not self._tables:
+            return
+        event = self._tables[attempt.host].update(
+            self._names[attempt.broker], attempt.latency_ms, at_s, isolation=attempt.isolates,
             reachable=True,
         )  # fmt: skip
-        if event is None:
-            return
-        before_s = self._until_s.get((one.host, one.broker), 0.0)
-        self.isolations += one.at_s >= before_s
-        self.isolated_s += max(0.0, event.until_s - max(one.at_s, before_s))
-        self._until_s[one.host, one.broker] = event.until_s
+        if event is not None:
+            before_s = self._until_s.get(place, 0.0)
+            self.isolations += at_s >= before_s
+            self.isolated_s += max(0.0, event.until_s - max(at_s, before_s))
+            self._until_s[place] = event.until_s
+
+    def instead(self, host: int, broker: int, at_s: float) -> tuple[float, int] | None:
+        """Return the latency and the number of the quickest broker in place of an isolated one;
+        None if the broker is not isolated, or no other one can take its place."""
+        if self._is_free(host, broker, at_s):
+            return None
+        fresh = (
+            (latency_ms, other)
+            for other, (answered_s, latency_ms) in self._last_good.items()
+            if other != broker and answered_s >= at_s - _FRESH_S
+            and self._is_free(host, other, at_s)
+        )  # fmt: skip
+        return min(fresh, default=None)
+
+    def _is_free(self, host: int, broker: int, at_s: float) -> bool:
+        return at_s >= self._until_s.get((host, broker), 0.0)
 
 
 def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
     """Replay the attempts under a profile; None: as they were recorded."""
-    tables = None if profile is None else _Tables(attempts, profile)
+    brokers = _Brokers(attempts, profile)
     in_flight: list[_Ended] = []
-    last_good: dict[int, tuple[float, float]] = {}
     moved_requests: set[int] = set()
     failed: dict[int, tuple[float, int]] = {}
     """{request whose attempts failed so far: (duration in ms, messages)}"""
-    latencies: list[float] = []
-    weights: list[float] = []
+    answers: list[tuple[float, float]] = []
+    """(latency in ms, number of messages)"""
     moved = 0
-    columns = zip(
-        *(
-            getattr(attempts, name).tolist()
-            for name in ("start_s", "wait_ms", "rtt_ms", "group_ms", "messages", "frames",
-                         "broker", "host", "stored", "isolates", "request")
-        ), strict=True,
-    )  # fmt: skip
+    names = ("start_s", "wait_ms", "rtt_ms", "group_ms", "messages", "frames", "broker", "host",
+             "stored", "isolates", "request")  # fmt: skip
+    columns = zip(*(getattr(attempts, name).tolist() for name in names), strict=True)
     for number, (start_s, wait_ms, rtt_ms, group_ms, messages, frames, broker, host, stored,
                  isolates, request) in enumerate(columns):  # fmt: skip
         while in_flight and in_flight[0].at_s <= start_s:
-            attempt = heapq.heappop(in_flight)
-            if tables is not None:
-                tables.ended(attempt)
-            if not attempt.isolates:
-                last_good[attempt.broker] = (attempt.at_s, attempt.latency_ms)
+            brokers.end(heapq.heappop(in_flight))
         if request in moved_requests:
             continue
-        if tables is not None and not tables.available(host, broker, start_s):
-            other = _quickest(tables, host, broker, start_s, last_good)
-            if other is not None:
-                rtt_ms = last_good[other][1]
-                latencies.append(failed.pop(request, _NONE)[0] + wait_ms + rtt_ms)
-                weights.append(messages)
-                moved += messages
-                moved_requests |= {request} - {-1}
-                at_s = start_s + (wait_ms + rtt_ms) / 1000
-                heapq.heappush(in_flight, _Ended(at_s, number, host, other, rtt_ms, False))
-                continue
-        at_s = start_s + (wait_ms + rtt_ms) / 1000
-        heapq.heappush(in_flight, _Ended(at_s, number, host, broker, rtt_ms, isolates))
+        if other := brokers.instead(host, broker, start_s):
+            rtt_ms, broker = other
+            isolates, stored, frames = False, True, 1
+            moved += messages
+            moved_requests |= {request} - {-1}
+        ended_s = start_s + (wait_ms + rtt_ms) / 1000
+        heapq.heappush(in_flight, _Ended(ended_s, number, host, broker, rtt_ms, isolates))
+        before_ms = failed.pop(request, (0.0, 0))[0] + wait_ms
         if not stored:
-            before = failed.get(request, _NONE)[0]
-            failed[request] = (before + wait_ms + rtt_ms, messages)
-            continue
-        before = failed.pop(request, _NONE)[0] + wait_ms
-        if frames > 1 and group_ms[0] == group_ms[0]:
-            latencies += [before + ms for ms in (*group_ms, rtt_ms)]
-            weights += [messages * share for _, share in GROUP_SHARES]
+            failed[request] = before_ms + rtt_ms, messages
+        elif frames > 1 and group_ms[0] == group_ms[0]:
+            parts = zip((*group_ms, rtt_ms), GROUP_SHARES, strict=True)
+            answers += [(before_ms + ms, messages * share) for ms, (_, share) in parts]
         else:
-            latencies.append(before + rtt_ms)
-            weights.append(messages)
-    order = np.argsort(latencies, kind="stable")
+            answers.append((before_ms + rtt_ms, messages))
+    latency_ms, weight = np.array(sorted(answers), "float64").reshape(-1, 2).T
+    unsent = sum(messages for _, messages in failed.values())
     return Replayed(
-        isolations=tables.isolations if tables else 0,
-        isolated_s=tables.isolated_s if tables else 0.0,
-        moved=moved,
-        unsent=sum(messages for _, messages in failed.values()),
-        latency_ms=np.asarray(latencies, "float64")[order],
-        weight=np.cumsum(np.asarray(weights, "float64")[order]),
+        brokers.isolations, brokers.isolated_s, moved, unsent, latency_ms, np.cumsum(weight)
     )
-
-
-def _quickest(
-    tables: _Tables, host: int, broker: int, at_s: float, last_good: dict[int, tuple[float, float]]
-) -> int | None:
-    fresh = [
-        (latency_ms, other)
-        for other, (answered_s, latency_ms) in last_good.items()
-        if other != broker and answered_s >= at_s - _FRESH_S and tables.available(host, other, at_s)
-    ]
-    return min(fresh)[1] if fresh else None

@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from rocket_sink.ledger.sql import Query, Scope, Scoped, full_id
-from rocket_sink.ledger.tune.attempts import Attempts, read_attempts
-from rocket_sink.ledger.tune.replay import Replayed, replay
+from rocket_sink.ledger.tune.replay import Attempts, Replayed, read_attempts, replay
 from rocket_sink.ledger.tune.values import Candidate, Suggestion, SuspicionFigures, Tuning
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES
 from rocket_sink.options import SinkOptions
