@@ -148,18 +148,21 @@ VIEWS: Final = {
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
         FROM epoch_rows WHERE complete IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
-    # `_current` is false if another run of the epoch was confirmed.
-    "task_runs": """
-        SELECT *, max(_order) OVER (PARTITION BY query_id, epoch, run_id) AS _run_order,
-            max(at) OVER (PARTITION BY query_id, epoch, run_id) AS _run_at,
-            _confirmed OR NOT max(_complete AND _confirmed) OVER (PARTITION BY query_id, epoch)
-                AS _current
+    "runs": """
+        SELECT r.*, coalesce(r.run_id = c.confirmed_run_id, false) AS _confirmed
         FROM (
-            SELECT t.*, coalesce(t.complete, false) AS _complete,
-                coalesce(t.run_id = c.confirmed_run_id, false) AS _confirmed
-            FROM task_sums t LEFT JOIN confirmations c
-            ON t.query_id = c.query_id AND t.epoch = c.epoch
-        ) r""",
+            SELECT query_id, epoch, run_id, max(_order) AS _run_order, max(at) AS _run_at,
+                bool_or(coalesce(complete, false)) AS _has_complete
+            FROM task_sums GROUP BY query_id, epoch, run_id
+        ) r LEFT JOIN confirmations c ON r.query_id = c.query_id AND r.epoch = c.epoch""",
+    # `_current` is false if another run of the epoch was confirmed. Runs are joined, because a
+    # window over all task attempts would have to sort them.
+    "task_runs": """
+        SELECT t.*, coalesce(t.complete, false) AS _complete, r._run_order, r._run_at, r._current
+        FROM task_sums t JOIN (
+            SELECT *, _confirmed OR NOT bool_or(_has_complete AND _confirmed)
+                OVER (PARTITION BY query_id, epoch) AS _current FROM runs
+        ) r ON t.query_id = r.query_id AND t.epoch = r.epoch AND t.run_id = r.run_id""",
     "accounts": f"""
         SELECT {", ".join(_ACCOUNTS)}, _order, _current,
             _complete AND _current AND row_number() OVER (
@@ -288,15 +291,21 @@ VIEWS: Final = {
 """{name: query over `ledger_rows` (the whole table) and earlier views}."""
 
 
-def queried(rows: DataFrame, select: str) -> DataFrame:
-    """Return a query over the views, with the definitions of the views that it names."""
-    needed: list[str] = []
+def views_of(select: str) -> list[str]:
+    """Return the names of the views that a query needs; a view comes after those that it needs."""
+    names: list[str] = []
     words = set(re.findall(r"\w+", select))
     for name in reversed(VIEWS):
         if name in words:
-            needed.insert(0, f"{name} AS ({VIEWS[name]})")
+            names.insert(0, name)
             words |= set(re.findall(r"\w+", VIEWS[name]))
-    definitions = ", ".join(["ledger_rows AS (SELECT * FROM {rows})", *needed])
+    return names
+
+
+def queried(rows: DataFrame, select: str) -> DataFrame:
+    """Return a query over the views, with the definitions of the views that it names."""
+    views = [f"{name} AS ({VIEWS[name]})" for name in views_of(select)]
+    definitions = ", ".join(["ledger_rows AS (SELECT * FROM {rows})", *views])
     return rows.sparkSession.sql(f"WITH {definitions} {select}", rows=rows)
 
 

@@ -36,7 +36,7 @@ from rocket_sink.ledger.schema import (
 )
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.transport.files import quarantined, unfolded_rows, waiting_epochs
-from rocket_sink.ledger.views import VIEWS, reader
+from rocket_sink.ledger.views import VIEWS, reader, views_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -67,6 +67,8 @@ _SPARKS: Final = (
 """Definitions of Spark's functions under their names in Spark."""
 
 
+_TABLES: Final = frozenset({"accounts", "died_in_flight"})
+"""Views that many others name: their rows are made once. They are few beside the ledger's."""
 _ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
 
 
@@ -99,11 +101,9 @@ class QuickLedger:
         self._queries = 0
         self._files: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
+        self._views: set[str] = set()
         with _readable(self.path):
             self._open(place, table)
-        # Use views: a WITH that is named twice is read whole, in all its columns.
-        for name, text in VIEWS.items():
-            self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
         """Make `ledger_rows`, by DuckDB's own reader if the path is no pattern. DuckDB then knows
@@ -174,6 +174,13 @@ class QuickLedger:
             self._queries += 1
             if self._queries == 2 and self._files:
                 self._gather()
+            # Use views: a WITH that is named twice is read whole, in all its columns.
+            for name in views_of(select):
+                if name not in self._views:
+                    kind = "TABLE" if name in _TABLES else "VIEW"
+                    text = f"CREATE TEMP {kind} {name} AS {_in_duckdb(VIEWS[name])}"
+                    self._session.execute(text)
+                    self._views.add(name)
             return self._session.sql(_in_duckdb(select)).to_arrow_table()
 
 
