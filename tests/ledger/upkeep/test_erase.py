@@ -19,8 +19,8 @@ from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.growth import merge
-from rocket_sink.spark.backfill.erasure import erase
 from tests.growth import SPARK, Growth
+from tests.run_command import run_command
 
 from ..values import accounts, context, letter
 
@@ -112,9 +112,17 @@ def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
     spool.seal()
     PendingKeys(place).note(ctx, {"t": [SECRET]})
     PendingKeys(place).note(context(epoch=1, task_attempt_id=1), {"t": [SECRET, OTHER]})
-    done = erase(spark, ledger, where=f"sharding_key = '{SECRET}'", reason="request 7")
-    assert (done.letters, done.dropped) == (3, 3)
+    assert holding(ledger.path, f"body of {SECRET}")
+    done = run_command(
+        "ledger", "erase", "--ledger", ledger.path, "--where", f"sharding_key = '{SECRET}'",
+        "--reason", "request 7", "--json", spark=spark,
+    )  # fmt: skip
+    assert (done.code, done.json()["letters"], done.json()["dropped"]) == (0, 3, 3), done.err
     assert holding(ledger.path, SECRET) == []
+    rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
+    letters = [row for row in rows if row["kind"] == "dead_letter"]
+    assert [row["body"] is None for row in letters].count(True) == 3
+    assert len(letters) == 4 and sum(row["dead"] or 0 for row in rows) == 4
     assert [row.sharding_key for row in ledger.dead_letters(spark).collect()] == [OTHER]
     assert ledger.epochs(spark).where("adds_up").count() == 4
     assert {row.note for row in ledger.resolutions(spark).collect()} == {"request 7"}

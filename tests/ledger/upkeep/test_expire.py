@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_
 from rocket_sink.ledger.upkeep.growth import merge
 from rocket_sink.options import LEDGER_KINDS, SinkOptions
 from tests.growth import SPARK
+from tests.run_command import Done, run_command
 
 from ..night import at, store
 from ..values import accounts, confirmed, context, letter, sends
@@ -174,6 +176,30 @@ def test_what_a_query_asks_for_is_done_once_a_day(rows: Rows) -> None:
     assert rows.epochs("send") == [3, 4, 5]
     expire_daily(SPARK, rows.place, Retention({"send": 15 * DAY_MS}))
     assert rows.epochs("send") == [3, 4, 5]
+
+
+def test_expire_as_a_user_does(rows: Rows) -> None:
+    """Judge the command by delta-rs, and by the bytes of the files that the table names."""
+
+    def expire(*more: str) -> Done:
+        arguments = ("ledger", "expire", "--ledger", rows.place.root, "--older-than", "25d")
+        session = SimpleNamespace(**vars(SPARK), stop=None)
+        return run_command(*arguments, "--kind", "send", *more, spark=session)
+
+    def bodies() -> int:
+        files = map(Path, DeltaTable(rows.place.root).file_uris())
+        return sum(file.read_bytes().count(BODY) for file in files)
+
+    before = bodies()
+    trial = expire("--dry-run", "--json")
+    assert (trial.code, trial.json()["rows"], trial.json()["bodies"]) == (0, {"send": 6}, 2)
+    assert (rows.epochs("send"), bodies()) == ([0, 1, 2, 3, 4, 5], before)
+    done = expire()
+    assert done.code == 0 and "send: 6 rows of that age; 0 more stay" in done.err
+    assert rows.epochs("send") == [3, 4, 5]
+    letters = rows.query("SELECT count(body) AS n FROM letters")
+    assert letters == [{"n": 4}] and 0 < bodies() <= before
+    assert expire("--json").json()["files"] == 0
 
 
 def test_two_queries_of_a_ledger_have_the_longer_time() -> None:
