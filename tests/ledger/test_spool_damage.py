@@ -188,7 +188,11 @@ def test_rows_behind_an_end_mark_are_not_forgotten(original: bytes, tmp_path: Pa
 def test_slices_have_the_checksum_that_their_reader_finds(tmp_path: Path) -> None:
     writer = SpoolWriter(str(tmp_path), context())
     rows = sends(context(), 20)
-    letters = pa.concat_batches([letter(context(), keys=[["k"] * n]) for n in range(20)])
+    letters, *_ = (
+        pa.Table.from_batches([letter(context(), keys=[["k"] * n]) for n in range(20)])
+        .combine_chunks()
+        .to_batches()
+    )
     for start in range(0, 20, 7):
         writer.append(rows.slice(start, 5), letters.slice(start, 5))
     batches = read(Path(writer.seal() or ""))

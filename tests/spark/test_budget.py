@@ -12,7 +12,7 @@ import pytest
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
-from rocket_sink.spark.datasource import ArrowStreamWriter, BatchWriter, TaskMessage, read_options
+from rocket_sink.spark.datasource import BatchWriter, RowStreamWriter, TaskMessage, read_options
 from rocket_sink.spark.session_checks import check_budget
 from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
@@ -56,13 +56,13 @@ def test_a_data_source_sums_its_tasks_up() -> None:
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     summary = TaskSummary(rows_in=5, acked=3, dead=1, unknown=1, first_error="why")
     messages = [TaskMessage("q", "r", 7, summary), TaskMessage("q", "r", 7, summary)]
-    writer = ArrowStreamWriter(options, None)  # type: ignore[arg-type]
+    writer = RowStreamWriter(options, None)  # type: ignore[arg-type]
     with pytest.raises(DeliveryError, match="4 of 10 rows of epoch 7"):
         writer.commit(messages, 7)
     writer.commit(messages[:1], 7)
 
 
-@pytest.mark.parametrize(("kind", "epoch"), [(ArrowStreamWriter, (7,)), (BatchWriter, ())])
+@pytest.mark.parametrize(("kind", "epoch"), [(RowStreamWriter, (7,)), (BatchWriter, ())])
 def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any) -> None:
     """Spark passes None for a task that never called `write`, as under a continuous trigger."""
     writer = kind(SinkOptions.parse(nameServer="n:1", topic="t"), None)
@@ -81,7 +81,7 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(
     (tmp_path / "_spool").write_text("no folder")
     options = SinkOptions.parse(nameServer="n:1", topic="t", ledger=str(tmp_path))
     message = TaskMessage("q", "r", 7, TaskSummary(rows_in=5, acked=5))
-    ArrowStreamWriter(options, None).commit([message], 7)  # type: ignore[arg-type]
+    RowStreamWriter(options, None).commit([message], 7)  # type: ignore[arg-type]
     assert "is not told that epoch 7 is done" in caplog.text
 
 
