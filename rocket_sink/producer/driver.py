@@ -10,8 +10,9 @@ can submit. Callbacks run without it on the leading thread, and may send.
 
 An exception may come between any two steps of a thread: Ctrl-C, or a signal handler that raises. A
 thread that has the lock marks each use of the engine. A thread that finds another thread's mark
-resets the engine. No thread waits without a deadline. Futures whose requests were lost end after
-their deadlines.
+resets the engine, and ends the requests that the engine has lost (`Token.in_engine`). No thread
+waits without a deadline. Futures that were lost on the way to the queue, as in an automatic batch,
+end after their deadlines.
 """
 
 from __future__ import annotations
