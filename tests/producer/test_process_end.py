@@ -217,3 +217,34 @@ def test_a_child_registers_its_end_once(monkeypatch):
     for _ in range(5):
         process_end.finish_at_end(object())
     assert len(registry) == 1
+
+
+NATIVE = """\
+import sys, threading
+import deltalake, pyarrow
+from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.path import resolve_path
+
+place, opened = resolve_path(sys.argv[1]), threading.Semaphore(0)
+for _ in range(20):
+    deltalake.write_deltalake(place.root, pyarrow.table({"kind": ["send"]}), mode="append")
+
+def work():
+    while True:
+        assert open_table(place).version() == 19
+        opened.release()
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(20):
+    opened.acquire()
+"""
+
+
+def test_threads_within_delta_rs_do_not_crash_the_end(tmp_path):
+    """Spark runs the functions of foreachBatch in daemon threads: such an end was a SIGSEGV."""
+    process = subprocess.run(
+        [sys.executable, "-c", NATIVE, str(tmp_path / "table")],
+        capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert (process.returncode, process.stderr) == (0, "")
