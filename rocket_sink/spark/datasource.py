@@ -38,6 +38,7 @@ from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark import lineage
 from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.session_checks import (
     CONTINUOUS,
@@ -136,7 +137,10 @@ class RocketMQDataSource(DataSource):
         _refuse_overwrite(overwrite=overwrite)
         options = self._sink_options()
         plan, run, token = _plan(schema, options), str(uuid.uuid4()), _token(options)
-        return BatchWriter(options, plan, run, _begin_write(options, run), token=token)
+        writer = BatchWriter(options, plan, run, _begin_write(options, run), token=token)
+        writer.lineage_run = lineage.started(options, run, "write", schema, is_stream=False)
+        lineage.flush()
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         _refuse_overwrite(overwrite=overwrite)
@@ -299,6 +303,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     lane = "batch"
     epoch = 0
+    lineage_run: lineage.Run | None = None
+    """The run that OpenLineage collectors know; None if no events are sent."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         return self._send_batches(iterator)
@@ -306,11 +312,18 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._confirm(messages)
         self._end(well=True)
+        done = [message.summary for message in messages if isinstance(message, TaskMessage)]
+        counts = {name: sum(getattr(s, name) for s in done) for name in ("acked", "degraded")}
+        lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
-        self._keep_handed(messages)
-        self._end(well=False)
+        try:
+            self._keep_handed(messages)
+            self._end(well=False)
+        finally:
+            error = "the write failed: the error of its call of save() says why"
+            lineage.ended_elsewhere(self._run_id, self.lineage_run, {}, error)
 
     def _end(self, *, well: bool) -> None:
         """Remove the notes of tasks, unless this write failed: the next write of its `appId` needs

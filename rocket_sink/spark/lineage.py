@@ -3,6 +3,7 @@
 OpenLineage's own client sends them (extra `lineage`; the project releases it monthly, and Airflow
 and dbt use it), to where its environment variables say. Without the client, or without one of
 those variables, nothing is sent. A thread sends: a collector that is down costs one warning a run.
+A data source's processes live for one call, so there it costs some seconds, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.forks import ForkLock
@@ -24,6 +24,7 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _LAST_S: Final = 10.0
 """Longest wait for a collector when the driver ends."""
+_CALL_S: Final = 3.0
+"""Longest wait for a collector in a process that Spark starts for one call."""
 _lock: Final = ForkLock()
-_runs: Final[dict[str, _Run]] = {}
+_runs: Final[dict[str, Run]] = {}
 emitters: Final[list[_Emitter]] = []
 
 
 @dataclass
-class _Run:
+class Run:
     """A run that has started: its job's name and kind, where its rows go, and why it failed."""
 
     job: str
@@ -55,15 +58,16 @@ def is_on() -> bool:
 
 def started(
     options: SinkOptions, run: str, query: str, schema: StructType, *, is_stream: bool = True
-) -> None:
-    """Send START, once per run."""
+) -> Run | None:
+    """Send START, once per run. Return the run; None if no events are sent."""
     if run in _runs or not is_on():
-        return
+        return _runs.get(run)
     topic = with_namespace(options.namespace, options.topic) if options.topic else ""
     dataset = (f"rocketmq://{options.name_servers[0]}", topic) if topic else None
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    _runs[run] = _Run(options.app_id or f"rocket_sink.{query}", is_stream, dataset, fields)
+    _runs[run] = Run(options.app_id or f"rocket_sink.{query}", is_stream, dataset, fields)
     _emit("START", run, _runs[run], {})
+    return _runs[run]
 
 
 def failed(run: str, error: str) -> None:
@@ -78,14 +82,36 @@ def ended(run: str, counts: Mapping[str, int]) -> None:
         _emit("FAIL" if state.error else "COMPLETE", run, state, counts)
 
 
-def _emit(kind: str, run: str, state: _Run, counts: Mapping[str, int]) -> None:
+def ended_elsewhere(
+    run: str, state: Run | None, counts: Mapping[str, int], error: str = ""
+) -> None:
+    """Send COMPLETE or FAIL of a run that another process has started, and wait for the collector.
+
+    Args:
+        state: the run, from `started`.
+        error: why the run failed; empty if it did not.
+    """
+    if state is not None:
+        _runs[run] = state
+        failed(run, error)
+        ended(run, counts)
+        flush()
+
+
+def flush() -> None:
+    """Wait for the collector, because this process ends soon and without notice."""
+    for emitter in emitters:
+        emitter.finish(_CALL_S)
+
+
+def _emit(kind: str, run: str, state: Run, counts: Mapping[str, int]) -> None:
     with _lock:
         if not emitters:
             emitters.append(_Emitter())
     emitters[0].events.put((kind, run, state, datetime.now(timezone.utc).isoformat(), counts))
 
 
-def _event(kind: str, run: str, state: _Run, at: str, counts: Mapping[str, int]) -> Any:
+def _event(kind: str, run: str, state: Run, at: str, counts: Mapping[str, int]) -> Any:
     from openlineage.client import event_v2 as ol
     from openlineage.client import facet_v2 as facets
 
@@ -121,6 +147,8 @@ def _event(kind: str, run: str, state: _Run, at: str, counts: Mapping[str, int])
 
 def _home() -> str:
     """Return the first URL of the project's metadata."""
+    from importlib.metadata import metadata
+
     return metadata("rocket-sink").get_all("Project-URL", [""])[0].rpartition(" ")[2]
 
 
@@ -133,11 +161,16 @@ class _Emitter:
         threading.Thread(target=self._run, name="rocket-sink-lineage", daemon=True).start()
         finish_at_end(self)
 
-    def finish(self) -> None:
-        """Wait for the events that are under way, some seconds at most."""
-        until_s = time.monotonic() + _LAST_S
+    def finish(self, wait_s: float = _LAST_S) -> None:
+        """Wait for the events that are under way; warn of those that the collector did not take."""
+        until_s = time.monotonic() + wait_s
         while self.events.unfinished_tasks and time.monotonic() < until_s:
             time.sleep(0.02)
+        if missing := self.events.unfinished_tasks:
+            _LOG.warning(
+                "OpenLineage: %s not taken within %g s: look whether the collector runs",
+                counted(missing, "event", "is", "are"), wait_s,
+            )  # fmt: skip
 
     def _run(self) -> None:
         client = None

@@ -2237,6 +2237,16 @@ SPARK: tuple[Defect, ...] = (
         "after a denied request Spark's Delta commits for days, and overwrites other drivers",
     ),
     Defect(
+        "writes-of-sources-never-complete",
+        "rocket_sink/spark/datasource.py",
+        "        lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)\n",
+        "",
+        (
+            "tests/spark/test_lineage.py::test_writes_and_queries_of_all_lanes_have_a_start_and_an_end",
+        ),
+        'lineage shows each df.write.format("rocketmq") as running for ever',
+    ),
+    Defect(
         "executors-out-of-reach-for-ever",
         "rocket_sink/ledger/append/table.py",
         "                _not_before_s[key] = time.monotonic() + _LOOK_AGAIN_S\n",

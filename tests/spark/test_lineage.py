@@ -19,6 +19,7 @@ pytest.importorskip("openlineage.client")
 from rocket_sink.errors import DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import lineage
+from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
 from tests.spark.test_listener import wait_for
@@ -81,9 +82,12 @@ def judge(event: dict[str, Any]) -> None:
 
 
 @pytest.mark.spark
-def test_a_write_and_queries_of_two_lanes_have_a_start_and_an_end(
-    spark: Any, tmp_path: Path, collector: Collector
+def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
+    spark: Any, tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Spark's own processes plan and commit the writes of a data source.
+    for name in ("OPENLINEAGE_URL", "OPENLINEAGE_NAMESPACE"):
+        monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n{"body": null}\n{"body": "two"}\n')
     rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
@@ -92,8 +96,14 @@ def test_a_write_and_queries_of_two_lanes_have_a_start_and_an_end(
         sink = RocketSink(
             nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
         )
+        register(spark, ledger=sink.options.ledger)
+        options = {name: str(value) for name, value in sink.options.given().items()}
         runs = []
-        for lane in (sink.stream(rows), rows.writeStream.foreachBatch(sink.write_batch)):
+        for lane in (
+            sink.stream(rows),
+            rows.writeStream.foreachBatch(sink.write_batch),
+            rows.writeStream.format("rocketmq").options(**options),
+        ):
             place = str(tmp_path / f"checkpoint-{len(runs)}")
             query = lane.option("checkpointLocation", place).trigger(availableNow=True).start()
             assert query.awaitTermination(DEADLINE_S)
@@ -101,7 +111,12 @@ def test_a_write_and_queries_of_two_lanes_have_a_start_and_an_end(
         bad = RocketSink(sink.options.with_(max_epoch_failures=0))
         with pytest.raises(DeliveryError):
             bad.write(spark.createDataFrame([(None,)], "body STRING"))
-        wait_for(lambda: len(collector.events) >= 6)
+        batch = spark.read.schema("body STRING").json(str(tmp_path / "in"))
+        write = batch.write.format("rocketmq").mode("append").options(**options)
+        write.save()
+        with pytest.raises(Exception, match="maxEpochFailures=0"):
+            write.option("maxEpochFailures", 0).save()
+        wait_for(lambda: len(collector.events) >= 12)
     for event in collector.events:
         judge(event)
         (output,) = event["outputs"]
@@ -116,9 +131,13 @@ def test_a_write_and_queries_of_two_lanes_have_a_start_and_an_end(
         start, end = by_run.pop(run)
         assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
-    ((start, end),) = by_run.values()
-    assert (start["eventType"], end["eventType"]) == ("START", "FAIL")
-    assert end["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
+    assert [events[0]["eventType"] for events in by_run.values()] == ["START"] * 3
+    bad_end, end, failed_end = (events[1] for events in by_run.values())
+    assert bad_end["run"]["facets"]["errorMessage"]["message"].startswith("DeliveryError: ")
+    assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
+    assert [event["eventType"] for event in (bad_end, end, failed_end)] == [
+        "FAIL", "COMPLETE", "FAIL",
+    ]  # fmt: skip
 
 
 class Schema:
