@@ -13,7 +13,8 @@ import datetime as dt
 import decimal
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -162,7 +163,7 @@ class RowBuffer:
         if not self._seen:
             self._body = self._gatherer.body_index(rows[0])
         if self._body is not None:
-            sizes = _lengths(row[self._body] for row in rows[self._seen :])
+            sizes = _lengths(rows[self._seen :], self._body)
             self._size += sum(sizes)
             self._largest = max(self._largest, max(sizes, default=0))
         self._seen = len(rows)
@@ -184,13 +185,15 @@ class RowBuffer:
         return batch
 
 
-def _lengths(bodies: Iterable[Any]) -> list[int]:
-    """Return the lengths of bodies: bytes, or characters of text; 0 for other values, which the row
-    contract refuses."""
+def _lengths(rows: Sequence[Any], column: int) -> list[int]:
+    """Return the lengths of bodies: bytes, or characters of text; other values, which the row
+    contract refuses, are left out."""
+    # Without a call of Python per row, which `Row.__getitem__` is.
+    bodies = list(map(tuple.__getitem__, rows, repeat(column)))
     try:
-        return [len(body) for body in bodies if body is not None]
+        return list(map(len, bodies))
     except TypeError:
-        return []
+        return [len(body) for body in bodies if isinstance(body, (str, bytes, bytearray))]
 
 
 def type_of(value: Any) -> pa.DataType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,14 +14,16 @@ from typing import Any
 import jsonschema
 import pytest
 import referencing
+from pyspark.sql.types import StringType, StructField, StructType
 
 pytest.importorskip("openlineage.client")
 
 from rocket_sink.errors import DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import lineage
-from rocket_sink.spark.datasource import register
+from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, register
 from rocket_sink.spark.sink import RocketSink
+from rocket_sink.task.totals import TaskSummary
 from rocket_sink.testing import FakeCluster
 from tests.spark.test_listener import wait_for
 
@@ -138,6 +141,24 @@ def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
     assert [event["eventType"] for event in (bad_end, end, failed_end)] == [
         "FAIL", "COMPLETE", "FAIL",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_a_batch_by_format_is_told_of_by_two_processes(collector: Collector, is_well: bool) -> None:
+    source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights"})
+    planned = source.writer(StructType([StructField("body", StringType())]), False)
+    assert [event["eventType"] for event in collector.events] == ["START"]
+    writer = pickle.loads(pickle.dumps(planned))
+    if is_well:
+        writer.commit([TaskMessage("q", "r", 0, TaskSummary(rows_in=3, acked=2, dead=1))])
+    else:
+        writer.abort([None])
+    start, end = collector.events
+    judge(end)
+    assert start["run"]["runId"] == end["run"]["runId"]
+    assert end["eventType"] == ("COMPLETE" if is_well else "FAIL")
+    if is_well:
+        assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
 
 
 class Schema:
