@@ -2241,9 +2241,7 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/spark/datasource.py",
         "        lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)\n",
         "",
-        (
-            "tests/spark/test_lineage.py::test_writes_and_queries_of_all_lanes_have_a_start_and_an_end",
-        ),
+        ("tests/spark/test_lineage.py::test_a_batch_by_format_is_told_of_by_two_processes[True]",),
         'lineage shows each df.write.format("rocketmq") as running for ever',
     ),
     Defect(
