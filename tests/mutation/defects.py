@@ -793,7 +793,7 @@ PRODUCER = (
     Defect(
         "each-producer-has-a-finalizer",
         "rocket_sink/producer/process_end.py",
-        "            _registered.add(os.getpid())\n",
+        "        _registered.add(os.getpid())\n",
         "",
         ("tests/producer/test_process_end.py::test_a_child_registers_its_end_once",),
         "a pool's process that makes many producers keeps something of each",
