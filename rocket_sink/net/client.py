@@ -8,6 +8,7 @@ lock) while another thread waits: new data to write ends the wait.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import selectors
 import socket
 import time
@@ -217,6 +218,8 @@ class NetworkClient:
                 address,
                 self._security,
                 Connection(
+                    # A proxy answers failures under ids of its own, which count from 0.
+                    first_opaque=secrets.randbits(30),
                     serialize=self.serializer,
                     sign=self._sign,
                     hide=self._hide,

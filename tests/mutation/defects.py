@@ -1562,6 +1562,14 @@ ROWS: tuple[Defect, ...] = (
         "a proxy drops answers of 2,048 requests in flight, and rows become unknown or doubled",
     ),
     Defect(
+        "request-ids-from-zero",
+        "rocket_sink/net/client.py",
+        "first_opaque=secrets.randbits(30),",
+        "first_opaque=0,",
+        ("tests/net/test_client.py",),
+        "a proxy's failure of one request is taken for that of another one, which is sent again",
+    ),
+    Defect(
         "frozen-proxies-are-waited-for",
         "rocket_sink/producer/engine/dispatcher.py",
         "        if ranking.is_silent:\n",

@@ -110,3 +110,20 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
     client.poll(0.02)
     assert channel.closed and client.late_answers == 1
     client.close()
+
+
+def test_connections_begin_with_request_ids_of_their_own(serve):
+    """A proxy answers a time-out at a broker under an id of its own, counted from 0, which must not
+    be that of another request (DefaultMessagingProcessor.request keeps the id on success only)."""
+    opaques = []
+
+    def handle(peer, request):
+        opaques.append(request.opaque)
+        peer.send(encode_frame(response_to(request, 0)))
+
+    address = serve(handle)
+    for _ in range(3):
+        client = NetworkClient(SinkOptions())
+        invoke(client, address, Frame(1), 10)
+        client.close()
+    assert len(set(opaques)) == 3 and min(opaques) > 1000
