@@ -218,8 +218,9 @@ class NetworkClient:
                 address,
                 self._security,
                 Connection(
-                    # A proxy answers failures under ids of its own, which count from 0.
-                    first_opaque=secrets.randbits(30),
+                    # A proxy answers failures under ids of its own, which count from 0. Answers
+                    # with up to nine digits are read as columns (`wire.columns.answers`).
+                    first_opaque=secrets.randbits(29),
                     serialize=self.serializer,
                     sign=self._sign,
                     hide=self._hide,
