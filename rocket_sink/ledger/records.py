@@ -86,8 +86,7 @@ class GroupFacts(NamedTuple):
 
     @classmethod
     def of(cls, stored: StoredFrames, message_ids: pa.Array, *, half: bool) -> GroupFacts:
-        """
-        Return the facts of a group. Args: message_ids: client ids of all messages of the group."""
+        """Return the facts of a group, whose messages have the client ids `message_ids`."""
         ids = message_ids.take(pa.array(stored.indices))
         halves = None
         if half:

@@ -326,9 +326,7 @@ class BatchWriter:
             claim_app_id(place, self._options.app_id, query)
 
     def _refuse(self, session: SparkSession) -> None:
-        """
-        Raise if the query was refused at its start. Raises: ConfigurationError: the query must send
-            nothing."""
+        """Raise a ConfigurationError if the query was refused at its start; it sends nothing."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if reason := refused_queries.get(query or ""):
             raise ConfigurationError(reason)

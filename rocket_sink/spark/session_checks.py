@@ -133,9 +133,7 @@ def speculates(session: Any) -> bool:
 
 
 def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
-    """
-    Raise if speculation is on and not allowed. Raises: ConfigurationError: spark.speculation is on,
-        and `allowSpeculation` is not."""
+    """Raise a ConfigurationError if spark.speculation is on, and `allowSpeculation` is not."""
     if is_on and not options.allow_speculation:
         raise ConfigurationError(
             "spark.speculation is on: Spark runs a second copy of a slow task, and both copies "
@@ -316,9 +314,7 @@ def _refuse_object(*_: Any) -> None:
 
 
 def refuse_own_input(df: DataFrame, ledger: str) -> None:
-    """
-    Refuse a frame that reads its own ledger. Raises: ConfigurationError: the frame reads a folder
-        that contains the ledger."""
+    """Raise a ConfigurationError if the frame reads a folder that contains the ledger."""
     if ledger and is_classic(df.sparkSession):
         reason = _own_input(df._jdf.queryExecution().analyzed(), [("ledger", ledger)])
         if reason:

@@ -34,10 +34,12 @@ class LedgerFollower:
         self, place: LedgerPath, columns: Collection[str], kinds: Collection[str] = KINDS,
         since: int | None = None, *, skips_gone: bool = False,
     ) -> None:  # fmt: skip
-        """
-        Begin after a version. Args: columns, kinds: the columns and kinds of rows to read. since:
-            the version before the first one that is read; None: the newest version now. skips_gone:
-            skip files that VACUUM has removed; OPTIMIZE wrote their rows anew.
+        """Begin after a version.
+
+        Args:
+            columns, kinds: the columns and kinds of rows to read.
+            since: the version before the first one that is read; None: the newest version now.
+            skips_gone: skip files that VACUUM has removed; OPTIMIZE wrote their rows anew.
 
         Raises:
             LedgerError: pyarrow has no file system for the ledger.

@@ -39,9 +39,15 @@ Case = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the verdict. Attributes: name: for programs; also the name of its findings. level:
-    problem, warning or note. when: yields the values of the sentence, once for each case. says: the
-    sentence. next: the action that mends the case; empty if there is none."""
+    """A rule of the verdict.
+
+    Attributes:
+        name: for programs; also the name of its findings.
+        level: problem, warning or note.
+        when: yields the values of the sentence, once for each case.
+        says: the sentence.
+        next: the action that mends the case; empty if there is none.
+    """
 
     name: str
     level: str

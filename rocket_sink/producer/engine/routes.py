@@ -289,9 +289,7 @@ class Routes:
         return state is not None and state.info is None and state.final and not state.fetching
 
     def check_resolvable(self, topic: str) -> None:
-        """
-        Raise the topic's error if it is unresolvable: NoRouteError or TlsRefusedError.
-        """
+        """Raise the topic's error if it is unresolvable: NoRouteError or TlsRefusedError."""
         error = self.error(topic)
         if error is not None and self.is_unresolvable(topic):
             raise error.copy()

@@ -204,9 +204,7 @@ class Table:
         NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
 
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
-        """
-        Refuse other types than the noted ones. Raises: ColumnError: the rows that were sent have
-            other types now."""
+        """Raise a ColumnError if the types are not the noted ones, of the rows that were sent."""
         store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
         with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
