@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocket_sink.errors import ColumnError, ConfigurationError
-from rocket_sink.ledger.append.table import ledger_token
+from rocket_sink.ledger.append.table import has_executors, ledger_token
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
@@ -45,6 +45,7 @@ from rocket_sink.spark.session_checks import (
     FORMAT,
     check_budget,
     check_rights,
+    name_server_error,
     own_options,
     read_options,
     refuse_speculation,
@@ -85,6 +86,7 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     # Spark pickles by value because no module has it.
     attributes: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
+        attributes["is_local"] = not has_executors(spark)
         attributes["storage"] = all_properties(spark)
     from rocket_sink.spark.listener import install_fold
 
@@ -113,6 +115,8 @@ class RocketMQDataSource(DataSource):
     """Task slots of the session that `register` was called with; 0 if they are not known."""
     speculates = False
     """Whether that session runs second copies of slow tasks."""
+    is_local = False
+    """Whether that session's tasks run on the driver's host."""
     storage: ClassVar[Properties] = {}
     """How that session reaches object stores."""
     folded: ClassVar[frozenset[str]] = frozenset()
@@ -136,6 +140,8 @@ class RocketMQDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         _refuse_overwrite(overwrite=overwrite)
         options = self._sink_options()
+        if self.is_local and (error := name_server_error(options)):
+            raise error
         plan, run, token = _plan(schema, options), str(uuid.uuid4()), _token(options)
         writer = BatchWriter(options, plan, run, _begin_write(options, run), token=token)
         writer.lineage_run = lineage.started(options, run, "write", schema, is_stream=False)

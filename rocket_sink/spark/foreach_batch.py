@@ -49,6 +49,7 @@ from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.session_checks import (
     append_token,
     check_budget,
+    check_reachable,
     check_rights,
     check_session,
     has_budget,
@@ -147,6 +148,7 @@ class BatchWriter:
         query, run = self._query_of(session)
         self._refuse(session)
         if query not in self._started:
+            check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", query)
             if run != query and is_classic(session):
                 lineage.started(self._options, run, query, df.schema)
@@ -183,6 +185,7 @@ class BatchWriter:
 
     def write(self, df: DataFrame) -> WriteSummary:
         """Send a batch; return the sums of the ledger's rows, or of the tasks' without a ledger."""
+        check_session(self._options, df.sparkSession)
         run = str(uuid.uuid4())
         lineage.started(self._options, run, "write", df.schema, is_stream=False)
         try:
@@ -196,7 +199,6 @@ class BatchWriter:
 
     def _write(self, df: DataFrame, run: str) -> WriteSummary:
         session, token = df.sparkSession, None
-        check_session(self._options, session)
         if df.isStreaming:
             raise ConfigurationError(
                 "write() sends a batch and this frame is a stream; use "
@@ -205,6 +207,7 @@ class BatchWriter:
         started_s = time.monotonic()
         check_rights(self._options)
         plan_of(df, self._options)  # a refused frame must leave no note
+        check_reachable(self._options, session)
         if self._options.ledger:
             place, token = self._ledger(session, on_driver=is_classic(session))
             ensure_table(session, place)

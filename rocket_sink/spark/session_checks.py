@@ -26,11 +26,15 @@ from rocket_sink.errors import (
     ConfigurationError,
     DeliveryError,
     LedgerError,
+    NameServerUnavailableError,
+    NoRouteError,
     OptionError,
     PermissionDeniedError,
     RocketSinkError,
+    SendError,
+    TlsRefusedError,
 )
-from rocket_sink.ledger.append.table import ensure_table, ledger_token
+from rocket_sink.ledger.append.table import ensure_table, has_executors, ledger_token
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.token import LedgerToken
@@ -127,6 +131,48 @@ def check_rights(options: SinkOptions) -> None:
         _LOG.info("whether the user may look messages up is not known: %s", error)
 
 
+_reached: Final[set[str]] = set()
+"""Digests of the options whose name servers have answered this process."""
+_PAUSES_S: Final = (1.0, 2.0)
+"""Pauses between the questions to name servers that may be starting."""
+
+
+def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
+    """Check that a name server answers, before tasks wait for it for minutes and fail with traces
+    of a hundred lines. If the driver gets no answer, an executor asks: only executors need one.
+
+    Raises:
+        NameServerUnavailableError, TlsRefusedError: no name server answers.
+    """
+    if not is_classic(session) or options.digest in _reached:
+        return
+    assert session is not None
+    error = name_server_error(options)
+    if error is not None and has_executors(session):
+        error = session.sparkContext.parallelize([options], 1).map(name_server_error).first()
+    if error is not None:
+        raise error
+    _reached.add(options.digest)
+
+
+def name_server_error(options: SinkOptions) -> SendError | None:
+    """Return the error if no name server answers this host within some seconds."""
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.wire.requests import AUTO_CREATE_TOPIC
+
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            with Admin(options, timeout_s=2.0) as admin, contextlib.suppress(NoRouteError):
+                # Every name server, and every proxy, can be asked for a route.
+                admin.topic_route(options.topic or AUTO_CREATE_TOPIC)
+            return None
+        except (NameServerUnavailableError, TlsRefusedError) as error:
+            if pause_s is None:
+                return error.with_traceback(None)
+            time.sleep(pause_s)
+    raise AssertionError
+
+
 def speculates(session: Any) -> bool:
     """Return spark.speculation of the session's application."""
     return setting(session, "spark.speculation").lower() == "true"
@@ -178,11 +224,15 @@ def refuse_query(
         reason = reason or _wrong_columns(plan, foreach.options)
     if query.getClass().getSimpleName() == "ContinuousExecution":
         reason = CONTINUOUS
+    lane = "datasource" if is_source else "foreach"
+    options = _source_options(query) if is_source else foreach.options if foreach else None
+    if options is not None and not reason:
+        try:
+            check_reachable(options, session)
+        except SendError as error:
+            reason = str(error)
     if not reason:
-        if foreach is not None:
-            return foreach.options, "foreach"
-        options = _source_options(query) if is_source else None
-        return (options, "datasource") if options is not None else None
+        return (options, lane) if options is not None else None
     if kind == "ForeachBatchSink":
         # Spark does not show whose function it is, so `write_batch` raises.
         refused_queries[query_id] = reason

@@ -35,6 +35,7 @@ from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.session_checks import (
+    check_reachable,
     check_rights,
     check_session,
     note_sink,
@@ -95,6 +96,7 @@ class RocketSink:
         Raises:
             ColumnError: as `check`.
             LedgerError: the driver cannot write files to the ledger's folder.
+            NameServerUnavailableError: no name server answers.
         """
         refuse_budget(self._options)
         needs_append(self._options, "foreach")
@@ -106,6 +108,7 @@ class RocketSink:
                 "it with spark.readStream"
             )
         install_fold(self._options, df.sparkSession)
+        check_reachable(self._options, df.sparkSession)
         token = spool_token(without_files(self._options), df.sparkSession)
         needed, plan = select_needed(df, plan)
         bound = RocketSink.__new__(RocketSink)

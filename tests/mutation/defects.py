@@ -2245,6 +2245,17 @@ SPARK: tuple[Defect, ...] = (
         "after a denied request Spark's Delta commits for days, and overwrites other drivers",
     ),
     Defect(
+        "tasks-look-for-name-servers-alone",
+        "rocket_sink/spark/session_checks.py",
+        "    if not is_classic(session) or options.digest in _reached:\n",
+        "    if session is not None:\n",
+        (
+            "tests/spark/test_unreachable.py::test_a_name_server_that_is_starting_is_asked_again",
+            "tests/spark/test_unreachable.py::test_executors_are_asked_if_the_driver_gets_no_answer",
+        ),
+        "a wrong name server is a hundred lines of trace after more than a minute",
+    ),
+    Defect(
         "writes-of-sources-never-complete",
         "rocket_sink/spark/datasource.py",
         "        lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)\n",

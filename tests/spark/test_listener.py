@@ -210,7 +210,9 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
 def test_the_stream_command_folds_while_it_runs(spark: Any, tmp_path: Path, lane: str) -> None:
     ledger = tmp_path / "ledger"
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
-    stream_writer(spark, rows, {"nameServer": "n:1", "topic": "t", "ledger": ledger}, lane)
+    with FakeCluster(brokers=1) as cluster:
+        options = {"nameServer": cluster.name_server, "topic": "t", "ledger": ledger}
+        stream_writer(spark, rows, options, lane)
     thread = install_fold(SinkOptions.parse({"ledger": str(tmp_path / "other")}), spark)
     assert thread is not None and resolve_path(ledger).uri in thread.ledgers
 

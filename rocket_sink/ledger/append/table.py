@@ -552,7 +552,7 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
     If executors wrote to disks of their own, the table would name files that are lost, after the
     fold has deleted their rows from the spool.
     """
-    if not _has_executors(spark) or not (place.is_local or _may_commit(spark, place)):
+    if not has_executors(spark) or not (place.is_local or _may_commit(spark, place)):
         return None
     return ledger_token(place, spools=False)
 
@@ -610,7 +610,7 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
     try:
         token = ledger_token(place, spools=False)
         token.check()
-        if _has_executors(spark):
+        if has_executors(spark):
             _prove(spark, place, token)
     except LedgerError as error:
         _LOG.warning("Spark's Delta commits to the ledger %s: %s", place.uri, error)
@@ -618,6 +618,6 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
     return True
 
 
-def _has_executors(spark: SparkSession) -> bool:
+def has_executors(spark: SparkSession) -> bool:
     """Return whether tasks run outside the driver: local[...] runs them inside."""
     return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"

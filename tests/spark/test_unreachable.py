@@ -1,0 +1,82 @@
+"""A name server that nobody can reach is one error on the driver, before any task runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from rocket_sink.errors import NameServerUnavailableError
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark import session_checks
+from rocket_sink.spark.sink import RocketSink
+from rocket_sink.testing import FakeCluster
+
+NOBODY = "127.0.0.1:1"
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def pauses_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Forget earlier answers, and return the pauses, which are not waited for."""
+    pauses: list[float] = []
+    monkeypatch.setattr(session_checks, "_reached", set())
+    monkeypatch.setattr("rocket_sink.spark.session_checks.time.sleep", pauses.append)
+    return pauses
+
+
+def session_at(master: str, answers: list[Any]) -> Any:
+    """Return a session whose executors answer what is in `answers`."""
+
+    def tasks(values: list[Any], _: int) -> Any:
+        return SimpleNamespace(map=lambda ask: SimpleNamespace(first=lambda: answers.pop(0)))
+
+    context = SimpleNamespace(master=master, parallelize=tasks)
+    return SimpleNamespace(sparkContext=context, _jsparkSession=object())
+
+
+def test_executors_are_asked_if_the_driver_gets_no_answer() -> None:
+    options = SinkOptions.parse(nameServer=NOBODY, topic="t")
+    error = NameServerUnavailableError("no name server answered an executor")
+    answers = [error, None]
+    session = session_at("spark://host:7077", answers)
+    with pytest.raises(NameServerUnavailableError, match="an executor"):
+        session_checks.check_reachable(options, session)
+    session_checks.check_reachable(options, session)
+    session_checks.check_reachable(options, session)
+    assert answers == [], "the last answer is remembered"
+
+
+def test_a_name_server_that_is_starting_is_asked_again(pauses_s: list[float]) -> None:
+    session = session_at("local[2]", [])
+    with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):
+        session_checks.check_reachable(SinkOptions.parse(nameServer=NOBODY, topic="t"), session)
+    assert len(pauses_s) == 2
+    with FakeCluster(brokers=1) as cluster:
+        for topic in ("", "not there yet"):
+            options = SinkOptions.parse(
+                nameServer=cluster.name_server, topic=topic.replace(" ", "-")
+            )
+            session_checks.check_reachable(options, session)
+        assert not cluster.brokers[0].requests
+    assert len(pauses_s) == 2
+
+
+@pytest.mark.spark
+def test_no_task_runs_where_no_name_server_answers(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tasks waited for more than a minute, and Spark printed a hundred lines."""
+    sink = RocketSink(nameServer=NOBODY, topic="t")
+    with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):
+        sink.write(spark.range(1).selectExpr("'x' AS body"))
+    rows = spark.readStream.format("rate").load().selectExpr("'x' AS body")
+    with pytest.raises(NameServerUnavailableError):
+        sink.stream(rows)
+    bare = rows.writeStream.foreach(sink)  # type: ignore[arg-type]
+    with pytest.raises(StreamingQueryException):
+        bare.option("checkpointLocation", str(tmp_path)).start().awaitTermination(DEADLINE_S)
+    assert f"is ended: no name server answered ({NOBODY}" in caplog.text
