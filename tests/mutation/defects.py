@@ -1980,8 +1980,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "source-query-says-no-start",
         "rocket_sink/spark/session_checks.py",
-        "        options = _source_options(query) if is_source else None\n",
-        "        options = None\n",
+        "    options = _source_options(query) if is_source else foreach",
+        "    options = None if is_source else foreach",
         ("tests/spark/test_console.py::test_a_query_says_its_start_its_losses_and_its_end",),
         "nothing tells where the rows of a query with format(rocketmq) go",
     ),
