@@ -351,7 +351,7 @@ class Connection:
     # --- receiving ---------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview, now_s: float) -> list[Event]:
-        """Parse received bytes into events, in order.
+        """Parse received bytes into events, in order; answers to a group's messages in any.
 
         A protocol error is the last event (`Violation`); the answers before it are valid.
 
@@ -367,8 +367,9 @@ class Connection:
         try:
             while True:
                 if self._in_groups:
-                    while (answers := reader.next_answers()) is not None:
-                        self._answered_many(answers, events)
+                    while many := reader.next_answers():
+                        for answers in many:
+                            self._answered_many(answers, events)
                 frame = reader.next_frame()
                 if frame is NEED_DATA:
                     break

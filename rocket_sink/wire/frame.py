@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
@@ -110,8 +111,9 @@ class Shapes(Protocol):
     def read(self, header: bytes) -> Frame | None:
         """Return the frame without its body; None when the header has no known shape."""
 
-    def read_many(self, data: bytes | bytearray, at: int, size: int) -> Answers | None:
-        """Return the frames of `size` bytes from `at` on, if there are many of one form."""
+    def read_many(self, data: bytes | bytearray, at: int) -> tuple[Sequence[Answers], int]:
+        """Return the frames from `at` on, by their lengths, if there are many of one form; and how
+        many bytes they have."""
 
     def learn(self, frame: Frame, header: bytes) -> None:
         """Learn the form of a header that was parsed in full."""
@@ -151,18 +153,13 @@ class FrameReader:
             self._data += data
         self._at = 0
 
-    def next_answers(self) -> Answers | None:
-        """Return the next frames at once if they are answers of success of one form; else None.
-        `next_frame` reads the others."""
-        data, at = self._data, self._at
-        if self._shapes is None or len(data) - at < 8:
-            return None
-        length, header_bytes = _PREFIX.unpack_from(data, at)
-        if header_bytes + 4 != length:
-            return None
-        answers = self._shapes.read_many(data, at, 4 + length)
-        if answers is not None:
-            self._at += len(answers) * (4 + length)
+    def next_answers(self) -> Sequence[Answers]:
+        """Return the next frames at once, those of each length together, if they are answers of
+        success of one form; else nothing. `next_frame` reads the others."""
+        if self._shapes is None:
+            return []
+        answers, read_bytes = self._shapes.read_many(self._data, self._at)
+        self._at += read_bytes
         return answers
 
     def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:

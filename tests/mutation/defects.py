@@ -2849,6 +2849,14 @@ GROUPS: tuple[Defect, ...] = (
         "a refusal among many acknowledgements counts as stored",
     ),
     Defect(
+        "answers-behind-a-refusal-of-another-length",
+        "rocket_sink/wire/columns/answers.py",
+        "                at = min(at, begins[alike])",
+        "                pass",
+        ("tests/wire/test_answer_shape.py",),
+        "a refusal among answers of several lengths is passed over",
+    ),
+    Defect(
         "futures-left-open",
         "rocket_sink/producer/send_group.py",
         "            end_all((future, None, error.copy()) for future in self.tokens)\n",

@@ -8,6 +8,9 @@ operation. Headers that do not match are parsed in full; all ways give the same 
 from __future__ import annotations
 
 import re
+import struct
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -31,6 +34,9 @@ _AT_ONCE: Final = 16
 """Least number of answers that are read at once; fewer are cheaper to read one by one."""
 _SHAPES: Final = 8
 """Patterns that a stream may learn; headers that change more often are parsed in full."""
+_LENGTHS: Final = 4
+"""Lengths of frames that are read at once."""
+_PREFIX: Final = struct.Struct(">II")
 _PREFIX_BYTES: Final = 8
 """Bytes of a frame before its header."""
 
@@ -246,6 +252,14 @@ class AnswerShape:
         return SendAnswerFrame(int(opaque), answer, self._shared)
 
 
+def _size_at(data: bytes | bytearray, at: int) -> int:
+    """Return the bytes of the frame at a place; 0 if it is incomplete, or more than a header."""
+    if at + _PREFIX_BYTES > len(data):
+        return 0
+    length, mark = _PREFIX.unpack_from(data, at)
+    return 4 + length if length == mark + 4 and at + 4 + length <= len(data) else 0
+
+
 class AnswerShapes:
     """The shapes that one peer's answers have had (`wire.frame.Shapes`)."""
 
@@ -264,17 +278,49 @@ class AnswerShapes:
         return None
 
     def read_many(
-        self, data: bytes | bytearray, at: int, size: int
-    ) -> SendAnswers | PlainAnswers | None:
-        count = (len(data) - at) // size
+        self, data: bytes | bytearray, at: int
+    ) -> tuple[list[SendAnswers | PlainAnswers], int]:
+        size = _size_at(data, at)
+        count = (len(data) - at) // size if size else 0
         if count < _AT_ONCE or not self._shapes:
-            return None
+            return [], 0
         frames = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
-        for shape in self._shapes:
-            answers = shape.read_many(frames, _PREFIX_BYTES)
-            if answers is not None and len(answers) >= _AT_ONCE:
-                return answers
-        return None
+        other = (frames[:, :_PREFIX_BYTES] != frames[0, :_PREFIX_BYTES]).any(axis=1)
+        count = int(other.argmax()) or count
+        if count >= _AT_ONCE:
+            answers = self._read_alike(frames[:count])
+            return ([], 0) if answers is None else ([answers], len(answers) * size)
+        return self._read_mixed(data, at)
+
+    def _read_alike(self, frames: Bytes) -> SendAnswers | PlainAnswers | None:
+        several = (shape.read_many(frames, _PREFIX_BYTES) for shape in self._shapes)
+        return next((answers for answers in several if answers is not None), None)
+
+    def _read_mixed(
+        self, data: bytes | bytearray, at: int
+    ) -> tuple[list[SendAnswers | PlainAnswers], int]:
+        """Read frames of several lengths: offsets of a topic's queues differ in their digits."""
+        if self.read(bytes(data[at + _PREFIX_BYTES : at + _size_at(data, at)])) is None:
+            return [], 0
+        begin, starts = at, defaultdict[int, list[int]](list)
+        while (size := _size_at(data, at)) and (size in starts or len(starts) < _LENGTHS):
+            starts[size].append(at)
+            at += size
+        if sum(map(len, starts.values())) < _AT_ONCE:
+            return [], 0
+        everything, several = np.frombuffer(data, np.uint8), []
+        for size, begins in starts.items():
+            frames = everything[np.array(begins)[:, np.newaxis] + np.arange(size)]
+            answers = self._read_alike(frames)
+            alike = 0 if answers is None else len(answers)
+            if alike < len(begins):
+                at = min(at, begins[alike])  # all frames before the first other one are returned
+            several.append((begins, answers))
+        return [
+            answers.take(slice(0, bisect_left(begins, at)))
+            for begins, answers in several
+            if answers is not None and begins[0] < at
+        ], at - begin
 
     def learn(self, frame: Frame, header: bytes) -> None:
         if not self._shapes_left or len(header) >= _SHAPED_BYTES:
