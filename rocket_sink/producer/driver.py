@@ -931,7 +931,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
         except KeyboardInterrupt as error:
             interrupt = error
             if entry is repeated and done and done[0] is entry:
-                done.popleft()  # It is no Ctrl-C: the callback raises it each time.
+                done.popleft()  # Not Ctrl-C: the callback itself raises it.
             repeated = entry
         except BaseException:
             _LOG.exception("a callback of a send raised")

@@ -188,7 +188,7 @@ class RowBuffer:
 def _lengths(rows: Sequence[Any], column: int) -> list[int]:
     """Return the lengths of bodies: bytes, or characters of text; other values, which the row
     contract refuses, are left out."""
-    # Without a call of Python per row, which `Row.__getitem__` is.
+    # `Row.__getitem__` would call Python code for each row.
     bodies = list(map(tuple.__getitem__, rows, repeat(column)))
     try:
         return list(map(len, bodies))

@@ -111,7 +111,7 @@ def test_every_header_names_the_namespace_of_version_2(cluster, serializer, secr
             producer.send(message)
             producer.send_batch([message, message])
             producer.send_oneway(message)
-            # So many sends make groups, whose frames are made by column kernels.
+            # Column kernels make the frames of groups, which need so many sends.
             for future in [producer.send_async(message) for _ in range(200)]:
                 future.result(30)
             producer.send_in_transaction(message, lambda m, a: COMMIT)

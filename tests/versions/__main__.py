@@ -196,8 +196,8 @@ def our_range(package: str) -> SpecifierSet:
 
     The metadata of an editable installation may be older than setup.cfg.
     """
-    ours = project()
-    texts = chain(ours["dependencies"], *ours["optional-dependencies"].values())
+    metadata = project()
+    texts = chain(metadata["dependencies"], *metadata["optional-dependencies"].values())
     return next(wish.specifier for wish in map(Requirement, texts) if wish.name == package)
 
 

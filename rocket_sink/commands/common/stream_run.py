@@ -384,7 +384,7 @@ def stream_writer(
     from rocket_sink.spark.listener import install_fold
 
     register(spark, ledger=sink.options.ledger)
-    install_fold(sink.options, spark)  # It folds every foldIntervalMs.
+    install_fold(sink.options, spark)  # folds every foldIntervalMs
     return frame.writeStream.format("rocketmq").options(**_texts(sink_options))
 
 

@@ -179,8 +179,8 @@ def expire(
         if not (is_old or has_bodies):
             continue
         gone = old = spent = 0
-        asked = [name for name in _ASKED if name in columns_of(file.kind)]
-        for batch in read_file(place, file, asked):
+        columns = [name for name in _ASKED if name in columns_of(file.kind)]
+        for batch in read_file(place, file, columns):
             is_old_row, goes = judged(batch, file.kind)
             gone, old = gone + goes.true_count, old + is_old_row.true_count
             if has_bodies:

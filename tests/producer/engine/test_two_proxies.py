@@ -62,7 +62,7 @@ def servers(proxies: list[ScriptedProxy]) -> str:
 def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies: list[ScriptedProxy]) -> None:
     with Producer(nameServer=servers(proxies), sendMsgTimeout=90_000) as producer:
         in_use(producer, proxies).freeze()
-        # As many as a proxy gets at a time: they take all of its places.
+        # These take all places of a proxy.
         stuck = [producer.send_async(Message("orders", b"stuck")) for _ in range(128)]
         later = [producer.send_async(Message("orders", b"later")) for _ in range(300)]
         until(lambda: all(future.done() for future in later))
