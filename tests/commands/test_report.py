@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -156,6 +157,15 @@ def test_sparks_log_stays_for_errors_that_are_not_ours(
     with pytest.raises(kind), spark_input.spark_session("report"):
         pass
     assert len(list(tmp_path.iterdir())) == stays
+
+
+def test_a_programs_console_speaks_again_after_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocket_sink.spark.console import LOG
+
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", lambda *_, **__: MagicMock())
+    with spark_input.spark_session("report"):
+        assert LOG.disabled
+    assert not LOG.disabled
 
 
 def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def spark_session(
             spark = build_session(
                 f"rocket-sink {name}", master=master, conf=conf, packages=tuple(packages)
             )
-        _log_filters(wanted=log is None)
         try:
-            yield spark
+            with _quiet_loggers(shows_plans=log is None):
+                yield spark
         except BaseException as error:
             # After Ctrl-C Spark's JVM may be busy, or gone.
             if not (end.came or isinstance(error, KeyboardInterrupt)):
@@ -97,20 +97,27 @@ def spark_session(
             spark.stop()
 
 
-def _log_filters(*, wanted: bool) -> None:
-    """Silence PySpark's loggers of failed queries unless they are wanted.
+@contextlib.contextmanager
+def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
+    """Silence the console's logger in this context, because commands show by themselves what it
+    says of a query; and, unless `shows_plans`, PySpark's loggers of failed queries.
 
-    They write the whole plan and Java's trace to standard error, whatever the root logger does; the
-    error says the same in a line. Commands show by themselves what the console says of a query.
+    These write the whole plan and Java's trace to standard error, whatever the root logger does;
+    the error says the same in a line.
     """
     from pyspark.logger import PySparkLogger
 
     from rocket_sink.spark import console
 
-    console.LOG.disabled = True
-
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = not wanted
+    names = () if shows_plans else ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    loggers = [console.LOG, *map(PySparkLogger.getLogger, names)]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.disabled = False
 
 
 class _CtrlC:
