@@ -27,7 +27,6 @@ from rocket_sink.errors import (
     DeliveryError,
     LedgerError,
     NameServerUnavailableError,
-    NoRouteError,
     OptionError,
     PermissionDeniedError,
     RocketSinkError,
@@ -158,13 +157,11 @@ def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
 def name_server_error(options: SinkOptions) -> SendError | None:
     """Return the error if no name server answers this host within some seconds."""
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.wire.requests import AUTO_CREATE_TOPIC
 
     for pause_s in (*_PAUSES_S, None):
         try:
-            with Admin(options, timeout_s=2.0) as admin, contextlib.suppress(NoRouteError):
-                # Every name server, and every proxy, can be asked for a route.
-                admin.topic_route(options.topic or AUTO_CREATE_TOPIC)
+            with Admin(options, timeout_s=2.0) as admin:
+                admin.check_name_servers()
             return None
         except (NameServerUnavailableError, TlsRefusedError) as error:
             if pause_s is None:

@@ -6,7 +6,6 @@ of `rocket-sink cluster up`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -150,14 +149,10 @@ def check_name_server(options: SinkOptions) -> None:
         NameServerUnavailableError: none does.
         TlsRefusedError: as that, for each of them refuses TLS, or is refused.
     """
-    from rocket_sink.errors import NoRouteError
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.wire.requests import AUTO_CREATE_TOPIC
 
-    # Ask for a route, which every name server answers, and every proxy. A topic that is not there
-    # may be made by the first send.
-    with Admin(options) as admin, contextlib.suppress(NoRouteError):
-        admin.topic_route(options.topic or AUTO_CREATE_TOPIC)
+    with Admin(options) as admin:
+        admin.check_name_servers()
 
 
 def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:

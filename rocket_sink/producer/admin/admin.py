@@ -70,6 +70,16 @@ class Admin:
 
     # --- routes ------------------------------------------------------------------------------
 
+    def check_name_servers(self) -> None:
+        """Check that a name server answers. The question is for a route, which every proxy answers,
+        too; a topic that is not there may be made by the first send.
+
+        Raises:
+            NameServerUnavailableError, TlsRefusedError: none answers.
+        """
+        with contextlib.suppress(NoRouteError):
+            self.topic_route(self.options.topic or requests.AUTO_CREATE_TOPIC)
+
     def topic_route(self, topic: str) -> TopicRoute:
         """Return the current route.
 
