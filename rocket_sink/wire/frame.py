@@ -29,6 +29,7 @@ from rocket_sink.wire.headers import (
 __all__ = [
     "DEFAULT_LIMITS",
     "NEED_DATA",
+    "PREFIX",
     "Body",
     "Frame",
     "FrameReader",
@@ -40,7 +41,8 @@ __all__ = [
     "response_to",
 ]
 
-_PREFIX: Final = struct.Struct(">II")
+PREFIX: Final = struct.Struct(">II")
+"""The bytes of a frame before its header: two lengths."""
 _JSON: Final = 0
 _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
@@ -80,7 +82,7 @@ def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json"
         header = encode_json_header(frame)
     check_lengths(len(header), body_length)
     mark = len(header) | (_ROCKETMQ << 24) if serialize == "rocketmq" else len(header)
-    return _PREFIX.pack(4 + len(header) + body_length, mark) + header
+    return PREFIX.pack(4 + len(header) + body_length, mark) + header
 
 
 def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
@@ -174,7 +176,7 @@ class FrameReader:
         available = len(data) - at
         if available < 8:
             return NEED_DATA
-        length, mark = _PREFIX.unpack_from(data, at)
+        length, mark = PREFIX.unpack_from(data, at)
         header_length = mark & _HEADER_LENGTH_MASK
         try:
             if length > self._small or header_length + 4 > length:

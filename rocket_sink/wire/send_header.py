@@ -6,7 +6,6 @@ There is one template per producer group and topic. Its heads are those of
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from json.encoder import encode_basestring
 from typing import Final
@@ -14,11 +13,10 @@ from typing import Final
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.frame import Frame, Serialize, check_lengths, encode_head
+from rocket_sink.wire.frame import PREFIX, Frame, Serialize, check_lengths, encode_head
 from rocket_sink.wire.headers import cut_json_header
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
-_PREFIX: Final = struct.Struct(">II")
 _SMALL: Final = 8 * 1024 * 1024
 """Size up to which no check of the lengths is needed, far below the frame limit."""
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
@@ -192,7 +190,7 @@ class SendTemplate:
 def _prefix(length: int, body_length: int) -> bytes:
     if length + body_length > _SMALL or length > 0xFFFFF:
         check_lengths(length, body_length)
-    return _PREFIX.pack(4 + length + body_length, length)
+    return PREFIX.pack(4 + length + body_length, length)
 
 
 def _utf8(header: str) -> bytes:

@@ -8,7 +8,6 @@ operation. Headers that do not match are parsed in full; all ways give the same 
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.columns.buffers import Bytes, Int64s
+from rocket_sink.wire.frame import PREFIX
 from rocket_sink.wire.headers import RESPONSE_FLAG, Frame, language_name
 from rocket_sink.wire.responses import (
     SendAnswer,
@@ -36,9 +36,6 @@ _SHAPES: Final = 8
 """Patterns that a stream may learn; headers that change more often are parsed in full."""
 _LENGTHS: Final = 4
 """Lengths of frames that are read at once."""
-_PREFIX: Final = struct.Struct(">II")
-_PREFIX_BYTES: Final = 8
-"""Bytes of a frame before its header."""
 
 
 class SendAnswers:
@@ -254,9 +251,9 @@ class AnswerShape:
 
 def _size_at(data: bytes | bytearray, at: int) -> int:
     """Return the bytes of the frame at a place; 0 if it is incomplete, or more than a header."""
-    if at + _PREFIX_BYTES > len(data):
+    if at + PREFIX.size > len(data):
         return 0
-    length, mark = _PREFIX.unpack_from(data, at)
+    length, mark = PREFIX.unpack_from(data, at)
     return 4 + length if length == mark + 4 and at + 4 + length <= len(data) else 0
 
 
@@ -285,7 +282,7 @@ class AnswerShapes:
         if count < _AT_ONCE or not self._shapes:
             return [], 0
         frames = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
-        other = (frames[:, :_PREFIX_BYTES] != frames[0, :_PREFIX_BYTES]).any(axis=1)
+        other = (frames[:, : PREFIX.size] != frames[0, : PREFIX.size]).any(axis=1)
         count = int(other.argmax()) or count
         if count >= _AT_ONCE:
             answers = self._read_alike(frames[:count])
@@ -293,14 +290,14 @@ class AnswerShapes:
         return self._read_mixed(data, at)
 
     def _read_alike(self, frames: Bytes) -> SendAnswers | PlainAnswers | None:
-        several = (shape.read_many(frames, _PREFIX_BYTES) for shape in self._shapes)
+        several = (shape.read_many(frames, PREFIX.size) for shape in self._shapes)
         return next((answers for answers in several if answers is not None), None)
 
     def _read_mixed(
         self, data: bytes | bytearray, at: int
     ) -> tuple[list[SendAnswers | PlainAnswers], int]:
         """Read frames of several lengths: offsets of a topic's queues differ in their digits."""
-        if self.read(bytes(data[at + _PREFIX_BYTES : at + _size_at(data, at)])) is None:
+        if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
         begin, starts = at, defaultdict[int, list[int]](list)
         while (size := _size_at(data, at)) and (size in starts or len(starts) < _LENGTHS):
