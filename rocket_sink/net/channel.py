@@ -273,6 +273,14 @@ class Channel:
             return f"{self.address} answers with TLS; set tlsMode"
         return f"{self.address} does not speak RocketMQ's protocol: {error}"
 
+    def silent_s(self, now_s: float) -> float:
+        """Return for how long the peer has left a written request unanswered, and has given no
+        other sign of life; 0 if it has answered all."""
+        oldest = self.connection.oldest
+        if oldest is None or oldest.sent_s is None:
+            return 0.0
+        return now_s - max(oldest.sent_s, self.heard_s)
+
     def expire(self, now_s: float) -> None:
         """Fail the requests whose deadline has passed.
 

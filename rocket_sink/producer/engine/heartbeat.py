@@ -125,9 +125,7 @@ class Heartbeats:
         """
         for channel in self._client.channels:
             oldest = channel.connection.oldest
-            if oldest is None or oldest.sent_s is None or channel in self._asked:
-                continue
-            if now_s - max(oldest.sent_s, channel.heard_s) <= _ASK_S:
+            if oldest is None or channel in self._asked or channel.silent_s(now_s) <= _ASK_S:
                 continue
             self._asked.add(channel)
 

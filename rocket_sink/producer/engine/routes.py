@@ -84,10 +84,7 @@ class NameServers:
     def _is_silent(self, address: str, now_s: float) -> bool:
         """Return whether the server leaves a request unanswered, a proxy perhaps a message."""
         channel = self._client.peek(address)
-        oldest = None if channel is None else channel.connection.oldest
-        if channel is None or oldest is None or oldest.sent_s is None:
-            return False
-        return now_s - max(oldest.sent_s, channel.heard_s) > HEARD_RECENTLY_S
+        return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 
     def prefer(self, address: str) -> None:
         """Ask this server first the next time."""
