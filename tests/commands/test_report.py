@@ -159,13 +159,17 @@ def test_sparks_log_stays_for_errors_that_are_not_ours(
     assert len(list(tmp_path.iterdir())) == stays
 
 
-def test_a_programs_console_speaks_again_after_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("was_silent", [False, True])
+def test_a_programs_console_is_as_before_after_a_command(
+    monkeypatch: pytest.MonkeyPatch, was_silent: bool
+) -> None:
     from rocket_sink.spark.console import LOG
 
+    monkeypatch.setattr(LOG, "disabled", was_silent)
     monkeypatch.setattr("rocket_sink.spark.session.build_session", lambda *_, **__: MagicMock())
     with spark_input.spark_session("report"):
         assert LOG.disabled
-    assert not LOG.disabled
+    assert LOG.disabled is was_silent
 
 
 def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:

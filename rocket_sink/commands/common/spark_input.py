@@ -111,13 +111,14 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
 
     names = () if shows_plans else ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
     loggers = [console.LOG, *map(PySparkLogger.getLogger, names)]
+    before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.disabled = False
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
 
 
 class _CtrlC:
