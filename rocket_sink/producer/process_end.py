@@ -39,35 +39,62 @@ _senders: Final[WeakSet[Sender]] = WeakSet()
 _registered: Final[set[int]] = set()
 """Process ids in which `finish_all` is among the finalizers of `multiprocessing`."""
 _lock: Final = ForkLock()
-_inside: Final[set[int]] = set()
-"""The daemon threads within an `uninterrupted` call."""
-os.register_at_fork(after_in_child=_inside.clear)
-_is_over = False
-_CALL_S: Final = 60.0
-"""Longest wait of the end for such calls."""
+_CALLS_S: Final = 60.0
+"""Longest wait of the end for calls of daemon threads."""
+_SILENT_S: Final = 1.0
+"""Such a wait that is longer is logged."""
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let the end of this process wait for a call into native code, and begin none after it.
+class Calls:
+    """Calls in daemon threads that the end of this process waits for.
 
-    Spark calls functions of streams in daemon threads.
+    Spark calls functions of streams in daemon threads. Python stops such a thread where it comes
+    back from native code; below functions of pyarrow or delta-rs that crashes the process.
     """
-    thread = threading.current_thread()
-    if not thread.daemon or thread.ident in _inside:
-        yield
-        return
-    with _lock:
-        if not (_senders or _is_over):
-            _register()
-        if not _is_over:
-            _inside.add(threading.get_ident())
-    while thread.ident not in _inside:
-        time.sleep(_CALL_S)
-    try:
-        yield
-    finally:
-        _inside.discard(threading.get_ident())
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._threads: set[int] = set()
+        self._is_over = False
+        os.register_at_fork(after_in_child=self._threads.clear)
+
+    @contextlib.contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Let the end of this process wait for a call, and begin none after it."""
+        thread = threading.current_thread()
+        if not thread.daemon or thread.ident in self._threads:
+            yield
+            return
+        with _lock:
+            if not _senders:
+                _register()
+            if not self._is_over:
+                self._threads.add(threading.get_ident())
+        while thread.ident not in self._threads:
+            time.sleep(_CALLS_S)
+        try:
+            yield
+        finally:
+            self._threads.discard(threading.get_ident())
+
+    def finish(self) -> None:
+        """Wait for the calls under way. Threads that begin another one sleep until the end."""
+        with _lock:
+            self._is_over = True
+        began_s, is_silent = time.monotonic(), True
+        while self._threads and (waited_s := time.monotonic() - began_s) < _CALLS_S:
+            if waited_s > _SILENT_S and is_silent:
+                _LOG.warning(
+                    "the process has ended, and waits for %s, at most %.0f s", self._what, _CALLS_S
+                )
+                is_silent = False
+            time.sleep(0.01)
+
+
+micro_batches: Final = Calls("a micro-batch to be sent")
+"""They may send and write until they end, so they end before the senders."""
+native_calls: Final = Calls("a commit to the ledger")
+"""The last messages and folds of the senders need them, so they end after the senders."""
 
 
 def finish_at_end(sender: Sender) -> None:
@@ -94,8 +121,8 @@ def _register() -> None:
 
 
 def finish_all() -> None:
-    """Let all senders of this process finish, then all `uninterrupted` calls."""
-    global _is_over
+    """Let micro-batches end, then all senders of this process, then calls of native code."""
+    micro_batches.finish()
     with _lock:
         senders = list(_senders)
     for sender in senders:
@@ -104,8 +131,4 @@ def finish_all() -> None:
                 sender.finish()
             except Exception:
                 _LOG.exception("messages of %r were not sent before the process ended", sender)
-    with _lock:
-        _is_over = True
-    until_s = time.monotonic() + _CALL_S
-    while _inside and time.monotonic() < until_s:
-        time.sleep(0.01)
+    native_calls.finish()

@@ -41,6 +41,7 @@ from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_end, say_start, warn_of_losses
@@ -133,6 +134,7 @@ class BatchWriter:
         self._started: set[str] = set()
         self._located: tuple[LedgerPath, LedgerToken | None] | None = None
 
+    @micro_batches.uninterrupted()
     def write_epoch(self, df: DataFrame, epoch: int) -> None:
         """Send a micro-batch, once.
 
@@ -183,6 +185,7 @@ class BatchWriter:
                 counts = _counts(append.accounts(_ACCOUNTS, query, run, epoch))
                 check_budget(self._options, counts, epoch)
 
+    @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
         """Send a batch; return the sums of the ledger's rows, or of the tasks' without a ledger."""
         check_session(self._options, df.sparkSession)

@@ -248,3 +248,47 @@ def test_threads_within_delta_rs_do_not_crash_the_end(tmp_path):
         capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False,
     )  # fmt: skip
     assert (process.returncode, process.stderr) == (0, "")
+
+
+EPOCH = """\
+import sys, threading, time
+import pyarrow as pa
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.foreach_batch import BatchWriter
+
+schema, begun = pa.schema([("n", pa.int64())]), threading.Semaphore(0)
+
+def batches():
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 3:
+        begun.release()
+        yield pa.record_batch({"n": [1]}, schema)
+
+class Native(BatchWriter):
+    def _query_of(self, session):
+        pa.RecordBatchReader.from_batches(schema, batches()).read_all()
+        sys.stdout.write("all batches were read\\n")
+        raise SystemExit
+
+class Frame:
+    sparkSession = None
+
+options = SinkOptions.parse({"nameServer": "127.0.0.1:1", "topic": "orders"})
+for _ in range(4):
+    writer = Native(options)
+    threading.Thread(target=writer.write_epoch, args=(Frame(), 0), daemon=True).start()
+for _ in range(20):
+    begun.acquire()
+"""
+
+
+def test_a_micro_batch_under_way_is_sent_before_the_end(tmp_path):
+    """Threads within pyarrow, which calls Python, ended such a process by SIGABRT."""
+    process = subprocess.run(
+        [sys.executable, "-c", EPOCH], capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT,
+        check=False,
+    )  # fmt: skip
+    assert process.returncode == 0
+    assert process.stdout.splitlines() == ["all batches were read"] * 4
+    [line] = process.stderr.splitlines()
+    assert "waits for a micro-batch to be sent" in line

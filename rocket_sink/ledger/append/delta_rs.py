@@ -30,7 +30,7 @@ from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 from rocket_sink.ledger.transport.data_files import DataFile
-from rocket_sink.producer.process_end import uninterrupted
+from rocket_sink.producer.process_end import native_calls
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -112,7 +112,7 @@ def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
     return version, last.mtime_ns, last.size
 
 
-@uninterrupted()
+@native_calls.uninterrupted()
 def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     """Open the newest version, also of a table with features that only Spark's Delta knows."""
     if not _takes(place):
@@ -195,7 +195,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
     return []
 
 
-@uninterrupted()
+@native_calls.uninterrupted()
 def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
     """Make an empty table, partitioned by `kind`, in one commit.
 
@@ -258,7 +258,7 @@ def _has_log(place: LedgerPath) -> bool:
     return True
 
 
-@uninterrupted()
+@native_calls.uninterrupted()
 def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | None:
     """Return the last transaction of `app_id` in this version of the table.
 
@@ -319,7 +319,7 @@ def as_dataset(table: DeltaTable) -> dataset.Dataset:
     return table.to_pyarrow_dataset(parquet_read_options=options)
 
 
-@uninterrupted()
+@native_calls.uninterrupted()
 def rows_of_epoch(
     table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
 ) -> pa.Table:
@@ -412,7 +412,7 @@ def unreadable(path: str, error: BaseException) -> LedgerError:
     )
 
 
-@uninterrupted()
+@native_calls.uninterrupted()
 def commit(
     place: LedgerPath, table: DeltaTable, files: Sequence[DataFile], app_id: str, version: int,
     token: str = "",

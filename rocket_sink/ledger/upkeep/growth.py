@@ -21,7 +21,7 @@ from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.upkeep.rewrite import StoredFile, rewrite, stored_files
 from rocket_sink.net import log
-from rocket_sink.producer.process_end import uninterrupted
+from rocket_sink.producer.process_end import native_calls
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -47,7 +47,7 @@ _passed: dict[LedgerPath, int] = {}
 """Version of the table at this process's last pass."""
 
 
-@uninterrupted()
+@native_calls.uninterrupted()
 def keep_small(append: Append) -> None:
     """Merge files, write a checkpoint and clean up after a commit of delta-rs; never raises."""
     place, version = append.place, append.sequence >> 32
