@@ -902,7 +902,9 @@ PRODUCER = (
         "rocket_sink/producer/process_end.py",
         "    micro_batches.finish()\n",
         "",
-        ("tests/producer/test_process_end.py::test_a_micro_batch_under_way_is_sent_before_the_end",),
+        (
+            "tests/producer/test_process_end.py::test_a_micro_batch_under_way_is_sent_before_the_end",
+        ),
         "a script that ends during a foreachBatch epoch ends by SIGABRT now and then",
     ),
     Defect(
@@ -1942,6 +1944,22 @@ SPARK: tuple[Defect, ...] = (
         "F.to_json(fields)",
         ("tests/rows/test_contract.py::test_spark_packs_the_columns_as_json",),
         "consumers miss the fields that they were promised with jsonNulls=keep",
+    ),
+    Defect(
+        "each-epochs-losses-are-a-line",
+        "rocket_sink/spark/console.py",
+        '            "%s of %s were not delivered',
+        '            what + ": %s of %s were not delivered',
+        ("tests/spark/test_console.py::test_a_stream_of_losses_is_cut_to_some_warnings",),
+        "a query that loses rows in each epoch fills the log of the driver",
+    ),
+    Defect(
+        "backfills-drop-nulls",
+        "rocket_sink/spark/backfill/sources.py",
+        "json_body(plan)",
+        'json_body(plan_of(self.frame, self.options.with_(jsonNulls="drop")))',
+        ("tests/spark/test_frames.py::test_lanes_and_backfills_pack_the_same_text",),
+        "a backfill sends other bodies than the query whose rows it repeats",
     ),
     Defect(
         "ledgers-need-deltas-jars",

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.net import log
+from rocket_sink.spark.console import warn_of_losses
 from rocket_sink.spark.datasource import register
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
@@ -74,6 +76,18 @@ def test_a_notebook_shows_the_accounts_as_a_table(setting: str) -> None:
         "dead letters", "3", "ledger", "/ledger",
     ]  # fmt: skip
     assert result.stderr == ""
+
+
+def test_a_stream_of_losses_is_cut_to_some_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    counts = {"rows_in": 9, "dead": 3, "unknown": 0, "first_error": "TOPIC_NOT_FOUND"}
+    for epoch in range(1000):
+        warn_of_losses(f"epoch {epoch} of the query q", counts, "/ledger")
+    log.flush()
+    *warnings, count = texts(caplog)
+    assert len(warnings) == log.BURST
+    assert warnings[-1].startswith(f"3 of 9 rows of epoch {log.BURST - 1} of the query q were not")
+    assert "more of these are only counted" in warnings[-1]
+    assert count.startswith(f"{1000 - log.BURST} more of these were not logged: ")
 
 
 def texts(caplog: pytest.LogCaptureFixture) -> list[str]:

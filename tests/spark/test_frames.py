@@ -1,0 +1,65 @@
+"""Bodies of `bodyFormat=json`: the lanes that pack them, and the lanes that refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from rocket_sink.errors import ColumnError
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.backfill.sources import Selection, Table
+from rocket_sink.spark.datasource import RocketMQDataSource
+from rocket_sink.spark.frames import plan_of, select_needed
+
+ZONE = "spark.sql.session.timeZone"
+NOON = "timestamp_ntz'2026-07-01 12:00:00'"
+AS_WRITTEN = '"2026-07-01T12:00:00.000"'
+
+
+@pytest.fixture
+def new_york(spark: Any) -> Iterator[Any]:
+    """The session, with a zone in which no time is that of UTC."""
+    before = spark.conf.get(ZONE)
+    spark.conf.set(ZONE, "America/New_York")
+    yield spark
+    spark.conf.set(ZONE, before)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("nulls", "expected"),
+    [
+        ("drop", f'{{"at":{AS_WRITTEN},"leg":{{"off":[{AS_WRITTEN}]}}}}'),
+        ("keep", f'{{"at":{AS_WRITTEN},"gate":null,"leg":{{"off":[{AS_WRITTEN}],"on":null}}}}'),
+    ],
+)
+def test_lanes_and_backfills_pack_the_same_text(
+    new_york: Any, tmp_path: Path, nulls: str, expected: str
+) -> None:
+    """`write`, `write_batch` and `stream` send what `select_needed` returns, and a backfill sends
+    its source's pending rows. A time without a zone stays as it is written, at any depth."""
+    frame = new_york.sql(
+        f"SELECT {NOON} AS at, CAST(NULL AS STRING) AS gate, "
+        f"named_struct('off', array({NOON}), 'on', CAST(NULL AS TIMESTAMP_NTZ)) AS leg"
+    )
+    options = SinkOptions.parse(topic="t", bodyFormat="json", jsonNulls=nulls)
+    packed, _ = select_needed(frame, plan_of(frame, options))
+    pending = Table(frame, "flights", options).pending(
+        new_york, Ledger(tmp_path / "ledger"), Selection()
+    )
+    assert pending is not None
+    assert [packed.first().body, pending.first().body] == [expected, expected]
+
+
+@pytest.mark.parametrize("writer", ["writer", "streamWriter"])
+def test_a_data_source_refuses_to_pack(writer: str) -> None:
+    """The bare foreach lane refuses, too: `test_json_needs_the_driver`."""
+    options = {"nameServer": "127.0.0.1:9", "topic": "t", "bodyFormat": "json"}
+    source = RocketMQDataSource(options)
+    with pytest.raises(ColumnError, match=r"to_json\(struct\('\*'\)\)"):
+        getattr(source, writer)(StructType().add("at", "timestamp_ntz"), overwrite=False)
