@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import pytest
+from pyarrow.fs import S3FileSystem
 
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import read_batches
@@ -69,7 +70,10 @@ def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
 
 
 def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
-    """Arrow alone writes a file in three requests, and reads a stream in one for each part."""
+    """Arrow alone writes a file in three requests, and reads a stream in one for each part.
+
+    An older Arrow, without the option for it, always needs the three.
+    """
     server = S3Server()
     try:
         server.client().create_bucket(Bucket="bucket")
@@ -83,7 +87,8 @@ def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
             assert sum(b.num_rows for b in read_batches(path, place.filesystem())) == 50
     finally:
         server.close()
-    assert (writing.by_method["PUT"], writing.by_method["POST"]) == (1, 0)
+    posts = 0 if "allow_delayed_open" in str(S3FileSystem.__doc__) else 2
+    assert (writing.by_method["PUT"], writing.by_method["POST"]) == (1, posts)
     assert reading.by_method == {"HEAD": 1, "GET": 1}
 
 
