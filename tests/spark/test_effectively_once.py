@@ -326,6 +326,7 @@ def test_a_task_that_outlived_its_driver_sends_nothing_more(
     world.check()
 
 
+@pytest.mark.timeout(120)
 def test_a_broker_that_stays_away_is_given_up(cluster: FakeCluster, tmp_path: Path) -> None:
     """Attempts that wait for a broker use up time, although they use up no attempts.
 
