@@ -108,15 +108,16 @@ class SendRequest:
         batch: the body is in the batch form (SEND_BATCH_MESSAGE).
         properties: the wire property string (of a batch: that of the request, often empty).
         queue: send to this queue only; every attempt goes there.
-        choose: picks the queue anew for each attempt; it gets the route and a predicate that
-            says whether a broker is available now. It returns None if no queue will do at present.
-            With neither `queue` nor `choose` the engine spreads requests by its own selector.
+        choose: picks a queue for each attempt from the route and a predicate "this broker is
+            available now"; returns None if no queue is available. With neither `queue` nor `choose`
+            the engine spreads requests by its own selector.
         ordered: one request in flight per queue, in the order of `submit`. With `queue` the request
             waits for that queue up to `orderWaitMs` (strict); with `choose` it may move between
             attempts (best effort).
         timed: delayed, timed or transactional; refused in a batch.
-        least_version: the oldest broker that honours it (MQVersion ordinal); 0: any. An older
-            broker does not get the message, because it would ignore what the message asks for.
+        least_version: the oldest broker version that supports the request (MQVersion ordinal); 0:
+            any. Older brokers do not get the message, because they would ignore its special
+            properties.
         lacks_keys: a batch with a message without keys, which a compaction topic must not get.
         oneway: there is no answer; the request is complete, without a result, when it is written.
         reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
@@ -131,9 +132,9 @@ class SendRequest:
             wait behind others of an ordered queue counts, the wait in `submit` does not.
         attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
         retry_while_busy: an attempt does not count if the broker is busy or no broker can be asked;
-            only time limits such attempts. Bulk senders need this: they would lose thousands of
-            messages to a bad second.
-        group: many single messages in the place of `body`, each in a frame of its own
+            only time limits such attempts. Bulk senders need this: one bad second could otherwise
+            cost thousands of messages.
+        group: many single messages instead of `body`, each in a frame of its own
             (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
         verify_ids: client ids of the first and the last message. With them an attempt lasts as long
             as its connection lives. If its outcome is unknown, the engine asks the broker for the
@@ -256,7 +257,7 @@ class AttemptHistory:
         self.unknown: SendError | None = None
         """The first error that leaves open whether the message is stored."""
         self.degraded: SendResult | None = None
-        """An earlier attempt stored it, less durably than asked for."""
+        """The result of an earlier attempt that stored the message less durably than asked for."""
 
 
 class CheckResult(NamedTuple):
@@ -274,7 +275,7 @@ class CheckResult(NamedTuple):
 
 
 class End(NamedTuple):
-    """How an attempt ended, or messages of a group; `sent_s`: when its last byte was written."""
+    """The end of an attempt, or of messages of a group; `sent_s`: time of the last written byte."""
 
     attempt: SendAttempt
     result: Result | CheckResult
@@ -283,8 +284,9 @@ class End(NamedTuple):
 
 
 class SendAttempt:
-    """Owner of what one request puts on the wire at once. A retry is a new attempt, so an owner is
-    never in two channels. The attempt's end goes into `ends`, which the engine handles later."""
+    """One attempt at a request; the owner of its frames on the wire. A retry is a new attempt, so
+    an owner is never in two channels. The attempt's end goes into `ends`, which the engine handles
+    later."""
 
     __slots__ = (
         "body", "body_bytes", "broker", "channel", "counted", "deadline_s", "done", "ends",
@@ -317,7 +319,7 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Number of the attempt; attempts that cost none (GO_AWAY) are not counted."""
+        """Number of this attempt, without earlier attempts that cost none (GO_AWAY)."""
         self.pinned: MessageQueue | None = None
         """The queue of the previous attempt, if this attempt must use it again."""
         self.target: SendTarget | None = None
@@ -359,7 +361,7 @@ class SendAttempt:
         return "" if self.target is None else self.target.address
 
     def release(self) -> None:
-        """Stop counting as in flight at the broker."""
+        """Stop counting this attempt as in flight at its broker."""
         broker, self.broker = self.broker, None
         if broker is not None:
             broker.in_flight -= self.requests

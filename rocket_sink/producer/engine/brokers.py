@@ -59,8 +59,8 @@ class Broker:
     def __init__(self, name: str, proxy: str = "") -> None:
         self.name = name
         self.proxy = proxy
-        """The address of the proxy that answers for it. A proxy drops answers when many requests
-        are in flight."""
+        """The address of the broker's proxy, or None. A proxy drops answers when many requests are
+        in flight."""
         self.in_flight = 0
         self.latency_s = 0.0
         self.deviation_s = 0.0
@@ -68,10 +68,10 @@ class Broker:
         """Time at which the latest stored request was written."""
         self.suspect = False
         self.silent = False
-        """The broker is suspect, and gives no sign of life when asked: frozen, or cut off."""
+        """The broker is suspect and does not answer heartbeats: it is frozen, or cut off."""
         self.window = AimdWindow(2 * _PROXIED, 0.0) if proxy else None
-        """Set from the first busy answer until it has grown to the engine's own; behind a proxy
-        from the start, where it also shrinks by missing answers."""
+        """The window exists from the first busy answer until it has grown to the engine's window.
+        Behind a proxy it exists from the start, and also shrinks when answers are missing."""
 
     def room_for(self, requests: int, taken: int = 0) -> int:
         """Return how many of these requests fit after `taken` places are used; all of them if the
@@ -149,7 +149,7 @@ class BrokerHealth:
 
 
 FaultView: TypeAlias = "tuple[Set[str], Set[str], Set[tuple[str, str]]]"
-"""Isolated brokers, unreachable ones, and isolated pairs of topic and broker."""
+"""Isolated brokers, unreachable brokers, and isolated pairs of topic and broker."""
 
 
 class _TopicRanking(NamedTuple):
@@ -255,7 +255,7 @@ class Brokers:
         return rank
 
     def view(self, now_s: float) -> None:
-        """Read the fault table again if the last look is old."""
+        """Read the fault table again if the last view is older than `VIEW_S`."""
         if now_s < self._next_view_s:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
@@ -268,7 +268,7 @@ class Brokers:
     def _ranked(self, info: TopicPublishInfo, known: _TopicRanking | None) -> _TopicRanking:
         """Rank the brokers of a route anew."""
         if known is None and len(self._rankings) >= TOPICS_MAX:
-            self.ranks_version += 1  # wakes requests of the topic that is forgotten
+            self.ranks_version += 1  # wake the requests of the forgotten topic
         ranking = known.ranking if known is not None and known.info is info else None
         if ranking is None:
             turns = (
@@ -299,7 +299,7 @@ class Brokers:
                 if is_proxied and self.of(name).proxy != info.masters[name]:
                     # Requests in flight at another proxy take no place at this one.
                     self._brokers[name] = Broker(name, info.masters[name])
-                    self.ranks_version += 1  # wakes requests that wait for room at the other one
+                    self.ranks_version += 1  # wake requests that wait for the other proxy
                 targets = [
                     SendTarget(info.queues[index], name, info.masters[name], self.of(name))
                     for index in indices
@@ -312,7 +312,7 @@ class Brokers:
     # --- events ------------------------------------------------------------------------------
 
     def forget_requests(self) -> None:
-        """Count no request as in flight any more: the engine has begun anew."""
+        """Set all in-flight counts to zero after a reset of the engine."""
         for broker in self._brokers.values():
             broker.in_flight, broker.window = 0, None
         self.ranks_version += 1
@@ -403,8 +403,8 @@ class Brokers:
             broker.suspect, broker.silent = suspect, silent
 
     def take_worsened(self) -> list[str]:
-        """Return the brokers that were isolated or became suspect or silent since the last call,
-        and that are worse than another one."""
+        """Return brokers that became isolated, suspect or silent since the last call, if a better
+        broker exists."""
         worsened, self._worsened = self._worsened, set()
         if not worsened:
             return []

@@ -1,7 +1,7 @@
-"""The way of an attempt to a connection: route, queue, turn, header.
+"""Dispatch of attempts: route, queue, turn, header, connection.
 
-The dispatcher never tries again. It returns the `Wait` that keeps an attempt from being written, or
-raises the error.
+The dispatcher never retries. If an attempt cannot be written, the dispatcher returns the `Wait`
+that it needs, or raises an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IGNORED: Final = {
     V5_4_0: "ignore a priority: priorities came with 5.4; send without priority",
     V5_5_0: "ignore a lite topic: lite topics came with 5.5; use a sharding_key",
 }
-"""{version: (what an older broker would do with the request, and the alternative)}"""
+"""{version: (what an older broker does with the request, alternative for the user)}"""
 
 
 class Dispatcher:
@@ -162,7 +162,7 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # The address of the brokers may be another one in a route from another proxy.
+            # A route from another proxy may give the brokers another address.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
@@ -187,8 +187,8 @@ class Dispatcher:
         opaque = channel.connection.open_request(
             deadline_s=until_s,
             token=attempt,
-            # If the attempt ends while the broker holds the request, both this broker and the next
-            # one store it.
+            # If the attempt ended while this broker holds the request, the next broker would store
+            # the messages a second time.
             latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
         )
         if attempt.request.oneway:
@@ -303,8 +303,7 @@ class Dispatcher:
         return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
-        """Return the last error of a broker; without one, an error that says what the attempt waits
-        for."""
+        """Return the last broker's error, or an error that says what the attempt waits for."""
         if attempt.history is not None and attempt.history.last_error is not None:
             # Copy the error for each message, because callers add facts to it.
             return attempt.history.last_error.copy()

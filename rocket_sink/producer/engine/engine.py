@@ -65,7 +65,7 @@ _TICK_S: Final = 0.01
 
 
 class SendEngine:
-    """Sends requests and completes each exactly once.
+    """Sends requests, and completes each request exactly once.
 
     Args:
         options: name servers, limits, time-outs, credentials.
@@ -217,7 +217,7 @@ class SendEngine:
         return self.take()
 
     def drive(self, timeout_s: float = STEP_S) -> None:
-        """Drive a round of at most `timeout_s`; completions wait for `take` or `poll`."""
+        """Drive one round of at most `timeout_s`; completions stay until `take` or `poll`."""
         self.process(self.client.wait(self.prepare(timeout_s)))
 
     def drive_for(self, time_s: float) -> None:
@@ -306,11 +306,11 @@ class SendEngine:
         return None
 
     def reread_credentials(self, signed_s: float) -> bool:
-        """Read the credentials again; return whether they differ from those of `signed_s`."""
+        """Read the credentials again; return whether they have changed since `signed_s`."""
         return self._headers.reread(signed_s, self.clock())
 
     def isolations(self) -> list[Isolation]:
-        """Return the isolation events since the last call."""
+        """Return the isolation events since the last call, and forget them."""
         events = list(self.brokers.events)
         self.brokers.events.clear()
         return events
@@ -441,7 +441,7 @@ class SendEngine:
                 case _:
                     raise result
         except Exception as error:
-            # The owner must not wait for an end that is lost.
+            # Complete the request nevertheless, because its owner waits for an end.
             step = self._unhandled(attempt, error)
         if type(step) is Completion:
             self._complete(attempt, step, at_s)
@@ -463,7 +463,7 @@ class SendEngine:
             self._complete(group, self._handler.part_ended(group, at_s, sent_s), at_s)
 
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
-        """Return the completion of an attempt whose end could not be handled."""
+        """Return the completion of an attempt after a defect in the handling of its end."""
         _LOG.error("the end of a request at %s was not dealt with", attempt.address, exc_info=error)
         attempt.release()
         text = f"an answer of {attempt.address or 'a broker'} was not dealt with: {error!r}"
@@ -473,8 +473,8 @@ class SendEngine:
         return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
 
     def reset(self) -> None:
-        """Reset the engine after an interrupted step, of which nobody knows how far it came. All
-        requests that can be found complete as not sent or unknown, and all connections are closed.
+        """Reset the engine after an interrupt in the middle of a step. All requests that can be
+        found complete as not sent or unknown, and all connections are closed.
         """
         # The counts may be wrong. Large values keep them from falling below zero.
         self.window.requests = self.window.bytes = sys.maxsize
@@ -509,7 +509,7 @@ class SendEngine:
                 if not isinstance(error, SendError):
                     _LOG.exception("a request was not sent")
                     if attempt.channel is not None:
-                        continue  # The connection has the attempt, and will end it.
+                        continue  # The connection has taken the attempt over.
                     error = UnwrittenError(f"it cannot be sent: {caught!r}")
                 step = self._handler.failed(attempt, error, None, now_s)
                 following = self._next_attempt(attempt, step, now_s)
@@ -566,7 +566,7 @@ class SendEngine:
         """Record an operation: a request, or the messages of a group that were answered at once."""
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
-            return  # Its messages have left it, or were recorded by parts.
+            return  # The messages have left the group, or were recorded in parts.
         metrics.record(
             request.topic,
             request.message_count if stored is None else len(stored),

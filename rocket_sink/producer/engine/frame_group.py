@@ -70,26 +70,25 @@ class GroupAttempt(SendAttempt):
 
     @property
     def is_whole(self) -> bool:
-        """Whether no message was answered or has left."""
+        """Whether all messages still wait for their answers."""
         return self.open_count == self.size
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
-        """Take answers that say that messages are stored."""
+        """Note many answers that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
         self.open_count -= len(answers)
         self._answers.append((answers, rtt_s))
 
     def answered_one(self, opaque: int, answer: SendAnswer, rtt_s: float) -> None:
-        """Take an answer that was read by itself and says that a message is stored."""
+        """Note the answer that one message is stored; `answered` takes such answers in bulk."""
         index = opaque - self.first_opaque
         self._open[index] = False
         self.open_count -= 1
         self._single_answers.append((index, answer, rtt_s))
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
-        """Take the messages `index` to `last` (exclusive) out of the group; return an attempt of
-        their own, as if it had been sent at the same time to the same queue. It takes over the
-        group's places in flight.
+        """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
+        The new attempt keeps the group's queue and send time, and takes over places in flight.
         """
         last = index + 1 if last is None else last
         group = self.request.group
@@ -122,7 +121,7 @@ class GroupAttempt(SendAttempt):
         return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
-        """Return an answer that `take_stored` will return; None if there is none."""
+        """Return the first answer that `take_stored` will return; None without answers."""
         if self._single_answers:
             return self._single_answers[0][1]
         return self._answers[0][0].frame(0).answer if self._answers else None
@@ -156,7 +155,7 @@ class GroupAttempt(SendAttempt):
         )
 
     def give_back(self, stored: StoredFrames) -> tuple[int, int]:
-        """Give back completed messages; return the bytes and places that they held."""
+        """Release completed messages; return the bytes and places that they held."""
         group = self.request.group
         assert group is not None
         size, places = group.messages.bytes_of(stored.indices), len(stored)

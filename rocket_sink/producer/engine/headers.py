@@ -28,7 +28,7 @@ class HeaderTemplates:
 
     Args:
         producer_group: as brokers know it, with its namespace.
-        provider: gives the credentials; None: the options do.
+        provider: returns the credentials; None: the options have them.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class HeaderTemplates:
         self._provider = provider
         self._namespace = namespace_fields(options.namespace_v2)
         self.templates: TopicCache[tuple[str, bool, bool], SendTemplate] = TopicCache()
-        """The templates that were made: a send looks here before it calls `template`."""
+        """The existing templates: a send looks here before it calls `template`."""
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
-        """The previous credentials: answers to requests that they signed may still come."""
+        """The previous credentials, to mask them in answers to requests that they signed."""
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
@@ -87,7 +87,7 @@ class HeaderTemplates:
 
     def reread(self, signed_s: float, now_s: float) -> bool:
         """Read the credentials again; return whether they differ from those in use at `signed_s`.
-        If many requests are refused together, the first one reads for all.
+        If many requests are refused together, only the first refusal reads them.
         """
         if self._credentials is None:
             return False

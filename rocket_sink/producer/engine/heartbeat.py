@@ -1,4 +1,4 @@
-"""Heartbeats, probes of brokers that did not answer, and unregistration."""
+"""Heartbeats, probes of unreachable brokers, and unregistration."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _DRIVEN_MAX_S: Final = 0.05
 """Longest time between two ticks of a driven engine; a longer gap counts as this."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
-"""Age of a request, and silence of its connection, from which on a sign of life is asked for: half
-of the time for which a sign of life counts."""
+"""A heartbeat asks for a sign of life once a request, and the silence of its connection, are this
+old: half of the time for which a sign of life counts."""
 
 
 class Heartbeats:
@@ -56,7 +56,7 @@ class Heartbeats:
         self.detects = options.start_detector_enable and options.latency_fault_enable
         self._detect_timeout_s = options.detect_timeout_ms / 1000
         self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
-        """The latest heartbeat to each address: its connection, and when."""
+        """{address: (connection of the latest heartbeat, time of sending)}"""
         self._versions: TopicCache[str, tuple[Channel | None, int]] = TopicCache()
         """{address: (connection, MQVersion ordinal)}, from answers to heartbeats
         (brokerVersionTable)."""
@@ -88,7 +88,7 @@ class Heartbeats:
             self._probe(addresses, now_s)
 
     def look_now(self) -> None:
-        """Do in the next tick what otherwise waits for the interval."""
+        """Send due heartbeats and probes in the next tick, without waiting for the interval."""
         self._next_look_s = 0.0
 
     def forget_requests(self) -> None:
@@ -97,7 +97,7 @@ class Heartbeats:
         self._probes.clear()
 
     def all_sent(self) -> bool:
-        """Return whether all known brokers had a heartbeat on their present connection."""
+        """Return whether each known broker got a heartbeat on its present connection."""
         peek = self._client.peek
         addresses = set(self._routes.addresses().values())
         return all(

@@ -6,8 +6,8 @@ The limits per second of a write are divided evenly over the tasks that run at o
 
 `rateTasks` defaults to the number of task slots at the start of the write (the number that Spark
 uses for barrier stages). So the limits are never passed, but a write with fewer tasks than slots
-stays below them. Set `rateTasks` for such a write, for Spark Connect, where slots cannot be seen,
-and for dynamic allocation, to the largest number of slots that there will be.
+stays below them. Set `rateTasks` for such a write, and for Spark Connect, where slots cannot be
+seen. With dynamic allocation set it to the largest number of slots.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Window:
         self.bytes = 0
 
     def has_room(self, size: int, others: int = 0) -> bool:
-        """Return whether a request fits. One larger than the whole window fits if it is alone.
+        """Return whether a request fits; one larger than the whole window fits if it is alone.
 
         Args:
-            others: requests that come before it.
+            others: number of requests that come before the request.
         """
         requests = self.requests + others
         return requests == 0 or (
@@ -74,7 +74,7 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter is free. Threads that wait for places are woken only then, many at
+        """Whether a quarter of the window is free. Waiting threads are woken only then, many at
         once."""
         return 4 * self.requests <= 3 * self._max_requests
 
@@ -114,7 +114,7 @@ class RateLimiter:
 
     @classmethod
     def of(cls, options: SinkOptions, now_s: float) -> RateLimiter | None:
-        """Make the limiter that the options ask for; None without a limit."""
+        """Return the limiter of the options; None if they set no limit."""
         return cls(options, now_s) if is_limited(options) else None
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:

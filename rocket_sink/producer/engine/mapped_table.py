@@ -27,7 +27,7 @@ _SLOT: Final = struct.Struct(
     "<IIHHI"
 )  # crc of the rest, sequence, key length, unused, value length
 _READS: Final = 3
-"""Number of reads of a slot that is torn by a write in between."""
+"""Attempts to read a slot that another process is writing."""
 _LOCK_TRIES: Final = 20
 _LOCK_PAUSE_S: Final = 0.000_2
 
@@ -58,7 +58,7 @@ class MappedTable:
         return None
 
     def put(self, key: str, value: bytes) -> bool:
-        """Store; False when it is too long, the table full, or a stopped process locks it."""
+        """Store a value; return False if it is too long, the table full, or the lock not free."""
         wanted = key.encode()
         if _SLOT.size + len(wanted) + len(value) > self._slot_bytes:
             return False
@@ -141,11 +141,12 @@ class MappedFile:
     def shared(cls, path: Path, size: int) -> MappedFile:
         """Return this process's mapping of the file; each user closes it once.
 
-        All users share it, because closing any descriptor of a file gives up the process's locks
-        on it (fcntl), and because each mapping counts as memory of the process again.
+        All users share one mapping. If one of two descriptors of a file is closed, the process
+        loses its locks on the file (fcntl). Each further mapping also counts as memory of the
+        process.
 
         Raises:
-            OSError: as the constructor.
+            OSError: see `__init__`.
         """
         with cls._guard:
             mapped_file = cls._opened.get(path)
@@ -178,7 +179,7 @@ class MappedFile:
             raise
 
     def lock(self) -> bool:
-        """Take the writers' lock; False when it is held for too long."""
+        """Take the writers' lock; return False if another process holds the lock for too long."""
         if not self._thread_lock.acquire(_LOCK_TRIES * _LOCK_PAUSE_S):
             return False
         for _ in range(_LOCK_TRIES):

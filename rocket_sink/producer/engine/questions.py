@@ -1,12 +1,12 @@
-"""Questions that a request waits for: a broker's version, and whether a topic wants keys.
+"""Questions to brokers before a send: their version, and whether a topic wants keys.
 
 A broker refuses a single message without keys in a topic with `cleanup.policy=COMPACTION`
 (MESSAGE_ILLEGAL), but takes such messages in a batch, where no consumer ever sees them
 (SendMessageProcessor: `sendMessage` looks, `sendBatchMessage` does not). Routes do not have the
-policy, so each broker is asked for the topic's configuration, and again in the background each
-AGE_S, because a topic may be deleted and made anew. A question has a time-out of its own,
-independent of the requests that wait for it. A request that waits for the answer is dispatched
-again and again, and may go to another broker meanwhile.
+policy, so the client asks each broker for the topic's configuration. It asks again in the
+background every AGE_S, because a topic may be deleted and created again. A question has its own
+time-out, independent of the send requests that wait for its answer. Such a send request is
+dispatched again and again, and may go to another broker meanwhile.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rocket_sink.wire.responses import decode_topic_attributes
 CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACTION: Final = "COMPACTION"
 AGE_S: Final = 30.0
-"""Age from which on an answer is asked for again; batches use the old one meanwhile."""
+"""Age of an answer at which the question is asked again; batches use the old answer meanwhile."""
 QUESTION_S: Final = 3.0
-"""Time for an answer. A question without one is asked again while a request waits for it."""
+"""Longest wait for an answer. Then the question is asked again if a send request still waits."""
 Learn = Callable[[Frame, float], SendError | None]
 """A function that takes an answer and returns the error if the broker was too busy to give one."""
 
@@ -39,7 +39,7 @@ _log = log.logger(__name__)
 
 
 class Questions:
-    """The questions of one engine, each asked once at a time."""
+    """The questions of one engine; at most one copy of a question is under way."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client

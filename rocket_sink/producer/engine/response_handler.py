@@ -1,4 +1,4 @@
-"""How an attempt ends, and what follows from it: the one retry loop of all send modes.
+"""Handling of an attempt's end, and the decision on the next step, for all send modes.
 
 The handler applies the retry tables and reports failures to brokers and routes; it sends nothing.
 """
@@ -63,7 +63,7 @@ from rocket_sink.wire.responses import (
 
 _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNotFoundError)
 """Errors after which the next attempt needs a new route: the route lacks the queue or its broker's
-master, or the broker says that it is wrong."""
+master, or a broker says that the route is wrong."""
 _AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
 """Errors after which the next attempt waits for a look-up: the known route names a broker that will
 not take the message."""
@@ -72,7 +72,7 @@ not take the message."""
 class NextStep(NamedTuple):
     """The step after an attempt's end: another attempt, now or after a wait.
 
-    With Wait.VERIFY the attempt is the same, and its broker is asked whether it is stored.
+    With Wait.VERIFY `attempt` is the ended attempt, and its broker is asked whether it is stored.
     """
 
     attempt: SendAttempt
@@ -221,7 +221,7 @@ class ResponseHandler:
         *,
         feedback: bool = True,
     ) -> Completion | NextStep:
-        """Take an attempt that was not stored, or whose outcome is unknown.
+        """Handle an attempt that was not stored, or whose outcome is unknown.
 
         Args:
             feedback: report the result to `Brokers`.
@@ -245,7 +245,7 @@ class ResponseHandler:
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
         history.last_error = error
-        # A busy broker is isolated already; to avoid it would prefer a silent broker to it.
+        # A busy broker is isolated already; avoiding it, too, would prefer a silent broker.
         avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
         history.last_broker = attempt.home if avoids else None
         verifies = verifies and in_flight and not self.stopping
@@ -266,7 +266,7 @@ class ResponseHandler:
     def verified(
         self, attempt: SendAttempt, result: CheckResult, now_s: float
     ) -> Completion | NextStep:
-        """Handle the broker's word on whether it stored an attempt without an answer."""
+        """Handle the result of a check whether the broker stored an unanswered attempt."""
         message, error = result.message, result.error
         if message is not None:
             code = int(ResponseCode.SUCCESS)
@@ -382,7 +382,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> None:
-        """Tell `Brokers` and the client what a failure says about broker and connection."""
+        """Report a failure to `Brokers` and to the client, if broker or connection are to blame."""
         home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
         rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
         if not self.stopping and decision.isolate is Isolate.BROKER:
@@ -429,7 +429,8 @@ class ResponseHandler:
     def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
         """Return the completion of a request whose last attempt was not acknowledged. If an earlier
         attempt was stored, even less durably than asked for, its answer is the result. Else, if an
-        earlier attempt's outcome is unknown, the request's is, too, with that attempt's error.
+        earlier attempt's outcome is unknown, the request's outcome is unknown, with the error of
+        that attempt.
         """
         history = attempt.known_history()
         if history.degraded is not None:

@@ -55,7 +55,7 @@ Done = Callable[[Answers, Unavailable | None, float], None]
 
 
 class NameServers:
-    """The name servers, in random order at first; then the one that answered last comes first."""
+    """The name servers in random order; the last server that answered moves to the front."""
 
     def __init__(
         self, addresses: Sequence[str], client: NetworkClient, rng: Random, timeout_s: float
@@ -69,12 +69,12 @@ class NameServers:
         return f"<NameServers {';'.join(self._addresses)}>"
 
     def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
-        """Ask one server after the other until one of them knows, or all of them (`of_all`).
+        """Ask one server after the other until a server knows the topic, or all servers (`of_all`).
 
         `done(answers, None, now)` gets the first answer of code 0 alone. Without such an answer,
         and with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`
-        says that no server answered; a TlsRefusedError, that each server refused TLS and will
-        refuse it again.
+        says that no server answered. If the error is a TlsRefusedError, each server refused TLS and
+        will refuse it again.
         """
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
         _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
@@ -87,7 +87,7 @@ class NameServers:
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 
     def prefer(self, address: str) -> None:
-        """Ask this server first the next time."""
+        """Begin the next question with this server."""
         if self._addresses[0] != address:
             self._addresses.remove(address)
             self._addresses.insert(0, address)
@@ -161,7 +161,7 @@ class _Question:
     def _unavailable(self) -> Unavailable:
         errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
         if errors and len(errors) == len(self.reasons):
-            # Each server refuses us or we refuse it: asking again would change nothing.
+            # Asking again is useless, because client and servers refuse each other.
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         return NameServerUnavailableError(
@@ -257,7 +257,7 @@ class Routes:
                 self.refresh(topic, now_s)
 
     def forget_look_ups(self) -> None:
-        """Forget the look-ups under way: their connections are closed."""
+        """Forget the look-ups under way, because their connections are closed."""
         for state in list(self._topics.values()):
             state.fetching = False
         self.look_ups += 1
@@ -273,7 +273,8 @@ class Routes:
         return state is not None and (state.fetching or state.wanted)
 
     def next_look_up_s(self, topic: str, now_s: float) -> float | None:
-        """Return the seconds to the topic's next look-up; 0 while one runs; None if none is due."""
+        """Return the seconds until the topic's next look-up; 0 during one; None if none is
+        planned."""
         state = self._topics.get(topic)
         if state is None or not (state.fetching or state.wanted):
             return None
@@ -461,8 +462,8 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that the topic does not exist; for good only if each server that answered knows
-        brokers."""
+        """Note that the topic does not exist. The error is final only if each server that answered
+        knows brokers."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"

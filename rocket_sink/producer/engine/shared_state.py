@@ -1,10 +1,11 @@
-"""Fault table and route cache shared by all workers of an executor through a mapped file.
+"""Fault table and route cache, which all workers of an executor share through a mapped file.
 
-PySpark forks one worker per task slot; what one worker learns about a broker, all workers know at
-once, and new workers know it from the start. The file is in the executor's own local directory
-(`SPARK_LOCAL_DIRS`), else in a directory of the user's for the parent process. Its name holds the
-name servers (broker names are only unique within a cluster) and the boot (times are the system's
-monotonic clock). In-process when the directory cannot be written.
+PySpark forks one worker per task slot. When one worker learns that a broker is slow, all workers
+know at once, and new workers know from the start. The file is in the executor's own local directory
+(`SPARK_LOCAL_DIRS`), else in a directory that belongs to the user and the parent process. The file
+name contains the name servers, because broker names are only unique within a cluster, and the boot,
+because times are the system's monotonic clock. If the directory cannot be written, the state is
+in-process.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SharedBrokerState:
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
-        """Return this executor's store for these name servers; in-process if it must be."""
+        """Return the executor's store for these name servers; an in-process one if files fail."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
@@ -130,10 +131,10 @@ def _item(name: str, value: bytes) -> FaultItem | None:
 
 
 def local_directory() -> Path:
-    """Return the executor's own directory, or one of this user's for this parent process.
+    """Return the executor's own directory, or this user's directory for the parent process.
 
     Raises:
-        OSError: it cannot be made, or is another user's.
+        OSError: the directory cannot be made, or belongs to another user.
     """
     spark_folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
     if spark_folder and Path(spark_folder).is_dir():

@@ -77,7 +77,7 @@ LACKS_SUB: Final = (
 )
 """The advice to a user who may not look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""An index entry is there some 2 ms after the answer would have been."""
+"""The index entry appears some 2 ms after the moment of a normal answer."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 
@@ -141,7 +141,7 @@ def _found(answer: Frame, message_id: str) -> StoredMessage | None:
 
 @dataclass(eq=False)
 class StoredCheck:
-    """The question whether one attempt's request is stored."""
+    """A check whether the broker has stored one attempt's request."""
 
     attempt: SendAttempt
     error: SendError
@@ -150,7 +150,7 @@ class StoredCheck:
     wait_s: float = _FIRST_WAIT_S
     since_s: float | None = None
     missing: int = 0
-    """Number of ids that no answer since `since_s` had."""
+    """Number of ids that were in no answer since `since_s`."""
     outstanding: int = 0
     asked_s: float = 0.0
     failed: bool = False
@@ -242,7 +242,7 @@ class StoredChecks:
     ) -> None:
         check.outstanding -= 1
         if error is not None:
-            # The broker may be back at another address.
+            # Note the failure: the broker may have come back at another address.
             check.failed = True
             if isinstance(error, PermissionDeniedError) and check in self.open:
                 text = f"{check.error}; this user may not look up whether it is stored ({error})"
@@ -279,6 +279,6 @@ class StoredChecks:
 
     def _end(self, check: StoredCheck, result: CheckResult, now_s: float) -> None:
         del self.open[check]
-        # The time of the check does not count as the request's.
+        # The time of the check does not count against the request's time-out.
         check.attempt.deadline_s += now_s - check.opened_s
         check.attempt.on_end(result, None, now_s)

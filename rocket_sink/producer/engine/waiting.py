@@ -17,7 +17,7 @@ _LOOK_S: Final = 0.01
 
 
 class OrderedQueues:
-    """Queues with one request in flight each, and others behind it in the order of submission.
+    """Queues that have one request in flight each; later requests wait in the order of submission.
 
     A request's place is in the queue of its first choice, whatever queue its later attempts take.
     """
@@ -46,7 +46,7 @@ class OrderedQueues:
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """Remove an ended request; return the request behind it if that may go now."""
+        """Remove an ended request; return the next request of its queue if it may go now."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
         first = line[0] is attempt
@@ -102,7 +102,7 @@ class WaitingRequests:
             heapq.heappush(self._delayed, (due_s, next(self._sequence), attempt))
 
     def leave(self, attempt: SendAttempt, now_s: float) -> None:
-        """Remove an ended request: the next one of its ordered queue is due."""
+        """Remove an ended request, and make the next request of its ordered queue due."""
         following = self.ordered.leave(attempt)
         if following is not None and following in self._behind:
             del self._behind[following]
@@ -152,13 +152,13 @@ class WaitingRequests:
         """Remove and return attempts with room at the place, or past their deadline."""
         brokers, line = self._brokers, self._throttled[place]
         if self._ranks_version != brokers.ranks_version:
-            # Try all: the ranks have changed, so another broker may be the best one now.
+            # Return all attempts: the ranks have changed, so another broker may be the best now.
             del self._throttled[place]
             return [attempt for _, attempt in line]
         if not isinstance(place, Broker) and now_s >= self._next_look_s:
             info = self._routes.get(place[0], now_s)
             if info is not None:
-                brokers.ranking(info, now_s)  # takes a new route
+                brokers.ranking(info, now_s)  # rank a new route
         due = []
         watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
         for broker in watched:
