@@ -59,7 +59,7 @@ class BatchAccumulator:
         """Append the message to its batch; the future gets its result or error.
 
         Args:
-            size: its bytes in a batch, about (`RequestBuilder.batch_bytes`).
+            size: the message's approximate bytes in a batch (`RequestBuilder.batch_bytes`).
 
         Raises:
             ProducerClosedError
@@ -116,7 +116,7 @@ class BatchAccumulator:
     # --- a batch and its end -----------------------------------------------------------------
 
     def _send(self, batch: _OpenBatch) -> None:
-        """Encode the messages together, and send them in as few requests as they fit in."""
+        """Encode the messages together, and send them in as few requests as possible."""
         builder, messages = self._builder, [message for message, _ in batch.entries]
         end = 0
         try:
@@ -154,8 +154,8 @@ class SentBatch:
     def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
         self._singles = zip(entries, ids, strict=True)
-        """The entries that `send_singly` has not sent yet. An interrupted `on_done` is repeated,
-        and goes on behind them."""
+        """The entries that `send_singly` has not sent yet. If `on_done` is interrupted, the
+        repeated call continues with them."""
 
     @property
     def in_engine(self) -> bool | None:

@@ -59,7 +59,7 @@ from rocket_sink.wire.properties import keys_of
 _LOG: Final = log.logger(__name__)
 _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
-"""Longest sleep of a follower whose request is not in flight."""
+"""Longest wait of a thread whose request is not in the engine yet."""
 _HEARTBEATS_S: Final = 0.5
 """Longest wait for the answers to heartbeats; later ones are read the next time."""
 _CHECKS_PER_INTERVAL: Final = 3
@@ -69,13 +69,13 @@ _GRACE_S: Final = 1.0
 _LOST_S: Final = 5.0
 """Time after which a request that has not ended is taken for lost."""
 _FUTURES: Final = 4096
-"""Number of futures from which on ended ones are dropped at once; else after `_IDLE_S`."""
+"""With so many futures the ended ones are dropped at once; with fewer after `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
 """Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
 
 
 class Waiter:
-    """A thread's wait for one completion; the token of its request."""
+    """A thread that waits for one completion; also the token (owner) of its request."""
 
     __slots__ = ("_gate", "asleep", "completion", "in_engine", "on_done")
 
@@ -108,7 +108,7 @@ class Waiter:
 
 
 class Token(Protocol):
-    """The owner of a request, which gets its end.
+    """The owner of a request, who gets its completion.
 
     Attributes:
         in_engine: None while the request is queued, False while a thread hands it to the engine,
@@ -249,7 +249,7 @@ class Driver:
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
         self._leadership = 0
-        """Number of the latest leadership, by which a thread ends only its own one."""
+        """Number of the latest leadership; a thread ends only the leadership with its number."""
         self._leading = threading.Lock()
         """Held while a thread leads. `_leader` may still name an interrupted thread."""
         self._in_step = False
@@ -257,14 +257,14 @@ class Driver:
         interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, float] = {}
-        """Threads that wait for the window in the order in which they get places, each with the
-        end of its wait (engine's clock)."""
+        """Threads that wait for the window, in the order of arrival, each with the end of its wait
+        (engine's clock)."""
         self.is_started = False
         """Whether the producer's thread was started, or the system refused to start one."""
         self._thread: threading.Thread | None = None
         self._thread_leads = False
         self._end_of_rest = threading.Event()
-        """Set to wake the producer's thread for other work than heartbeats."""
+        """Event that wakes the producer's thread for work other than heartbeats."""
         self.closing = False
         self._finishing = False
         """The producer's thread ends once nothing is pending."""
@@ -396,7 +396,7 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
             if is_back:
                 self.submit(request, waiter)
-            # Another thread may have drained the request, and drives only for its own.
+            # Drive here: the thread that drained the request may drive for its own request only.
             self._drive_to_end(waiter)
 
     def _drive_to_end(self, waiter: Token) -> None:
@@ -593,7 +593,7 @@ class Driver:
         deadline_s = self.engine.clock() + timeout_s
         self._finish_pending(deadline_s)
         for task in self._tasks:
-            task.flush()  # traces of what has just ended
+            task.flush()  # send the traces of the last requests
         self._finish_pending(deadline_s)
         with self.lock:
             self._begin_step()
@@ -626,7 +626,7 @@ class Driver:
                 self._submissions.drain()
                 self._in_step = False
             self._finish_pending(self._last_deadline_s())
-            self._run_tasks(float("inf"))  # traces of what has just ended
+            self._run_tasks(float("inf"))  # send the traces of the last requests
         finally:
             undone = [
                 send_future
@@ -672,7 +672,7 @@ class Driver:
                 return
             nested = self.is_leading
             if self._leader == me and not nested:
-                self._leader = None  # An interrupt has kept the last leader from this.
+                self._leader = None  # An interrupt kept the last leader from this step.
             lead = nested or self._leader is None
             if lead and not nested:
                 self._leader, self._leadership = me, self._leadership + 1
@@ -698,7 +698,7 @@ class Driver:
         try:
             with self._leading:
                 if leadership != self._leadership:
-                    return  # Another thread leads, because this took so long.
+                    return  # Another thread leads by now, because the steps above took long.
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
                 self._lead(over, timeout_s)
@@ -713,7 +713,8 @@ class Driver:
         if self._in_step:
             self.engine.reset()
             self._look_at_futures()
-            # If the engine knows a request, its own completion comes first.
+            # The engine's completions are taken before these, so a request that it knows keeps its
+            # own result.
             self._submissions.refused += [
                 _interrupted(future)
                 for _, future in self._older_futures
@@ -722,7 +723,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Let a follower lead if no thread does; the one woken last may have ended its wait."""
+        """Wake a follower if no thread leads; the follower woken before may have ended its wait."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -806,10 +807,10 @@ class Driver:
         self._older_futures = [entry for entry in older if not entry[1].done()]
 
     def _end_lost(self) -> None:
-        """End futures long past their deadlines, because an interrupt lost their requests."""
+        """End futures whose requests were lost in an interrupt: their deadlines are long past."""
         now_s, options = self.engine.clock(), self.engine.options
-        # A request has its time twice: it may wait for the window, or leave a batch and be sent
-        # again.
+        # Count the time-out twice: a request may first wait for the window, or leave a batch and be
+        # sent again.
         longest_s = 2 * self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
@@ -894,7 +895,7 @@ class Driver:
                 return True
             if self.engine.clock() <= deadline_s:
                 return False
-            self._window_waiters.pop(other, None)  # an interrupted thread has left it there
+            self._window_waiters.pop(other, None)  # remove the entry of an interrupted thread
         return True
 
     def _closed(self) -> bool:

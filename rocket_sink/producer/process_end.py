@@ -1,8 +1,7 @@
 """The end of a process: messages that its producers accepted are sent first.
 
-Python ends when its last thread that is no daemon does, and a child of `multiprocessing` by
-`os._exit`. Both call `finish_all` before. A process that is killed, or calls `os._exit` itself,
-runs no Python code any more.
+Python ends with its last non-daemon thread; a child of `multiprocessing` ends by `os._exit`. Both
+call `finish_all` before. A process that is killed, or calls `os._exit` itself, does not.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.net import log
 
 _LAST: Final = -100
-"""Priority among the finalizers of `multiprocessing`; a program's own ones run first, and may send.
+"""Priority among the finalizers of `multiprocessing`; the program's own finalizers run first, and
+may send.
 """
 
 
@@ -42,7 +42,7 @@ _lock: Final = ForkLock()
 _CALLS_S: Final = 60.0
 """Longest wait of the end for calls of daemon threads."""
 _SILENT_S: Final = 1.0
-"""Such a wait that is longer is logged."""
+"""A wait for daemon threads that is longer than this is logged."""
 
 
 class Calls:
@@ -78,7 +78,8 @@ class Calls:
             self._threads.discard(threading.get_ident())
 
     def finish(self) -> None:
-        """Wait for the calls under way. Threads that begin another one sleep until the end."""
+        """Wait for the calls under way. A thread that begins another call sleeps until the process
+        ends."""
         with _lock:
             self._is_over = True
         began_s, is_silent = time.monotonic(), True

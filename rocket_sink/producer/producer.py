@@ -88,7 +88,7 @@ class Producer:
         self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
         self._rpc_hooks = RpcHooks()
         self._placed: TopicCache[str, TopicPublishInfo] = TopicCache()
-        """The route that gives each topic's keys their queues in strict order."""
+        """{topic: the route by which strict order places keys}; see `_route_of_keys`."""
         self._session = self._new_session(None)
 
     def __repr__(self) -> str:
@@ -229,12 +229,12 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in as few requests as `maxMessageSize` allows.
 
-        One result per request, in order. A request that the broker refuses as too large is sent
-        again in halves, with the same message ids, so that only the illegal message fails.
+        Return one result per request, in order. A request that the broker refuses as too large is
+        sent again in halves, with the same message ids, so that only the illegal message fails.
 
         Raises:
             MessageError: INVALID_BATCH, or a message is illegal; nothing was sent.
-            SendError: the first one; its fact `results` has those of stored requests.
+            SendError: the first error; its fact `results` has the results of stored requests.
         """
         session = self._live_session()
         messages = [with_trace_context(message) for message in messages]
@@ -428,8 +428,8 @@ class Producer:
         return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route that places keys in strict order. While a broker is missing, this is the
-        last route with it, so its keys wait for it and other keys do not move."""
+        """Return the route that places keys in strict order. While a broker is missing, return the
+        last route that had the broker: its keys wait, and other keys do not move."""
         route = self._placed.get(info.topic)
         if route is not None and not route.masters.keys() <= info.masters.keys():
             return route

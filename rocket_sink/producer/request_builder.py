@@ -22,7 +22,7 @@ from rocket_sink.wire.properties import ENCODED_LIMIT, least_version, properties
 _ANY_ID: Final = "0" * 56
 """A text as long as a client id with an IPv6 address."""
 _PROPERTY_BYTES: Final = len(_ANY_ID) + 30
-"""Bytes of the properties that each message has, and of the names of tags and keys."""
+"""Bytes of the properties that every message has, and of the property names of tags and keys."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class RequestBuilder:
         """Batch requests in order, each below `maxMessageSize` when encoded, and of at most
         BATCH_MAX_MESSAGES.
 
-        A message whose encoded form alone exceeds it is sent as a single message, because brokers
-        apply the limit to the body of the batch.
+        A message that exceeds the limit only in its encoded form is sent as a single message,
+        because brokers apply the limit to the body of the batch.
 
         Raises:
             MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.

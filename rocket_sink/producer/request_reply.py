@@ -41,7 +41,8 @@ _NOT_ENABLED: Final = (
     "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
     "default)"
 )
-"""The advice, because RecallMessageProcessor's remark only says that the operation is forbidden."""
+"""Advice for the error text: the broker's remark only says that the operation is forbidden
+(RecallMessageProcessor)."""
 
 
 class RequestReply:
@@ -76,7 +77,7 @@ class RequestReply:
             sent = self._driver.send(request, (message,), "request")
             clock = self._driver.engine.clock
             if self._driver.is_leading:
-                # Drive here, because in a callback no other thread reads the reply.
+                # Drive here: if this is a callback, no other thread reads the reply.
                 self._driver.call(lambda: reply.done() or clock() >= deadline_s)
             return reply.result(max(0.0, deadline_s - clock()))
         except FutureTimeoutError:

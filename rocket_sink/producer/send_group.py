@@ -1,6 +1,6 @@
 """Asynchronous sends that travel together: a group of the engine, made of requests.
 
-One queue, one write, answers read and futures completed by the hundred
+A group has one queue and one write; its answers are read and its futures completed by the hundred
 (`producer.engine.frame_group`). A message that leaves its group becomes the request that was
 submitted.
 """
@@ -95,7 +95,8 @@ class SendGroup:
         return group_request(self._requests[first:last])
 
     def on_done(self, completion: Completion) -> None:
-        """Complete the futures of stored messages; or all of them, if the group failed unsent."""
+        """Complete the futures of stored messages; complete all futures if the group was never
+        sent."""
         if completion.stored is not None and completion.result is not None:
             end_all(self._stored(completion.result, completion.stored))
         elif (error := completion.error) is not None:

@@ -182,7 +182,7 @@ class TracedMessage(Protocol):
 class RequestTraces:
     """Sends the traces of a sample of the requests of an engine, which one thread drives.
 
-    A trace message has one request, or a part if the ids of a batch are too long for one.
+    A trace message holds the trace of one request. The ids of a large batch take several messages.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class RequestTraces:
         """Trace a completed request, or messages of a completed group, if the sample has them.
 
         Args:
-            messages: returns the messages with these places in the group; of None, all messages.
+            messages: returns the messages at the given places of the group; all messages for None.
             half: they are half messages.
         """
         result, stored = completion.result, completion.stored
@@ -233,7 +233,8 @@ class RequestTraces:
         # A broker may name the first message of a batch only.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
         for message, offset_id in zip(messages(places), names, strict=False):
-            # This task has encoded the text: each property has a name and a value.
+            # The text is well-formed, because this task encoded it: each property has a name and a
+            # value.
             texts = message.properties.replace("\x02", "\x01").split("\x01")
             properties = dict(zip(texts[::2], texts[1::2], strict=False))
             lines.append(PubTrace(
@@ -281,7 +282,7 @@ class RequestTraces:
             self._lose(error)
 
     def took(self, completion: Completion) -> bool:
-        """Return whether the completion is that of a trace message, and count it then."""
+        """Return whether the completion belongs to a trace message; if so, count it."""
         if completion.token is not self:
             return False
         self.in_flight -= 1

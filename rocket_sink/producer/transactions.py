@@ -81,7 +81,7 @@ class TransactionResult:
         state: the result of `execute`; ROLLBACK for a half message stored degraded (`execute` was
             not called); UNKNOWN when it raised or returned None.
         local_error: the exception of `execute`.
-        end_error: the error of END_TRANSACTION. The broker will send a check, unless it got the
+        end_error: the error of END_TRANSACTION. The broker sends a check if it did not get the
             request.
     """
 
@@ -143,7 +143,7 @@ class TransactionClient:
         if self._listener() is not None:
             self._driver.stay_connected()
         request = self._builder.single(message, {TRAN_MSG: "true", PGROUP: self._group})
-        request.timed = True  # never in a batch
+        request.timed = True  # half messages are never in a batch
         request.sys_flag |= SysFlag.TRANSACTION_PREPARED
         identified = named(message, request.message_id)
         try:
@@ -332,10 +332,10 @@ def _remark(who: str, failure: BaseException | None) -> str | None:
 
 
 def _state(answer: object) -> TransactionState:
-    """Return the state that an answer stands for; None stands for UNKNOWN, as in Java.
+    """Return the answer as a state; None is UNKNOWN, as in Java.
 
     Raises:
-        TypeError: another value.
+        TypeError: the answer is neither a state nor None.
     """
     if answer is None:
         return UNKNOWN

@@ -71,8 +71,8 @@ class Admin:
     # --- routes ------------------------------------------------------------------------------
 
     def check_name_servers(self) -> None:
-        """Check that a name server answers. The question is for a route, which every proxy answers,
-        too; a topic that is not there may be made by the first send.
+        """Check that a name server answers. The question is for a route, because proxies answer
+        such questions, too. A missing topic is no error, because the first send may create it.
 
         Raises:
             NameServerUnavailableError, TlsRefusedError: none answers.
@@ -99,7 +99,7 @@ class Admin:
         """Return the addresses of all brokers, by name and broker id.
 
         Raises:
-            NoRouteError: two name servers know brokers, and none in common.
+            NoRouteError: two name servers know different clusters (no broker in common).
         """
         answers = self._ask(requests.get_broker_cluster_info())
         merged: dict[str, dict[int, str]] = {}
@@ -181,10 +181,11 @@ class Admin:
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32
     ) -> tuple[list[StoredMessage], int]:
-        """Messages from `offset` on, and the offset to go on with.
+        """Return messages from `offset` on, and the offset of the next pull.
 
         At the end of the queue there are no messages. An expired offset moves to the oldest
-        message. There are fewer than `max_messages` if those take more than 16 MiB of memory.
+        message. A pull returns fewer than `max_messages` if the messages would take more than 16
+        MiB of memory.
         """
         frame = requests.pull_message(
             queue,
@@ -199,8 +200,8 @@ class Admin:
     def read_queue(
         self, queue: MessageQueue, begin: int | None = None, end: int | None = None
     ) -> Iterator[StoredMessage]:
-        """Yield the queue's messages from `begin` (its oldest) up to `end` (its end now),
-        exclusive."""
+        """Yield the queue's messages from offset `begin` (default: the oldest) up to `end`
+        (exclusive; default: the present end)."""
         offset = self.min_offset(queue) if begin is None else begin
         end = self.max_offset(queue) if end is None else end
         empty = 0
@@ -237,7 +238,7 @@ class Admin:
         return responses.decode_runtime_info(answer)
 
     def count(self, topic: str) -> int:
-        """Return the number of messages in the topic's queues, whether or not it may be read."""
+        """Return the number of messages in the topic's queues, even if the topic is write-only."""
         queues = self.queues(topic, to_read=False)
         return sum(self.max_offset(queue) - self.min_offset(queue) for queue in queues)
 
@@ -334,7 +335,7 @@ class Admin:
         return self._routes.get(topic) or self.topic_route(topic)
 
     def _invoke(self, queue: MessageQueue, frame: Frame, codes: Any = frozenset((0,))) -> Frame:
-        """Send to the queue's master; once more with a fresh route."""
+        """Send to the queue's master; after a failure retry once with a fresh route."""
         for fresh in (False, True):
             route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
             address = _masters(route).get(queue.broker_name)

@@ -4,7 +4,7 @@ A broker moves a message there after its last delivery attempt (AbstractSendMess
 its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`).
 Messages leave such a topic by retention only. So a resend has the same client id and a counter,
 `ROCKET_SINK_RESENDS`, that is one higher. A message is not sent again if the origin topic has its
-resend. The counter stays if the resend becomes a dead letter, and so limits the number of resends.
+resend. If the resend becomes a dead letter, the counter stays, and so limits the number of resends.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Resender:
     Args:
         send: `Producer.send`.
         to_topic: instead of the origin topics.
-        max_resends: dead letters with this many resends are left out.
-        again: send also those, and those with an earlier resend.
+        max_resends: skip dead letters that were resent this often.
+        again: send them nevertheless, and also dead letters whose resend is in the topic.
     """
 
     def __init__(

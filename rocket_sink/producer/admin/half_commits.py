@@ -70,7 +70,7 @@ class Half:
 
 @dataclass
 class CommitReport:
-    """The result of committing; `found_stored` of `committed` were visible before."""
+    """Counts of a commit; `committed` includes `found_stored`, which were visible before."""
 
     committed: int = 0
     found_stored: int = 0
@@ -129,9 +129,10 @@ class HalfMessageCommitter:
         engine: leased by the caller, whose thread drives it.
         group: the producer group of the half messages.
         ordered: keep the order per queue.
-        since_ms: a lower bound for their store times (ms since 1970).
+        since_ms: a lower bound for the store times of the half messages (ms since 1970).
         progress: called with the number of finished half messages.
-        check: raises an error unless the caller's lock is held for so many seconds from now.
+        check: gets a number of seconds; raises an error if the caller may lose its lock within
+            them.
     """
 
     def __init__(
@@ -161,16 +162,16 @@ class HalfMessageCommitter:
         self._error: SendError | None = None
 
     def commit(self, halves: pa.Table, *, doubtful: bool) -> CommitReport:
-        """Commit each half message once.
+        """Make each half message visible to consumers once.
 
         Args:
             halves: `HALVES`.
-            doubtful: some may have been committed by another process; query the brokers first.
+            doubtful: another process may have committed some messages; query the brokers first.
 
         Raises:
             DeliveryError: a broker committed nothing for `storedCheckTimeout`.
             SendError: a fatal one (credentials).
-            LedgerError: by `check`: the lock may be another process's.
+            LedgerError: `check` found that another process may have the lock.
         """
         engine = self._engine
         self._halves = halves = halves.sort_by(
@@ -201,7 +202,7 @@ class HalfMessageCommitter:
         return self._report
 
     def _left_of(self, tried: Positions) -> Positions:
-        """Return the half messages to retry, in order, without those that consumers see already."""
+        """Return the half messages to retry, in order, except those that consumers see already."""
         again, self._again = np.array(self._again, np.int64), []
         pending = tried[np.isin(tried, again)]
         if self._doubtful:

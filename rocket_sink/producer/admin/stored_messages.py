@@ -49,7 +49,8 @@ class StoredMessages:
         by_route: query the brokers of the topic's route.
 
     Attributes:
-        torn: by id, the messages that the last `find` found only torn (`StoredMessage.torn`).
+        torn: {id: message} of messages of which the last `find` saw only torn copies
+            (`StoredMessage.torn`).
 
     Raises from all methods:
         DeliveryError: a broker did not answer within `storedCheckTimeout`.
@@ -110,7 +111,7 @@ class StoredMessages:
         while waiting or self._again or self._in_flight:
             while waiting and len(self._in_flight) < _WINDOW:
                 self._look_up(waiting.popleft())
-            # Read the route each time, because the address of a broker may come back.
+            # Look the route up each round, because a broker that went away may be back in it.
             engine.routes.get(topic, engine.clock())
             engine.drive()
             if not self._in_flight and not waiting:
@@ -125,8 +126,8 @@ class StoredMessages:
         now_s = engine.clock()
         address = engine.routes.addresses().get(name)
         if address is None:
-            # Ask the template's brokers, too: the topic's route lacks a broker that has not made
-            # the topic yet.
+            # Ask the brokers of the template topic, too: brokers that have not created the topic
+            # yet are not in its route.
             engine.routes.get(engine.options.create_topic_key, now_s)
             self._again.append(query)
             return
@@ -190,8 +191,8 @@ def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
         except RejectedError:
             return False
         except BrokerError:
-            # In its first second StoreStatsService has no sample: the broker answers SYSTEM_ERROR
-            # with a NoSuchElementException (4.9.7, 5.3.3).
+            # A broker that has just started has no statistics yet, and answers SYSTEM_ERROR with a
+            # NoSuchElementException (StoreStatsService; 4.9.7, 5.3.3).
             pass
         time.sleep(_STEP_S)
     return False
