@@ -46,7 +46,7 @@ _WRITES: Final = "writes"
 _QUERIES: Final = "queries"
 _ENDS: Final = "ends"
 _KEPT: Final = 3
-"""Epochs whose files are kept; the newest alone shows that a checkpoint was cut back."""
+"""Number of epochs whose files are kept; the newest would do to detect a cut-back checkpoint."""
 _PROCESSES_REMEMBER: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two looks for a later run: an object store takes some 50 ms to list a
@@ -61,8 +61,8 @@ class PriorAttempts:
     """Earlier attempts at an epoch, which may have sent messages.
 
     Attributes:
-        since_ms: start of the first one, ms since 1970 by its own clock.
-        brokers: by topic, names of the brokers that they may have sent to.
+        since_ms: start of the first attempt, ms since 1970 by its own clock.
+        brokers: {topic: names of the brokers that the attempts may have sent to}.
     """
 
     since_ms: int
@@ -70,7 +70,7 @@ class PriorAttempts:
 
 
 class _Note:
-    """The facts in the path of a task attempt's file."""
+    """The parts of the path of a task attempt's file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -183,13 +183,13 @@ class EpochStarts:
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             if 0 <= epoch <= self._ctx.epoch - _KEPT:
-                # Removal may fail if another task prunes, too. The next task prunes what remains.
+                # Removal may fail if another task prunes, too. The next task removes the rest.
                 with contextlib.suppress(OSError):
                     store.remove_folder(f"{self._folder}/{epoch}")
 
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
-    """Note that the driver begins an epoch; return whether it had begun this or a later one before.
+    """Note that the driver begins an epoch; return whether it has begun it, or a later one, before.
     Returns False if the folder cannot be read or written, because only counts depend on the answer.
     """
     name, last = folder_part(query_id), -1
@@ -309,8 +309,8 @@ class CommitMarker:
             return True
 
     def remove(self) -> None:
-        """Remove the note: the ledger has the end. A note that cannot be removed only costs a query
-        later."""
+        """Remove the note: the ledger has the end. A note that remains only costs one query of the
+        brokers later."""
         with contextlib.suppress(OSError):
             NoteStore(self._place, _ENDS).remove(self._name)
 

@@ -39,7 +39,7 @@ LEASE_S: Final = 30.0
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may need from finding no holder until its name is written."""
+"""Longest time that a writer may need from its look for a holder until its name is written."""
 _POLL_S: Final = 1.0
 _LONGEST_LEASE_S: Final = 3600
 
@@ -127,7 +127,7 @@ class Lease:
         return self._is_ours()
 
     def _is_over(self, ahead_s: float = 0.0) -> bool:
-        """Whether the lease ends within `ahead_s`, counted from the begin of the last write."""
+        """Return whether the lease, which began with the last write, ends within `ahead_s`."""
         return time.monotonic() + ahead_s - self._renewed_s > self._lease_s
 
     def _is_dead(self, text: str) -> bool:
@@ -136,7 +136,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # A live process, too, may have lost its lease, in an outage of the store.
+        # Even a live process may have lost its lease, in an outage of the store.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)
@@ -173,14 +173,14 @@ class Lease:
         return (self._text() or "").startswith(f"{self._name} ")
 
     def _text(self) -> str | None:
-        """Return the file's text; None without a file. An empty file is just being written."""
+        """Return the file's text; None if there is no file. An empty file is just being written."""
         data = read_bytes(self._fs, self._path)
         return None if data is None else data.decode(errors="replace")
 
 
 LOCK_NAME: Final = "lock"
 ENDS_LOCK: Final = "transactions.lock"
-"""The lock whose holder alone ends epochs of the ledger."""
+"""Name of the lock without which no process may end epochs of the ledger."""
 
 
 class LedgerLock:

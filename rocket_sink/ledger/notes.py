@@ -49,7 +49,7 @@ _CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
 """The kinds of notes that writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may need from finding no claim until its own is put."""
+"""Longest time that a writer may need from its look for a claim until its own claim is written."""
 
 
 class NoteStore:
@@ -58,7 +58,7 @@ class NoteStore:
     Make it anew for each use, because a file system's handles must not cross a fork.
 
     Raises:
-        LedgerError: as `LedgerPath.filesystem`.
+        LedgerError: from `LedgerPath.filesystem`.
         OSError: from all methods: the folder cannot be read or written.
     """
 
@@ -114,8 +114,7 @@ class NoteStore:
     def remove(self, *names: str) -> None:
         """Remove notes that are over, if they are there."""
         for name in names:
-            # Remove the claim first: a writer keeps an existing note, whether there is a claim or
-            # not.
+            # Remove the claim before the note: while the note exists, no writer makes a new claim.
             has_claim = self._kind in _CLAIMED and not self._place.is_local
             for path in ([self._claim(name)] if has_claim else []) + [self.where(name)]:
                 with contextlib.suppress(FileNotFoundError):
@@ -196,7 +195,7 @@ def write_bytes(
     """Write a file that readers see whole or not at all.
 
     Args:
-        replace: False keeps an existing local file; in a store pyarrow cannot.
+        replace: False keeps an existing local file; in an object store files are always replaced.
 
     Returns: False if an existing file was kept.
     """

@@ -67,7 +67,7 @@ class LedgerPath:
         uri: absolute, for Spark; `file:/...` of a local one (with more slashes Delta takes the
             location for another one). Nothing in it is escaped, as Hadoop's paths have it.
         root: the folder in the terms of `filesystem()`.
-        is_local: files are appended, renamed and locked by the operating system.
+        is_local: the folder is on a file system that appends, renames and locks.
         problem: the reason why pyarrow cannot reach the folder; empty if it can.
         storage: address and credentials of its store, as far as Spark's configuration has them.
     """
@@ -93,7 +93,8 @@ class LedgerPath:
 
     @property
     def has_spool(self) -> bool:
-        """Whether pyarrow has such a file system; without it no task can have spooled rows."""
+        """Whether pyarrow has a file system for the ledger; without it no task can have spooled
+        rows."""
         return self.is_local or bool(self.storage) or _scheme(self.uri) in _KNOWN
 
     @property
@@ -117,7 +118,7 @@ class LedgerPath:
 
     @property
     def remedy(self) -> str:
-        """Advice for tasks or a driver that cannot read or write here."""
+        """Advice for an error text: a task or the driver cannot read or write in the folder."""
         if self.is_local:
             return "let the users of driver and executors write to this folder, on every host"
         return _remedy(_scheme(self.uri))
@@ -303,7 +304,7 @@ def _remedy(scheme: str) -> str:
 
 
 def _guessed_root(uri: str) -> str:
-    """Return what `from_uri` gives for a URI whose file system cannot be reached now."""
+    """Return the root that `from_uri` would return if the file system could be reached."""
     parts = urlsplit(uri)
     host = "" if _scheme(uri) in ("hdfs", "viewfs") else parts.netloc.partition("@")[0]
     return f"{host}{parts.path}".rstrip("/")

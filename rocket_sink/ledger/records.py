@@ -70,7 +70,7 @@ class RunContext:
 
 
 BETWEEN_HALVES: Final = "\x02"
-"""In the column `half_messages`. No message id has it: it ends a property on the wire."""
+"""Separator in the column `half_messages`. No message id has it: it ends a property on the wire."""
 
 
 class GroupFacts(NamedTuple):
@@ -86,7 +86,7 @@ class GroupFacts(NamedTuple):
 
     @classmethod
     def of(cls, stored: StoredFrames, message_ids: pa.Array, *, half: bool) -> GroupFacts:
-        """Return the facts of a group, whose messages have the client ids `message_ids`."""
+        """Return the facts of a group; `message_ids` are the client ids of its messages."""
         ids = message_ids.take(pa.array(stored.indices))
         halves = None
         if half:
@@ -116,9 +116,9 @@ def send_rows(
     Args:
         requests: number of the request in its task attempt, per attempt; it joins a row to the
             `in_flight` row written before.
-        maybe_duplicate: per attempt, an earlier attempt of its request has no known outcome.
-        half: per attempt, it sent a half message.
-        groups: per attempt, what it says of a group of single messages.
+        maybe_duplicate: per attempt, whether an earlier attempt of its request is unknown.
+        half: per attempt, whether it sent a half message.
+        groups: per attempt, the facts of its group of single messages.
         secrets: texts that no row may hold.
     """
     secrets = tuple(secrets)
@@ -238,8 +238,8 @@ def confirmed_row(
 
     Args:
         num_input_rows: rows that Spark read from its sources; a filter makes the sink's fewer.
-        rows_in: rows that Spark handed to the sink's tasks, where that is known: as many must be
-            in their accounts.
+        rows_in: rows that Spark handed to the sink's tasks, if known; the tasks' accounts must have
+            as many.
     """
     values = {"num_input_rows": num_input_rows, "rows_in": rows_in, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
@@ -287,7 +287,7 @@ def in_order(
 
 
 def placed(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
-    """Return the rows with one place in the table's order."""
+    """Return the rows with `sequence` as the order number of each row."""
     return _with_sequence(batch, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows))
 
 
@@ -335,7 +335,7 @@ def _nulls(count: int) -> tuple[pa.Array, ...]:
     return tuple(pa.nulls(count, field.type) for field in LEDGER_SCHEMA)
 
 
-# Cache them: a task writes many small batches, whose empty columns cost more than the others.
+# Cache columns of nulls: a task writes many small batches, in which they cost more than the others.
 _few_nulls = functools.lru_cache(maxsize=16)(_nulls)
 _FEW: Final = 64
 """Number of rows up to which columns of nulls are cached; larger ones would hold much memory."""
@@ -382,17 +382,17 @@ def dead_letter_rows(
     include_body: bool = True,
     secrets: Iterable[str] = (),
 ) -> list[pa.RecordBatch]:
-    """Yield rows of given-up messages in the given order, in batches if they are large.
+    """Return rows of dead letters in the given order; large bodies are divided into several
+    batches.
 
     Args:
-        columns: arrays, or single values for all rows: those of `RowBatch.columns()` and the
-            kind's own. `reason`, and arrays for at least one column, are needed. Text that is not
+        columns: arrays, or single values for all rows, by the names of `RowBatch.columns()` and of
+            the kind's own columns. `reason` and at least one array are required. Text that is not
             UTF-8 is kept with the replacement character; `body` is exact bytes.
         first_ordinal: the first row's place among the dead letters of its task attempt; the caller
             adds the number of rows for its next call, so that the dead letters of a key keep their
             order.
-        include_body: False keeps length and digest only, and a backfill cannot send the dead
-            letter.
+        include_body: False keeps only length and digest, so a backfill cannot send the dead letter.
 
     Raises:
         ValueError: an unknown column or reason, columns of different lengths.
@@ -477,7 +477,7 @@ def _check_reasons(reasons: Any) -> None:
 
 
 def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:
-    """Clean each different text once, because errors repeat."""
+    """Mask secrets in texts; each distinct text is cleaned once, because errors repeat."""
     if isinstance(texts, str):
         return storable(texts, secrets=secrets)
     encoded = valid_text(texts, pa.string()).dictionary_encode()

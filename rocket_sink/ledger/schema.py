@@ -28,7 +28,7 @@ KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL, TRANS
 
 REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "consumer")
 """Classes of dead letters by cause, in order: the row itself; the way to the broker, or a busy or
-broken broker; a topic closed to us; no valid answer, so perhaps stored; an earlier failed message
+broken broker; a missing permission; no valid answer, so perhaps stored; an earlier failed message
 of the key; a consumer group that gave the message up (exported from its dead-letter topic)."""
 
 UNPARKED: Final = "unparked"
@@ -48,7 +48,7 @@ NO_WAY: Final = (
     "CONNECT", "CONNECTION_LOST", "HELD_BACK", "LOCAL_RESOURCES", "NAME_SERVER_UNAVAILABLE",
     "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
 )  # fmt: skip
-"""Error codes of the way to the brokers, which say nothing about a dead letter."""
+"""Error codes of failures on the way to the brokers, for which the dead letter is not to blame."""
 
 _ALL: Final = KINDS
 _TYPES: Final[dict[str, pa.DataType]] = {

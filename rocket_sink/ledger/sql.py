@@ -114,7 +114,7 @@ def timestamp(moment: dt.datetime) -> str:
 
 
 def latencies(where: str, *columns: str) -> str:
-    """Return a table (columns, class, weight) of answers by class of their time."""
+    """Return a query for the table (columns, class, weight): answers by class of their latency."""
     names = ", ".join(f"{text}" for text in columns)
     rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
     parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]
@@ -127,12 +127,12 @@ def latencies(where: str, *columns: str) -> str:
 
 
 def class_of(column: str) -> str:
-    """Return the class of a latency in ms."""
+    """Return the SQL term for the class of a latency in ms."""
     return f"CAST(floor(ln(greatest({column}, {_LEAST_MS})) * {_CLASSES}) AS INT)"
 
 
 def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the classes of latencies, equal to `class_of`."""
+    """Return the classes of latencies as `class_of` would in SQL."""
     classes: npt.NDArray[Any] = np.floor(np.log(np.maximum(ms, _LEAST_MS)) * _CLASSES).astype(int)
     return classes
 

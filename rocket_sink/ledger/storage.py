@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Properties = dict[str, Secret]
-"""{Hadoop's name: value}; nothing of it is printed."""
+"""{Hadoop's name: value}; the values are never printed."""
 
 _S3A: Final = (
     "endpoint", "endpoint.region", "access.key", "secret.key", "session.token",
@@ -33,7 +33,7 @@ _DELTA_RS: Final = {
     "access_key": "AWS_ACCESS_KEY_ID", "secret_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN", "region": "AWS_REGION",
 }  # fmt: skip
-"""delta-rs's names of pyarrow's arguments."""
+"""{pyarrow's argument: delta-rs's name}."""
 _PATIENCE: Final = {"max_retries": "12", "backoff_config.init_backoff": "500ms"}
 """Retries for about half a minute, as in S3A; by default delta-rs gives up after some seconds."""
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
@@ -90,7 +90,7 @@ def session_properties(session: SparkSession, uri: str) -> Properties:
 
 
 def all_properties(session: SparkSession) -> Properties:
-    """Return the properties for any store, while the ledger is not known yet."""
+    """Return the properties of all stores, for a ledger that is not known yet."""
     conf = session.sparkContext._jsc.hadoopConfiguration()
     names = [f"fs.s3a.{name}" for name in _S3A] + [f"fs.oss.{name}" for name in _OSS]
     buckets = dict(conf.getPropsWithPrefix(_BUCKET))
@@ -159,7 +159,8 @@ def keeps_transactions() -> bool:
     A package manager may keep an old version that another package wants.
     """
     log_level = os.environ.get("RUST_LOG")
-    # delta-rs reads this at its import. It warns of commits that came first, which is no fault.
+    # delta-rs reads this at its import. By default it would warn when another commit came first,
+    # which is no fault.
     os.environ["RUST_LOG"] = log_level or "error"
     try:
         from deltalake import __version__

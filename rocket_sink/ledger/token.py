@@ -32,7 +32,8 @@ TOKENS: Final = "tokens"
 _FOLDER: Final = f"{NOTES}/{TOKENS}"
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 1.0
-"""NFS clients remember for some seconds that a file was not there."""
+"""Pause between looks for the token: NFS clients remember for some seconds that a file is
+missing."""
 
 _tried: set[LedgerToken] = set()
 """Ledgers to which this process, or its parent before a fork, has written."""
@@ -44,8 +45,8 @@ class LedgerToken:
 
     Attributes:
         uri: of the ledger, as Spark names it.
-        name: name of the file; empty if the driver's files are out of reach (a Spark Connect
-            client). Then the driver has made the table, which must be there.
+        name: name of the file; empty if the process that made the token cannot reach the driver's
+            files (a Spark Connect client). Then the driver has made the table, which must be there.
         spools: tasks write spool files.
         storage: how to reach the store, which only the driver's session knows.
     """
@@ -56,7 +57,8 @@ class LedgerToken:
     storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
     def use(self) -> None:
-        """Make the store's properties known; called by a task before it looks for the ledger."""
+        """Remember the store's properties in this process; called by a task before it looks for the
+        ledger."""
         if self.storage:
             remember(self.storage, self.uri)
 
@@ -108,8 +110,8 @@ class LedgerToken:
         )
 
 
-# Imports are where they are needed, because the data source runs in processes that live for one
-# call, and pyarrow's file systems load slowly.
+# Functions import what they need, because the data source runs in processes that live for one call,
+# and pyarrow's file systems load slowly.
 
 
 def token_names(place: LedgerPath) -> list[str]:

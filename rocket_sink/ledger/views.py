@@ -67,7 +67,8 @@ def _same(left: str, right: str, names: Iterable[str]) -> str:
 
 
 def _rows(kind: str, **instead: str) -> str:
-    """Return the rows of a kind in the columns that it uses, or in terms that replace them."""
+    """Return the query for a kind's rows in its own columns; `instead` has terms that replace
+    columns."""
     names = columns_of(kind)
     terms = (f"{instead[name]} AS {name}" if name in instead else name for name in names)
     return f"SELECT {', '.join(terms)} FROM ledger_rows WHERE kind = '{kind}'"
@@ -75,14 +76,15 @@ def _rows(kind: str, **instead: str) -> str:
 
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
-"""Term that nulls times outside Python's range: one such time would make all letters unreadable."""
+"""Term that replaces times outside Python's range by null: one such time would make all dead
+letters unreadable."""
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 
 def _newest_rows(kind: str) -> str:
-    """Return a query for the rows of one kind, with those that are not folded yet."""
+    """Return a query for the rows of one kind, including rows that are not folded yet."""
     return f"{_rows(kind)} OR kind = '{UNFOLDED[kind]}'"
 
 
@@ -171,9 +173,9 @@ VIEWS: Final = {
                 task_attempt_id DESC NULLS LAST, _order DESC, at DESC
         ) = 1 AS counts FROM task_runs""",
     "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
-    # A letter without a partition comes from no task, so nothing can supersede it. Letters of a
-    # failed send of `TableProducer` do not count, like those of a failed task. An export that runs
-    # twice gives the same letters.
+    # A dead letter without a partition does not come from a task, so nothing can supersede it.
+    # Letters of a failed send of `TableProducer` do not count, like those of a failed task. An
+    # export that runs twice gives the same letters.
     "counted_letters": f"""
         SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
             SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY sequence, at) AS _nth
@@ -266,9 +268,9 @@ VIEWS: Final = {
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
-    # All stored half messages in the ledger are decided to be committed: only the foreachBatch lane
-    # and batch writes have half messages, and their rows come into the table with the epoch's
-    # append. Half messages of failed attempts are in no append.
+    # Each stored half message in the table is to be committed. Only the foreachBatch lane and batch
+    # writes send half messages, and their rows come into the table by the epoch's append, which has
+    # no rows of failed attempts.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",

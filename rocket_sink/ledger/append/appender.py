@@ -46,18 +46,18 @@ _LOG: Final = log.logger(__name__)
 
 
 class Append(ABC):
-    """An append that begins before its rows are made; for one thread, and one call of `save` or
-    `save_rows`.
+    """An append to the table, begun before its rows exist; for one thread, and one call of `save`
+    or `save_rows`.
 
     Args:
-        app_id, version: the transaction, which the table takes once; empty: none.
+        app_id, version: the transaction, which the table accepts once; empty: no transaction.
         token: a name of the commit in the table's history.
         table_version: version of the table before the append.
 
     Attributes:
         sequence: number of its rows (`schema.SEQUENCE`).
-        is_own: this append committed the transaction. False before the commit, for a transaction
-            that the table had already, and with Spark's Delta, which does not tell.
+        is_own: this append committed the transaction. False before the commit, if the table had the
+            transaction already, and with Spark's Delta, which does not tell.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _BySpark(Append):
         return frame.mapInArrow(make, ledger_ddl())
 
     def _save(self, made: DataFrame) -> None:
-        # Options of this write only: the session settings of that name leak into later writes.
+        # Set options of this write only: session settings of the same names leak into later writes.
         writer = made.write.format("delta").mode("append")
         if self._app_id:
             writer = writer.option("txnAppId", self._app_id)

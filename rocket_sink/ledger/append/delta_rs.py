@@ -46,7 +46,7 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
 _LONGEST_REASON: Final = 400
 _UNSUPPORTED: Final = "Unsupported"
-"""A word of delta-rs's error about a table whose features it does not know."""
+"""A word in delta-rs's error about a table with features that delta-rs does not know."""
 _BACKUP: Final = (
     "When files of its _delta_log are damaged or missing, put them back from a backup. Without "
     "one, begin a new ledger in another folder and move _spool there: what is not folded yet is "
@@ -59,14 +59,14 @@ _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
 _seen: set[LedgerPath] = set()
-"""Tables on stores that pyarrow has read once, so the store exists and grants access."""
+"""Tables on stores that pyarrow has read once: the store exists and grants access."""
 
 
 def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     """Open the newest version; return None if Spark's Delta must say what is wrong.
 
     Args:
-        must: raise instead, for a commit to a table whose commits delta-rs makes.
+        must: raise instead of returning None, because only delta-rs may commit to the table.
 
     Raises:
         LedgerError: the table's log is damaged, or has links or pipes in it; or (`must`) its store
@@ -214,7 +214,7 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
         DeltaTable.create(
             uri, schema, mode="error", partition_by=["kind"], storage_options=options,
             configuration=dict(properties), raise_if_key_not_exists=False,
-            # A retry would commit after the one that came first, and give the table a second id.
+            # A retry after another process's commit would give the table a second id.
             commit_properties=CommitProperties(max_commit_retries=0),
         )  # fmt: skip
     except (DeltaError, OSError) as error:
@@ -239,7 +239,7 @@ def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
 
 
 def _has_log(place: LedgerPath) -> bool:
-    """Ask pyarrow, which soon notices a store that is missing or closed to us.
+    """Return whether the table has a log; pyarrow soon notices a missing or closed store.
 
     Raises:
         LedgerError, OSError: the store cannot be read.
@@ -295,11 +295,11 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> boo
 def commits_after(
     place: LedgerPath, filesystem: fs.FileSystem, version: int
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yield (version, actions) of the commits after a version, up to the first that is not there.
+    """Yield (version, actions) of the commits after a version, up to the first missing commit.
 
     Raises:
-        OSError: one cannot be read now.
-        ValueError: one is no JSON.
+        OSError: a commit cannot be read now.
+        ValueError: a commit is no JSON.
     """
     for number in itertools.count(version + 1):
         data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{number:020}.json")
@@ -461,7 +461,7 @@ def commit(
             table.create_write_transaction(
                 actions, "append", table.schema(), ["kind"],
                 commit_properties=CommitProperties(metadata, app_transactions=transactions),
-                # An error of these would look as if the commit had failed.
+                # An error of a hook would look as if the commit had failed.
                 post_commithook_properties=PostCommitHookProperties(False, False),
             )  # fmt: skip
             break

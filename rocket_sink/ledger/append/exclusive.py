@@ -36,11 +36,11 @@ _CONDITION: Final = "fs.option.create.conditional.overwrite"
 _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
 """Settings of S3A; the second one is the older name."""
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
-"""Texts of S3A's error for an existing object (3.5.0: the last one, with the first); other errors
-mean nothing."""
+"""Texts of S3A's error for an existing object (3.5.0: the last text and the first); other errors
+say nothing about conditions."""
 
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
-"""Pauses after questions that a store did not answer."""
+"""Pauses before the test of a store is repeated after an I/O error."""
 
 _warned: set[tuple[str, str]] = set()
 """Applications and buckets of which the log says that only one driver may commit."""
@@ -76,7 +76,7 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _may_pass(spark: SparkSession, error: Exception) -> bool:
-    """Return whether this is an I/O error, which may pass; missing features give other errors."""
+    """Return whether the error may pass, as I/O errors do; missing features give other errors."""
     from py4j.java_gateway import is_instance_of
     from py4j.protocol import Py4JJavaError
 
@@ -87,8 +87,8 @@ def _may_pass(spark: SparkSession, error: Exception) -> bool:
 
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
-    """Log once per bucket that a second driver could overwrite commits of this one's Delta. Other
-    stores, and a log store that is set in the session, may be safe."""
+    """Log once per bucket that a second driver could overwrite commits of this driver's Delta.
+    Other stores, and a log store that is set in the session, may be safe."""
     parts = urlsplit(place.uri)
     key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
     if key in _warned or not is_s3(place.uri) or not _has_own_log_store(spark, place):
@@ -125,7 +125,7 @@ def _hadoop_conf(spark: SparkSession) -> Any:
 
 
 def _ask(spark: SparkSession, place: LedgerPath) -> bool:
-    """Let the session's file system make a unique object twice, on the condition that it is new."""
+    """Make an object twice on the condition that it is new; return whether the second try fails."""
     from py4j.protocol import Py4JJavaError
 
     session: Any = spark

@@ -1,4 +1,4 @@
-"""The Delta table: how it is made, checked at each use, and asked for its commits. The ledger's id
+"""Creation of the Delta table, checks at each use, and questions about its commits. The ledger's id
 is Delta's own id of the table. It names the folds in Delta's transaction log, so a new table never
 skips rows because of its predecessor's folds.
 
@@ -70,7 +70,7 @@ _SESSIONS: Final = {
     "starts, or start it with rocket_sink.build_session",
     "stopped SparkContext": "this Spark session was stopped: begin a new one",
 }
-"""{part of an error's text: advice}, for sessions that cannot read the table."""
+"""{part of an error's text: advice}; the errors of sessions that cannot read the table."""
 _HISTORY: Final = 100
 """Number of commits that are searched for the rows of the last fold."""
 PROPERTIES: Final = {
@@ -99,10 +99,10 @@ def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
 
 
 def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
-    """Open the table if delta-rs makes all of an application's commits; else return None.
+    """Open the table if this application commits by delta-rs; return None if by Spark's Delta.
 
     Raises:
-        LedgerError: delta-rs makes them, and the store cannot be read now.
+        LedgerError: the application commits by delta-rs, and the store cannot be read now.
     """
     if not is_classic(spark):
         return None
@@ -212,7 +212,7 @@ def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) ->
 
 
 def _below(uri: str, file: str) -> tuple[str, str]:
-    """Return the path of a file of Spark's below the table's folder, and its kind."""
+    """Return the path below the table's folder of a file that Spark names, and its kind."""
     (store, name), (own_store, root) = (_store_and_path(unquote(text)) for text in (file, uri))
     # A URI without a host is on Spark's default file system, whose host is in Spark's paths.
     if not own_store or store == own_store:
@@ -250,7 +250,8 @@ def fold_app_id(ledger_id: str) -> str:
 
 
 def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id: str) -> int | None:
-    """Return the last committed `txnVersion` of an app id; None without one, or a table.
+    """Return the last committed `txnVersion` of an app id; None if there is no such commit or
+    table.
 
     Raises:
         LedgerError: not a classic session, or Delta is not on its class path.
@@ -500,8 +501,8 @@ def said_by_task(error: BaseException, place: LedgerPath) -> LedgerError | None:
 _proved: set[tuple[str, LedgerPath]] = set()
 """Applications whose executors have been checked for a ledger."""
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
-"""Whether delta-rs commits to a ledger on a store, by application: all of an application's commits
-are made in one way, for Spark's Delta could overwrite those of delta-rs."""
+"""Whether delta-rs commits to a ledger on a store, by application: an application commits in one
+way only, because Spark's Delta could overwrite commits of delta-rs."""
 _not_before_s: dict[tuple[str, LedgerPath], float] = {}
 """{(application, ledger): time of the next try to reach the store by pyarrow}."""
 _LOOK_AGAIN_S: Final = 300.0
@@ -534,7 +535,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
 
 def _refuse_foreign(place: LedgerPath) -> None:
-    """Check before the first file is written there; by delta-rs, because there may be no session.
+    """Check the folder before the first write; by delta-rs, because there may be no session.
 
     Raises:
         LedgerError: the folder is another Delta table.
@@ -547,7 +548,7 @@ def _refuse_foreign(place: LedgerPath) -> None:
 
 
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
-    """Return the token for executors that write data files; None if none do.
+    """Return the token for executors that write data files; None if executors write no data files.
 
     If executors wrote to disks of their own, the table would name files that are lost, after the
     fold has deleted their rows from the spool.
@@ -587,9 +588,8 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
-    """Whether delta-rs commits to a table on a store; settled once per application.
-
-    A store that pyarrow does not reach may be away, so it is tried again after a while.
+    """Return whether delta-rs commits to a table on a store; decided once per application. If
+    pyarrow does not reach the store, a later call tries again.
 
     Raises:
         LedgerError: the store cannot be asked now.
@@ -606,7 +606,7 @@ def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
-    """Whether driver and executors can write there by pyarrow."""
+    """Return whether driver and executors can write to the store by pyarrow."""
     try:
         token = ledger_token(place, spools=False)
         token.check()

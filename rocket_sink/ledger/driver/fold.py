@@ -139,7 +139,7 @@ TASK_BYTES: Final = 128 * 1024 * 1024
 """Spool bytes per task of a fold that is read by tasks; Parquet makes about a tenth of it."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
 FOLD_BYTES: Final = 16 * 1024**3
-"""Limit of the files and bytes of an append; the remainder makes the next one."""
+"""Limit of an append's bytes, beside `FOLD_FILES`; further files go into the next append."""
 
 OnStep = Callable[[str], None]
 _File = tuple[int, str]
@@ -152,7 +152,7 @@ _FAULT_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
 
 
 class _Fault(NamedTuple):
-    """The reason why a file cannot be folded."""
+    """The reason why the rows of a file cannot be folded."""
 
     damaged: bool
     text: str
@@ -188,7 +188,7 @@ def fold(
     wait_s: float = 60.0,
     on_step: OnStep | None = None,
 ) -> FoldSummary:
-    """Take every finished spool file into the table, which is made when it is not there.
+    """Move the rows of every finished spool file into the table; make the table if it is missing.
 
     Args:
         wait_s: longest wait for another fold's end; after it the summary says `busy`.
@@ -213,7 +213,7 @@ def fold(
         lock = LedgerLock(spool)
         if not lock.acquire(wait_s):
             return replace(summary, busy=True, holder=lock.holder())
-        # The file system refuses links: somebody else may have put them there.
+        # The file system follows no links, because somebody else may have put them there.
         refused = failing(f"cannot fold the ledger {place.uri}", place.uri, "", (PermissionError,))
         try:
             with refused:
@@ -346,7 +346,7 @@ class _Folder:
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
     def _is_read_here(self, manifest: Manifest) -> bool:
-        """Return whether the driver itself reads the files, and not tasks."""
+        """Return whether the driver itself reads the files, instead of tasks."""
         return self._driver_reads or manifest.bytes <= DRIVER_BYTES
 
     def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
@@ -441,7 +441,7 @@ class _Folder:
         return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """Check whose fold Delta accepted: on an object store the lock is only very likely."""
+        """Check whose fold Delta accepted: on a store, rarely, two processes hold the lock."""
         if self._spool.is_local:
             return
         is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)

@@ -73,7 +73,7 @@ class Ledger:
 
     @property
     def uri(self) -> str:
-        """The folder as Spark's `load` and `save` take it, whatever the default file system."""
+        """The folder's URI for Spark's `load` and `save`, on any default file system."""
         return self._place.uri
 
     def __repr__(self) -> str:
@@ -130,14 +130,14 @@ class Ledger:
         return summary
 
     def unfolded_epochs(self) -> int:
-        """Count the epochs whose rows are not in the table yet, or not all of them."""
+        """Count the epochs of which some rows are not in the table yet."""
         return sum(waiting_epochs(spool, spool.filesystem()) for spool in self._place.spools)
 
     def quarantined(self) -> list[str]:
         """Return the damaged spool files that folds have set aside; the table lacks their rows.
 
-        If a file is readable after all (a bad disk that was read again), move it back to its folder
-        below `_spool`; the next fold takes it.
+        If a file proves readable later (a disk error that passed), move it back to its folder below
+        `_spool`; the next fold takes it.
         """
         spools = self._place.spools
         return [path for spool in spools for path in quarantined(spool, spool.filesystem())]
@@ -167,11 +167,11 @@ class Ledger:
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """Return the resolutions of dead letters; `unparked` takes back the earlier ones."""
+        """Return the resolutions of dead letters; `unparked` cancels the earlier ones."""
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:
-        """Return `letter_id` of all resolved letters: stored, or put aside and not taken back."""
+        """Return `letter_id` of all resolved dead letters; unparked ones are unresolved."""
         return views.view(self.rows(spark), "settled")
 
     def backfills(self, spark: SparkSession) -> DataFrame:
@@ -213,7 +213,7 @@ class Ledger:
         return views.view(self.rows(spark), "epochs")
 
     def attempts(self, spark: SparkSession) -> DataFrame:
-        """Return a row per task attempt that left any row; `counts` marks those in the accounts.
+        """Return a row per task attempt that left any row; `counts` marks attempts that count.
 
         An attempt that was killed has no accounts (`rows_in` is null), only its sends.
         """

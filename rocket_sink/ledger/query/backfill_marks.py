@@ -1,4 +1,4 @@
-"""Notes of a backfill for others: its claim, its marks, and what is settled since its plan.
+"""Records of a backfill for other processes: its claim, marks, and letters settled since.
 
 Marks are written around each chunk of dead letters, before and after; a dead letter that was stored
 has a resolution instead of the second one. So the next backfill knows what a killed one may have
@@ -40,7 +40,7 @@ _CHECK_S: Final = 1.0
 
 
 class BackfillClaim:
-    """The driver's side; not for two threads at once.
+    """The driver's claim on the ledger's backfill; not for two threads at once.
 
     Raises from all methods:
         LedgerError: the ledger's folder cannot be read or written.
@@ -85,7 +85,7 @@ class BackfillClaim:
 
 
 class ClaimCheck:
-    """The check of a task that its driver still has the claim."""
+    """A task's check that its driver still has the claim."""
 
     def __init__(
         self, place: LedgerPath, token: str, clock: Callable[[], float] = time.monotonic

@@ -1,7 +1,7 @@
 """A ledger's views without Spark and its JVM: delta-rs reads the table, DuckDB runs the views' SQL.
 
-For people who wait: Spark and Delta need half a minute to start. It reads what is in the table and
-folds nothing; `unfolded_epochs` tells what is missing. Needs the extra `fast`.
+Commands use it, because Spark and Delta need half a minute to start. The reader folds nothing;
+`unfolded_epochs` counts the epochs that are not in the table yet. Needs the extra `fast`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SPARKS: Final = (
 
 
 _TABLES: Final = frozenset({"accounts", "died_in_flight"})
-"""Views that many others name: their rows are made once. They are few beside the ledger's."""
+"""Views that many other views name: their rows are computed once. They have few rows."""
 _ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
 
 
@@ -165,7 +165,7 @@ class QuickLedger:
             self._session.execute(statement)
 
     def query(self, select: str) -> pa.Table:
-        """Run a query over the views.
+        """Run a query over the views; return its rows.
 
         Raises:
             LedgerError: files of the table are gone or damaged.
@@ -190,8 +190,8 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # DuckDB raises a RuntimeError if damaged bytes make its message no text. For a missing file it
-    # searches the name as a pattern, which the locked session may not do.
+    # DuckDB raises a RuntimeError if its message contains damaged bytes. It searches for a missing
+    # file by pattern, which the locked session forbids.
     except (
         duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
         duckdb.PermissionException, RuntimeError, OSError,
@@ -227,7 +227,7 @@ def _rows_of(kind: str, source: str) -> str:
 def _names_of(kind: str) -> dict[str, str]:
     """Return {column: its term} for the columns of a kind, or all columns if it is not ours."""
     names = columns_of(kind) if kind in KINDS else [c.name for c in COLUMNS if c.name != "kind"]
-    # A row without query_id is of a file in which the column's name is damaged.
+    # A row without query_id comes from a file with a damaged column name.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
     return {name: _name(name) for name in names} | checked
 
@@ -264,7 +264,7 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
     Raises:
         LedgerError: the table is no ledger of this version.
     """
-    # Prefer DuckDB: Spark takes seconds for a query, and a live view would stand still meanwhile.
+    # Prefer DuckDB: Spark takes seconds for a query, and a live display would freeze meanwhile.
     quick = open_quick(place.root) if place.is_local else None
     if quick is not None:
         return quick.query

@@ -1,6 +1,6 @@
 """The new rows of a growing ledger, for a terminal that shows a run, and for metrics.
 
-`LiveFigures` sums its new rows: what was stored and what was not, and how the brokers do. `observe`
+`LiveFigures` sums the new rows: stored and failed messages, and the state of the brokers. `observe`
 makes metrics of them, by OpenTelemetry, for the ledgers that this driver folds. Without an SDK
 nothing is read: OpenTelemetry asks for values when a reader collects them, and only then are the
 ledger's new rows read. So the metrics cover the tasks of all hosts, and are at most as old as the
@@ -118,7 +118,7 @@ class LiveFigures:
 
     Args:
         standing: asks the views; called when their figures may have changed. None: they are not
-            told.
+            known.
     """
 
     def __init__(self, place: LedgerPath, standing: Callable[[], Standing] | None = None) -> None:
@@ -195,8 +195,8 @@ class LiveFigures:
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
             if answers:
-                # A reading may have several files. Replace the sum whole, because other threads
-                # read it.
+                # A reading may cover several files. Replace the sum in one step: other threads read
+                # it.
                 before = sums.answers if name in self._answered else Counter[int]()
                 sums.answers = before + answers
                 self._answered.add(name)
@@ -261,7 +261,7 @@ def _count(found: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any])
 
 
 def _sum(column: pa.ChunkedArray) -> int:
-    """Return the sum, and 0 of no values."""
+    """Return the sum; 0 if there are no values."""
     return pc.sum(column).as_py() or 0
 
 

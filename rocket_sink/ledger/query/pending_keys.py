@@ -54,7 +54,7 @@ class _Note(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Query, epoch and partition, which all attempts at a task share."""
+        """Query, epoch and partition: equal for all attempts at a task."""
         return self.query, self.epoch, self.partition
 
     @property
@@ -212,9 +212,9 @@ class _Attempts:
             self._counts[attempt] = row["counts"]
 
     def knows(self, note: _Note) -> bool:
-        """Return whether the table has the dead letters of the note's attempt, if they count.
+        """Return whether the table has the note's attempt, and so its dead letters if they count.
 
-        Another attempt at its task is not enough: the note's attempt may be newer, and on its way.
+        Another attempt at its task is not enough: the note's attempt may be newer.
         """
         return note.attempt in self._counts or self._is_past(note)
 
@@ -223,7 +223,7 @@ class _Attempts:
         return not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:
-        """Return whether later epochs are folded; a fold may have left out an unreadable file."""
+        """Return whether later epochs are folded; this epoch's file may have been unreadable."""
         is_left = (note.query, str(note.epoch)) in self._unfolded
         return not is_left and self._last.get(note.query, note.epoch) > note.epoch
 
@@ -258,7 +258,7 @@ def _notes(store: NoteStore) -> Iterator[_Note]:
 
 def _read(store: NoteStore, name: str) -> dict[str, list[str]]:
     try:
-        return store.read(name) or {}  # another process may have released the keys meanwhile
+        return store.read(name) or {}  # another process may release the keys meanwhile
     except ValueError as error:
         path = store.where(name)
         raise LedgerError(

@@ -47,7 +47,7 @@ def latency_heat(series: Series) -> altair.LayerChart:
 def latency_by_broker(series: Series) -> altair.Chart:
     """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
     alt = _altair()
-    # A dot in a field's name would mean a field of a field.
+    # Vega-Lite would read a dot in a field's name as a path.
     shares = ["p50", "p95", "p99", "p999"]
     rows = _rows(series, "latency")
     for row in rows:
@@ -151,7 +151,7 @@ def _data(series: Series, name: str, *, end: bool = False) -> Any:
 
 
 def _rows(series: Series, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a series, with `at` in ms since 1970 if a row has a step."""
+    """Return the rows of a series; the column `step` becomes `at`, in ms since 1970."""
     rows = [dict(zip(COLUMNS[name], row, strict=True)) for row in getattr(series, name)]
     for row in rows:
         if "step" in row and "at" not in row:

@@ -92,7 +92,7 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
     names = list(EpochFigures.__dataclass_fields__)
     rows = read(
         f"SELECT {', '.join(names)}, {totals} FROM epochs WHERE {read.where} "
-        # The sums come with the rows, so one query is enough.
+        # Each row repeats the sums, so one query is enough.
         f"ORDER BY at DESC, epoch DESC LIMIT {max(limit, 1)}"
     )
     if not rows:
@@ -143,7 +143,7 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
 
 
 def _last_at(read: Scoped) -> dt.datetime | None:
-    """Return the start of the last attempt at any broker, folded or not."""
+    """Return the start of the last attempt at any broker; the attempt may be unfolded."""
     (row,) = read(
         f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
     )
@@ -168,9 +168,9 @@ _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
-"""The number of brokers whose outages are looked for: those with the most failed attempts."""
+"""Outages are looked for at so many brokers, those with the most failed attempts."""
 _OUTAGES: Final = 50
-"""The number of outages that are shown, the last ones."""
+"""The report shows so many outages, the latest ones."""
 _FEW: Final = 20
 """Least number of requests that other brokers stored meanwhile; with fewer, the broker may only not
 have had its turn."""
@@ -230,7 +230,7 @@ def _absences(read: Scoped) -> list[Absence]:
 
 
 def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
-    """Return the absence of one outage; None if the broker was only slow for a while."""
+    """Return the figures of one outage; None if the broker was only slow for a while."""
     newest = max(failed, key=lambda row: row["last_at"])
     gone = [row for row in failed if row["error_code"] in _UNREACHABLE]
     if newest["back_at"] is not None:
@@ -273,8 +273,8 @@ def successors(read: Scoped) -> list[Successor]:
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
-    """Return pending letters with keys, by the broker that they wait for, also of rows before the
-    scope."""
+    """Return pending dead letters with keys, by the broker that they wait for, even if older than
+    the scope."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
             min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden
@@ -331,7 +331,8 @@ def _isolation_sums(read: Scoped) -> list[IsolationSums]:
 
 
 def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
-    """Return the dead letters, also of attempts that do not count; each exported letter once."""
+    """Return the dead letters, also of attempts that do not count; count an exported letter
+    once."""
     rows = read(
         f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
             count(*) AS letters, count(p.pending_id) AS pending,

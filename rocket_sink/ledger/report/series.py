@@ -74,7 +74,7 @@ class Series:
         behind: the epochs of a step and broker that failed most or took longest, with partition,
             message and attempt of the longest send.
         failures: the first failed attempts of each step, broker and error.
-        epochs: those that `behind` names.
+        epochs: the epochs that `behind` names.
     """
 
     step_ms: int
@@ -132,8 +132,8 @@ def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
 
 
 def _most(read: Scoped, column: str, text: str, most: int) -> str:
-    """Return the column's text; if it has more values than `most`, keep the most frequent ones
-    only."""
+    """Return the term for the column's text; of more than `most` values only the most frequent
+    stay."""
     rows = read(
         f"SELECT {column} AS name, count(*) AS requests FROM answered WHERE {read.where} "
         f"GROUP BY 1 ORDER BY requests DESC, name LIMIT {most + 1}"

@@ -87,7 +87,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class IsolationFigures:
-    """An isolation; if several workers noted it, it counts once, with their number."""
+    """An isolation; if several workers noted it, it counts once, with the number of workers."""
 
     broker: str
     topic: str | None
@@ -135,8 +135,8 @@ class DeadLetterFigures:
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """Attempts that failed with one error; `messages` counts those of a request once, however often
-    it was tried. `example` is one of the remarks."""
+    """Attempts that failed with one error; `messages` counts the messages of a request once,
+    however often it was tried. `example` is one of the remarks."""
 
     error_code: str
     response_code: int | None
@@ -180,8 +180,8 @@ class WaitFigures:
 
 @dataclass(frozen=True)
 class Successor:
-    """A streaming query without `appId` that began a topic from epoch 0, after an earlier one had
-    stopped to write to it: perhaps the earlier query, whose checkpoint was deleted."""
+    """A streaming query without `appId` that began a topic from epoch 0 after another query had
+    stopped writing to it. Both may be one query whose checkpoint was deleted."""
 
     query_id: str
     earlier: str
@@ -191,7 +191,7 @@ class Successor:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding that a report says before its figures.
+    """A statement of the report's verdict.
 
     Attributes:
         name: name of its rule.
@@ -235,9 +235,9 @@ class Facts:
     in_flight: int = 0
     """Requests of task attempts that died before an answer."""
     last_at: dt.datetime | None = None
-    """When the last attempt at any broker began, folded or not."""
+    """Start of the last attempt at any broker; the attempt may be unfolded."""
     scoped: bool = False
-    """The report is of a part of the ledger."""
+    """The report covers only a part of the ledger."""
 
 
 class Column(NamedTuple):

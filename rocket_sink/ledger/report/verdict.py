@@ -27,9 +27,9 @@ from rocket_sink.text import clean, counted
 LINES: Final = 3
 """Largest number of lines of a verdict."""
 SLOW_TIMES: Final = 3.0
-"""A broker is slow if its p99 is this multiple of the others' p99,"""
+"""A broker is slow if its p99 is so many times the others' p99 (and `SLOW_MS` more)."""
 SLOW_MS: Final = 50.0
-"""and is this much longer, too."""
+"""The p99 of a slow broker also exceeds the others' by so much."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
 _NAMES: Final = 80
@@ -247,7 +247,7 @@ def _was_isolated(facts: Facts) -> Iterator[Case]:
 
 
 def _isolated(facts: Facts) -> Iterator[IsolationSums]:
-    """Yield isolations of brokers that no other finding calls gone."""
+    """Yield isolations of brokers, except those that another finding reports as gone."""
     gone = _gone(facts)
     yield from (isolation for isolation in facts.isolated if isolation.broker not in gone)
 

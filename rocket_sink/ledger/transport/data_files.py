@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 FILES_DDL: Final = "files STRING"
-"""Column in which tasks tell the driver of the files that they have written."""
+"""Column in which tasks name the files that they have written, for the driver."""
 OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function that `mapInArrow` takes."""
 
@@ -49,7 +49,7 @@ class DataFileWriter:
     """Writes ledger rows as files of the table at `place`.
 
     Raises:
-        LedgerError: from `write` and `close`, too: they cannot be written.
+        LedgerError: the files cannot be written; also from `write` and `close`.
     """
 
     def __init__(self, place: LedgerPath) -> None:

@@ -98,7 +98,7 @@ def _number(name: str) -> int:
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
     """Return all sealed files; seal the open files whose owners are gone on the way.
 
-    Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
+    The files are sorted by query, then by epoch, then by the order in which they were begun.
     """
     infos = _files(place, filesystem)
     files = [info for info in infos if info.extension == SEALED[1:]]
@@ -149,7 +149,7 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 
 
 def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
-    """Return epochs with files, sealed or still written; take no file."""
+    """Count the epochs with files, sealed or still written, without sealing any."""
     return len(spooled_epochs(place, filesystem))
 
 
@@ -172,7 +172,8 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
         filesystem = place.filesystem()
         for info in sorted(_files(place, filesystem), key=lambda info: -(info.mtime_ns or 0)):
             size += info.size or 0
-            # A fold names damaged files. A file that is gone is in the table now.
+            # Skip damaged files, which a fold reports, and deleted files, whose rows are in the
+            # table now.
             with contextlib.suppress(LedgerError, OSError):
                 if size <= _MOST_UNFOLDED_BYTES:
                     parts += [pa.table(batch) for batch in read_batches(info.path, filesystem)]
@@ -243,6 +244,6 @@ def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
     try:
         filesystem.move(info.path, target)
     except FileNotFoundError:
-        return []  # The owner, or another fold, was faster.
+        return []  # The owner, or another fold, has moved the files meanwhile.
     target_info = filesystem.get_file_info(target)
     return [target_info] if target_info.is_file else []

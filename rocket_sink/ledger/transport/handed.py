@@ -1,8 +1,8 @@
 """Ledger rows that Spark brings to the driver, where a task does not reach the ledger's folder.
 
 They go with the task's result: in the commit message of the data source, in an accumulator of
-foreach (`transport.accumulator`). So what a failed or killed task sent is on no record, and the
-rows of a task are kept in memory until its end. On the driver they go to the spool.
+foreach (`transport.accumulator`). So the ledger has no record of the sends of a failed or killed
+task, and a task's rows stay in memory until its end. On the driver they go to the spool.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class SpoolWriter:
                 file.close()
 
     def _leave(self) -> None:
-        """Let folds take the file as that of a dead process, because this process may live for
+        """Let folds treat the file as a dead process's file, because this process may live for
         days."""
         was_open = self._file is not None
         self._forget()
@@ -192,7 +192,7 @@ class SpoolWriter:
             ) from error
 
     def _gone(self) -> str:
-        """Return why the open file is gone, as far as this process can see."""
+        """Return the reason why the open file is gone, as far as this process can tell."""
         if not Path(self._place.spool).is_dir():
             # Folds remove folders inside the spool, but not the spool itself.
             return (
@@ -213,14 +213,14 @@ class SpoolWriter:
 
 
 def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
-    """Return whether the file is there; False if that cannot be asked now."""
+    """Return whether the file exists; False if the file system cannot tell now."""
     with contextlib.suppress(OSError):
         return bool(filesystem.get_file_info(path).is_file)
     return False
 
 
 def _create(filesystem: fs.FileSystem, path: str) -> IO[bytes]:
-    """Create a file. Until then a fold may remove the empty folders, so this tries again."""
+    """Create a file; retry, because a fold may remove the empty folders before the file exists."""
     for _ in range(_MKDIR_TRIES):
         with contextlib.suppress(FileNotFoundError):
             make_folder_of(filesystem, path)

@@ -129,7 +129,8 @@ def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, i
 
 
 def _has_frame(data: bytes, seed: int) -> bool:
-    """Return whether a frame follows anywhere; if the seed is not known, any mark counts."""
+    """Return whether the data contains a whole frame; if the seed is unknown, any mark counts as
+    one."""
     for match in _MARKS.finditer(data, 1):
         mark, number, length, crc = _unpacked(data[match.start() : match.start() + _SIZE])
         content = memoryview(data)[match.start() + _SIZE :][:length]
@@ -160,7 +161,7 @@ def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBa
         batch = pa.ipc.read_record_batch(content, LEDGER_SCHEMA)
         batch.validate(full=True)
         _check_values(batch)
-    # Arrow raises what it likes: its own errors, OSError, ValueError, MemoryError.
+    # Arrow raises its own errors, OSError, ValueError or MemoryError.
     except Exception as error:
         raise _damaged(path, _first_line(error)) from error
     if is_complete:

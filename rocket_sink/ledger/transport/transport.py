@@ -1,4 +1,4 @@
-"""How the ledger rows of a task attempt become durable, and the choice of the way.
+"""The ways in which a task attempt's ledger rows become durable, and the choice among them.
 
 | way | lane | durable | of a failed attempt |
 |---|---|---|---|
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _warned: set[str] = set()
-"""Ledgers of which this process has said that it does not reach them."""
+"""Ledgers about which this process has warned that they are out of reach."""
 
 
 class RowTransport(Protocol):
@@ -40,7 +40,7 @@ class RowTransport(Protocol):
         """Take rows.
 
         Raises:
-            LedgerError: they cannot be kept; the task must fail.
+            LedgerError: the rows cannot be kept; the task must fail.
         """
 
     def finish(self) -> HandedRows | None:
@@ -71,7 +71,7 @@ def transport_of(
     """Choose the way of an attempt's rows, and prove that it leads to the driver's ledger.
 
     Args:
-        emit: takes the rows in place of all others.
+        emit: takes the rows instead of every other way.
         hands_over: the caller gives rows to Spark where the ledger is out of reach (`ledgerVia`).
 
     Raises:
@@ -90,12 +90,13 @@ def transport_of(
 
 
 def _is_out_of_reach(options: SinkOptions, token: LedgerToken | None) -> bool:
-    """Return whether this task must do without the ledger's folder, and `ledgerVia` lets it."""
+    """Return whether this task cannot reach the ledger's folder, and `ledgerVia` permits that."""
     if options.ledger_via == "spark":
         _warn_once(options.ledger, "ledgerVia=spark")
     if options.ledger_via != "auto":
         return options.ledger_via == "spark"
-    # Another local folder of this path here is the wrong one: the driver's fold reads its own.
+    # Do not use a folder of this path on this host: the driver's fold reads the folder on its own
+    # host.
     if token is None or token.uri.startswith("file:") or options.using_ledger_files:
         return False
     try:

@@ -129,7 +129,7 @@ class _Ended(NamedTuple):
 
 
 class _Brokers:
-    """The brokers as the hosts' fault tables see them, and the isolations that these begin."""
+    """The brokers as the hosts' fault tables see them, and the isolations that the tables begin."""
 
     def __init__(self, attempts: Attempts, profile: FaultProfile | None) -> None:
         self._names = attempts.brokers
@@ -161,8 +161,8 @@ class _Brokers:
             self._until_s[place] = event.until_s
 
     def instead(self, host: int, broker: int, at_s: float) -> tuple[float, int] | None:
-        """Return the latency and the number of the quickest broker in place of an isolated one;
-        None if the broker is not isolated, or no other one can take its place."""
+        """Return the latency and the number of the quickest broker in place of an isolated broker;
+        None if the broker is not isolated, or no other broker can take its place."""
         if self._is_free(host, broker, at_s):
             return None
         fresh = (

@@ -23,7 +23,7 @@ from rocket_sink.routing.fault import PROFILES, FaultProfile
 LIMIT: Final = 200_000
 """Number of the newest attempts that are replayed; a candidate takes some seconds."""
 _FIRST_CLASSES_MS: Final = (100, 250, 1000, 2000)
-"""Latencies from which on a broker is isolated, for the candidates other than the profiles."""
+"""Least latencies that isolate a broker, for the candidates other than the profiles."""
 _BETTER: Final = 0.8
 """A candidate replaces the default if its p99.9 is below this share of the default's."""
 _AS_GOOD: Final = 1.05
@@ -49,7 +49,7 @@ def tune(
     query: Query, path: str, scope: Scope, *, limit: int = LIMIT, fewest: int = 1,
     progress: Progress | None = None,
 ) -> Tuning:  # fmt: skip
-    """Suggest options by the newest `limit` attempts of the scope.
+    """Suggest options from a replay of the newest `limit` attempts of the scope.
 
     Args:
         query: runs SQL over the ledger's views.
@@ -102,10 +102,10 @@ def profiles() -> dict[str, FaultProfile | None]:
 
 
 def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
-    """Return what each value of `suspectAfterMs` would have done to the requests.
+    """Return how many suspicions each value of `suspectAfterMs` would have raised, right or false.
 
-    A suspicion is right if the request fails, or if its answer takes longer than an isolating class
-    and than is usual for the broker. Otherwise it is a false alarm.
+    A suspicion is right if the request fails, or if its answer is both slow enough to isolate the
+    broker and unusually slow for it. Otherwise it is a false alarm.
     """
     usual_ms = np.array(
         [_p95(attempts.rtt_ms[attempts.stored & (attempts.broker == number)])
@@ -167,7 +167,7 @@ def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
-    """Mark the smallest value that few of the stored requests pass."""
+    """Mark the smallest value that only few stored requests exceed."""
     good = [row for row in figures if row.late_share <= _LATE_SHARE]
     best = good[0] if good else figures[-1]
     return [replace(row, suggested=row is best) for row in figures]

@@ -44,8 +44,8 @@ class SuspicionFigures:
     """A value of `suspectAfterMs`.
 
     `late_share` is the share of false alarms: requests that took longer, and were neither failures
-    nor unusually slow. `troubles` counts the failures and slow requests that took longer. In sum
-    they were noticed `sooner_s` before their end.
+    nor unusually slow. `troubles` counts the failures and slow requests that took longer.
+    `sooner_s` is the sum of the times by which a suspicion comes before their end.
     """
 
     suspect_after_ms: int
@@ -65,8 +65,8 @@ class Suggestion:
 
 
 class Comparison(NamedTuple):
-    """A table of settings: its title, its columns, a row for each. The last column marks the one to
-    take."""
+    """A table of settings: its title, its columns, a row for each. The last column marks the
+    setting to take."""
 
     title: str
     columns: tuple[str, ...]

@@ -98,7 +98,7 @@ def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> 
 
 
 def _delete_old(place: LedgerPath) -> tuple[int, int]:
-    """Delete files that hold an erased letter and are not of the newest version.
+    """Delete files that hold an erased letter and are not in the table's newest version.
 
     Returns the number of deleted files, and of files with letters that are not in the table.
     """

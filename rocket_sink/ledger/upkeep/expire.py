@@ -47,7 +47,7 @@ _NOTE: Final = "expired"
 _DAY_MS: Final = 86_400_000
 _LAST_EPOCHS: Final = 2
 _ASKED: Final = ("at", "letter_id", "query_id", "epoch")
-"""Columns by which rows are judged."""
+"""Columns that decide whether a row is dropped."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def expire_ledger(
 
 
 def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -> None:
-    """Expire a ledger if its last expiry, by any process, was a day ago.
+    """Expire a ledger if the last expiry by any process is at least a day ago.
 
     A new ledger is a day old before the first one.
 
@@ -129,7 +129,8 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     if last_ms is not None and now_ms - int(last_ms) < _DAY_MS:
         return
     if open_for_commits(spark, place) is None:
-        # Spark's Delta commits, or the ledger was deleted, and a note would make its folder again.
+        # Spark's Delta commits, or the ledger was deleted. Do not write a note, which would make
+        # the folder again.
         return
     notes.write(_NOTE, now_ms)
     if last_ms is not None:
@@ -158,7 +159,7 @@ def expire(
         bodies = _spent_letters(query, now_us - retention.bodies_ms * 1000)
 
     def judged(batch: pa.RecordBatch, kind: str) -> tuple[pa.Array, pa.Array]:
-        """Return masks of the old rows, and of those that are dropped."""
+        """Return two masks: the old rows, and the rows to drop."""
         if kind not in before_us:
             none = pa.repeat(False, batch.num_rows)
             return none, none

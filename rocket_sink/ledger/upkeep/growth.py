@@ -35,7 +35,7 @@ _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits between two checkpoints; every reader reads the commits after the last
 one."""
 _ACTIONS_PER_COMMIT: Final = 50
-"""Actions of the last checkpoint per commit that passes before the next checkpoint."""
+"""One commit passes before the next checkpoint for so many actions in the last checkpoint."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
 """Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""
@@ -78,7 +78,7 @@ def merge(place: LedgerPath, table: DeltaTable, *, everything: bool = False) -> 
 
 
 def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFile]]:
-    """Return the files to be merged, by kind."""
+    """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
         # Count rows, too: equal rows take few bytes, but as much time as others.
@@ -110,7 +110,7 @@ def _sum_up(place: LedgerPath) -> None:
     last = int(note.get("version", 0))
     fewest, most = _CHECKPOINT_COMMITS
     due = min(max(fewest, int(note.get("size", 0)) // _ACTIONS_PER_COMMIT), most)
-    table = open_table(place)  # the object of a commit does not know what the commit removed
+    table = open_table(place)  # open again: the committing object lacks the removals
     if table is None or table.version() + 1 - last < due:
         return
     # A vacuum makes two commits, so it runs only if there is a file to delete.

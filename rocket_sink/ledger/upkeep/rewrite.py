@@ -134,8 +134,8 @@ def rewrite(
             )  # fmt: skip
             return True
         except (DeltaError, OSError) as error:
-            # Keep the new files: the store's answer may have been lost after the commit, and then
-            # the table names them.
+            # Keep the new files: if only the store's answer was lost, the commit succeeded and the
+            # table names them.
             newer = open_table(place)
             names = set() if newer is None else {f.path for f in stored_files(place, newer)}
             if added and added[0].path in names:
@@ -146,5 +146,5 @@ def rewrite(
                 ) from error
             if not names.issuperset(file.path for file in removed):
                 return False
-            table = newer  # The other rewrite replaced other files.
+            table = newer  # The other rewrite replaced different files, so try again.
     return False
