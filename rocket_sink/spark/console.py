@@ -1,8 +1,7 @@
-"""Lines for a user's console about queries and writes, all by `logging`.
-
-A line at the start of a query and one with the accounts at its end (INFO, shown where a program has
-set up no logging; in notebooks a table), and a warning when rows were given up. The accounts sum
-the rows that came into the ledger's table since the start, so a task that ran twice counts twice.
+"""Lines for a user's console about queries and writes, all by `logging`: one at the start of a
+query, one with the accounts at its end (INFO, shown even without logging set up; a table in
+notebooks), and a warning when rows were given up. The accounts sum the rows that came into the
+ledger's table since the start, so a task that ran twice counts twice.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WORDS: Final = {
 
 
 def say_start(options: SinkOptions, lane: str, query: str) -> None:
-    """Say where the rows of a query go."""
+    """Log the topic and the ledger of a query."""
     log.tell(
         LOG, "the query %s sends to %s by %s, delivery %s, ledger %s", query,
         f"the topic {options.topic}" if options.topic else "the topics of its rows", lane,
@@ -99,8 +98,8 @@ class Accounts:
                 warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
 
     def say_end(self, run: str, query: str) -> Counter[str]:
-        """Say what became of the rows of a run that ended, and return the counts; nothing if the
-        ledger has none."""
+        """Log the accounts of a run that ended, and return them; do nothing if the ledger has no
+        rows of it."""
         if (counts := self._sums.pop(run, None)) is not None:
             spools = [s for s in self._place.spools if waiting_epochs(s, s.filesystem())]
             more = "; the last epochs wait for `rocket-sink ledger fold`" if spools else ""

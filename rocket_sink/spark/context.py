@@ -15,8 +15,8 @@ QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "sql.streaming.runId"
 BATCH_ID: Final = "streaming.sql.batchId"
 JOB_GROUP: Final = "spark.jobGroup.id"
-"""A streaming run's job group has the run's id (StreamExecution.runStream, `setJobGroup`); tasks
-see it where they do not see `RUN_ID`."""
+"""Local property with the run's id (StreamExecution.runStream calls `setJobGroup`), for tasks that
+do not see `RUN_ID`."""
 
 
 def run_context(
@@ -31,7 +31,7 @@ def run_context(
     """Return the context of the running task, or of the driver if no task runs.
 
     Args:
-        epoch: the epoch, if the lane knows it better than the local properties.
+        epoch: the epoch, if the lane knows it without the local properties.
         query_id, run_id: ids that the driver knew; a batch has no query and gives its own id.
     """
     from pyspark import TaskContext

@@ -168,10 +168,10 @@ class RocketMQDataSource(DataSource):
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """Return the query id of a batch write: its run's id, after the `appId` if there is one. Each
-    write has its own id, because equal ids would replace each other's accounts. With effectively
-    once, the id is that of the `appId`'s last write if that has not ended, so that tasks look up
-    its messages."""
+    """Return the query id of a batch write: its run's id, with the `appId` before it if there is
+    one. Each write has its own id, because equal ids would replace each other's accounts. With
+    effectively once, an unfinished last write of the `appId` passes its id on, so that tasks look
+    up its messages."""
     if not options.app_id:
         return run
     if not (options.ledger and options.delivery == "effectively_once"):
@@ -310,7 +310,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     lane = "batch"
     epoch = 0
     lineage_run: lineage.Run | None = None
-    """The run that OpenLineage collectors know; None if no events are sent."""
+    """The run in OpenLineage's terms; None if no events are sent."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         return self._send_batches(iterator)
@@ -348,7 +348,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # A new process runs each epoch: warn in the first one only, which users watch.
+        # Each epoch runs in a new process: warn only in the first epoch, which users watch.
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in its "

@@ -1,7 +1,7 @@
 """The half messages that the ledger has decided to commit, as a driver reads them.
 
-delta-rs reads them if it can open the table: each epoch would wait a second or more for a Spark
-job.
+delta-rs reads them if it can open the table, because a Spark job would delay each epoch by a second
+or more.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class DecidedEpoch:
 
     Attributes:
         halves: `half_commits.HALVES`; some hundred bytes each.
-        since_ms: time of its first answer, ms since 1970.
-        is_ended: a row of the table says that all are committed.
+        since_ms: time of the epoch's first answer, ms since 1970.
+        is_ended: a row of the table says that all half messages are committed.
     """
 
     halves: pa.Table
@@ -58,7 +58,7 @@ def decided_epoch(
     """Read a decided epoch; return None if it is not in the table, or has no half messages.
 
     Raises:
-        LedgerError: no ledger, or files of it are gone.
+        LedgerError: there is no ledger, or some of its files are gone.
         DeliveryError: a row has no place of its half message.
     """
     table = open_direct(spark, place)
@@ -102,7 +102,7 @@ def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
 
 
 def read_halves(sends: pa.Table) -> pa.Table:
-    """Return `HALVES` of `send` rows: one per row, or those of a group.
+    """Return the half messages of `send` rows as `HALVES`; a row has one, or a group of them.
 
     Raises:
         DeliveryError: a row has no place of its half message.
@@ -148,7 +148,7 @@ _DIGITS: Final = 16
 
 
 def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
-    """Return the last part of each of the brokers' message ids.
+    """Return the commit-log offset in each of the brokers' message ids.
 
     Raises:
         RemoteProtocolError: an id is malformed.

@@ -83,7 +83,7 @@ class Send:
     """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out.
 
     Args:
-        again: the epoch was begun before, and its earlier sends are not in the ledger.
+        again: an earlier attempt has begun the epoch, and the ledger lacks its sends.
         token: proves that tasks have the driver's ledger; None where Spark alone writes to it.
         sequence: number of the append in the table's order, which all of its rows share.
     """
@@ -114,7 +114,7 @@ class Send:
                 yield from self._taken(rows)
             run.finish()
         except BaseException:
-            # Also after GeneratorExit, because a killed task must leave no requests in a reused
+            # Abort even after GeneratorExit: a killed task must leave no requests in a reused
             # engine.
             run.abort()
             raise
@@ -127,7 +127,8 @@ class Send:
 
 
 class BatchWriter:
-    """Runs sends as appends to the ledger, on the driver."""
+    """Sends micro-batches and batch writes from the driver; each send is one append to the
+    ledger."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -141,8 +142,7 @@ class BatchWriter:
         Raises:
             CheckpointError: the ledger is ahead of the query's checkpoint, or the `appId` names
                 another query.
-            ConfigurationError: no query id, or this run of the query has written the epoch to the
-                ledger.
+            ConfigurationError: no query id, or this run of the query has already written the epoch.
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow; or half
                 messages of a decided epoch could not be committed (a restart does it).
         """

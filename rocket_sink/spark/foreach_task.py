@@ -1,7 +1,7 @@
 """A task attempt of the foreach lane: rows from Spark's thread, batches to the `TaskRunner`.
 
 Spark calls `process` when it has a row, and nothing while it has none. So a thread of the task
-sends what has waited for `gatherMaxDelayMs`, and reads the answers while Spark is silent. Two
+sends rows that have waited for `gatherMaxDelayMs`, and reads the answers while Spark is silent. Two
 threads then use the task and its engine, under one lock:
 
 - `process` appends without the lock, and takes it only when `RowBuffer.look_at` says so: at the
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 
 _DRIVE_ROWS: Final = 500
-"""Number of rows (some milliseconds of Spark's time) after which answers are read."""
+"""Answers are read after so many rows (some milliseconds of Spark's time)."""
 _ANSWERS_S: Final = 0.002
 """Seconds between two looks for answers while Spark is silent."""
 
 
 def _time_of(micros: int | None) -> datetime | None:
-    """Return a TIMESTAMP's value as Spark does, or a `FarTime` if Spark's worker would fail."""
+    """Return a TIMESTAMP as Spark does, or a `FarTime` for a value with which Spark's worker would
+    fail."""
     try:
         return TimestampType.fromInternal(TimestampType(), micros)  # type: ignore[arg-type]
     except (OverflowError, ValueError):

@@ -18,7 +18,7 @@ _LOG: Final = log.logger(__name__)
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
-    """Return the meaning of the frame's columns.
+    """Return the plan: the meaning of the frame's columns.
 
     Raises:
         ColumnError: names the column or option that mends it.

@@ -1,9 +1,9 @@
 """OpenLineage events of a driver's runs: START, then COMPLETE or FAIL with the rows stored.
 
-OpenLineage's own client sends them (extra `lineage`; the project releases it monthly, and Airflow
-and dbt use it), to where its environment variables say. Without the client, or without one of
-those variables, nothing is sent. A thread sends: a collector that is down costs one warning a run.
-A data source's processes live for one call, so there it costs some seconds, too.
+OpenLineage's own client (extra `lineage`) sends the events to the address in its environment
+variables. Without the client or the variables nothing is sent. A background thread sends, so a
+collector that is down costs one warning a run. In the data source it also costs some seconds,
+because those processes live for one call and wait for the collector.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ emitters: Final[list[_Emitter]] = []
 
 @dataclass
 class Run:
-    """A run that has started: its job's name and kind, where its rows go, and why it failed."""
+    """A run that has started: name and kind of its job, destination of its rows, and its error."""
 
     job: str
     is_stream: bool
@@ -51,7 +51,7 @@ class Run:
 
 
 def is_on() -> bool:
-    """Return whether the client is there, and its environment says where events go."""
+    """Return whether the client is installed, and the environment has its address."""
     is_set = any(name.startswith("OPENLINEAGE_") for name in os.environ)
     return is_set and importlib.util.find_spec("openlineage") is not None
 
@@ -162,7 +162,8 @@ class _Emitter:
         finish_at_end(self)
 
     def finish(self, wait_s: float = _LAST_S) -> None:
-        """Wait for the events that are under way; warn of those that the collector did not take."""
+        """Wait for the events that are under way; warn of events that the collector did not
+        take."""
         until_s = time.monotonic() + wait_s
         while self.events.unfinished_tasks and time.monotonic() < until_s:
             time.sleep(0.02)
@@ -181,7 +182,7 @@ class _Emitter:
 
                 client = client or OpenLineageClient()
                 client.emit(_event(kind, run, *rest))
-            except Exception as error:  # the client's, its transport's, or the collector's
+            except Exception as error:  # an error of the client, its transport, or the collector
                 _LOG.warning("OpenLineage: no %s of the run %s: %s", kind, run, first_line(error))
             finally:
                 self.events.task_done()

@@ -46,7 +46,7 @@ _LOCK: Final = ForkLock()
 _COUNT_S: Final = 30.0
 """Shortest time between two counts of a ledger's rows: each is a query of the table."""
 _LAST_S: Final = 5.0
-"""Longest wait for Spark to tell of a query that has ended, when the driver ends."""
+"""Longest wait at the driver's end for Spark's report that a query has ended."""
 _END_S: Final = 60.0
 """Longest wait for a fold when the driver ends."""
 _UNCOUNTED: Final = 10_000
@@ -64,7 +64,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     if not is_classic(session):
         return None
     assert session is not None
-    # All wrappers of a session share the context, so it holds the thread.
+    # Keep the thread at the context, which all wrapper objects of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(FOLDERS, {})
         key = session._jsparkSession.hashCode()
@@ -125,7 +125,7 @@ class FoldThread:
         try:
             self.await_ended(_LAST_S)
         except Exception:
-            is_alive = False  # The session was stopped before.
+            is_alive = False  # The session has been stopped already.
         with self._wake:
             self._urgent &= is_alive
             self._is_finished = True
@@ -142,8 +142,8 @@ class FoldThread:
         self, place: LedgerPath, interval_s: float, app_id: str = "",
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger, too; its queries write under this `appId`, if any. The shortest of all
-        intervals counts, and the longest retention."""
+        """Fold this ledger, too; its queries write under the `appId`, if there is one. The shortest
+        of all intervals counts, and the longest retention."""
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
@@ -173,7 +173,7 @@ class FoldThread:
             self._notify([progress], urgent=False)
 
     def ended(self, run_id: str | None = None, error: str | None = None) -> None:
-        """Note the end of a query, and fold soon: its last rows should not wait."""
+        """Note the end of a query, and fold soon, so that its last rows do not wait."""
         lineage.failed(run_id or "", error or "")
         with self._wake:
             self._running.discard(run_id or "")
@@ -189,7 +189,7 @@ class FoldThread:
             while self._running - active or self._events or self._is_confirming:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
-                    self._running &= active  # Runs without events by now are not waited for again.
+                    self._running &= active  # Wait only once for runs without events.
                     return
                 self._wake.wait(left_s)
 
@@ -259,7 +259,7 @@ class FoldThread:
         """Fold a ledger; return whether all finished files are in the table."""
         try:
             if place.problem and not spools_in_use(place):
-                # Only foreachBatch and sink.write use the ledger, and they need no fold.
+                # The ledger has no spool to fold: only foreachBatch and sink.write use it.
                 return True
             return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
@@ -291,7 +291,7 @@ class FoldThread:
             self._wake.notify_all()
 
     def _confirm(self, place: LedgerPath, app_ids: tuple[str, ...], events: list[Any]) -> None:
-        """Note which epochs are done, for queries that write to this ledger."""
+        """Note the epochs that are done, for queries that write to this ledger."""
         for progress in events:
             # An epoch that reads no rows may still send rows of an aggregation's state.
             if not progress.numInputRows and int(progress.sink.numOutputRows) <= 0:
@@ -356,7 +356,8 @@ class FoldThread:
                     _LOG.warning(text, query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
-        """Return the name under which the query's tasks write here; None if they do not (yet)."""
+        """Return the id under which the query's tasks write to the ledger; None if they have not
+        written yet."""
         name = self._names.get((place, query_id))
         if name is not None:
             return name
@@ -364,7 +365,7 @@ class FoldThread:
             if query_of(place, app_id) == query_id:
                 self._names[place, query_id] = app_id
                 return app_id
-        # The events of other queries come here, too.
+        # Ignore queries without files in the spool: Spark reports the events of all queries here.
         if not any(has_files(spool, spool.filesystem(), query_id) for spool in place.spools):
             return None
         self._names[place, query_id] = query_id
@@ -400,12 +401,12 @@ class FoldThread:
                 )  # fmt: skip
 
     def _is_gone(self, place: LedgerPath) -> bool:
-        """Return whether the table is gone. There was a table, because epochs wait only after a
+        """Return whether the table is gone. It existed before: epochs wait for a count only after a
         fold."""
         try:
             return not is_table(self._session, place)
         except Exception:
-            return False  # not known; the next count raises the error
+            return False  # The state is unknown; the next count raises the error.
 
     def _say_gone(self, place: LedgerPath) -> None:
         """Log that the table is gone, once until a table is there again."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _R: Final = "reading"
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""The numbers of the words "latest" and "earliest", as in Spark's Kafka source."""
+"""Numbers for "latest" and "earliest", as in Spark's Kafka source."""
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -59,7 +59,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> tuple[ReadOptions, SinkOptions]:
-        """Split and check what a user gave; names in any spelling.
+        """Split and check a user's options; names may have any spelling.
 
         Raises:
             OptionError: an unknown name, a bad value, options that exclude each other, no topic,
@@ -91,7 +91,7 @@ class ReadOptions:
 
     @property
     def starts(self) -> tuple[int, dict[str, int]]:
-        """Return the first offsets: (for queues without one of their own, {broker:queue: offset})."""
+        """Return the first offsets: (default, {broker:queue: offset of this queue})."""
         return _offsets(self.starting_offsets, "startingOffsets", EARLIEST)
 
     @property
@@ -184,7 +184,7 @@ class MessageReader(DataSourceReader):
     Raises, from `partitions`:
         NoRouteError: the name servers do not know the topic.
         OptionError: an offset of a queue that the topic does not have.
-        ConfigurationError: offsets are gone, with failOnDataLoss.
+        ConfigurationError: with failOnDataLoss, offsets whose messages are gone.
     """
 
     def __init__(self, read: ReadOptions, options: SinkOptions) -> None:
@@ -228,8 +228,8 @@ class MessageReader(DataSourceReader):
         if read.start_timestamp >= 0:
             begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
         if read.end_timestamp >= 0:
-            # For a time after the newest message, brokers before 5.2 answer its offset, not the
-            # next one.
+            # For a time after the newest message, brokers before 5.2 return that message's offset,
+            # not the next offset.
             end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
         queue_range = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
         if end > highest:

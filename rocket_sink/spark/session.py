@@ -90,8 +90,8 @@ def build_session(
 def prepare_environment() -> None:
     """Set what must be in the environment before a JVM or a worker starts.
 
-    `PYSPARK_PYTHON`: a virtual environment's Python is not picked up by itself, and a worker
-    without our packages fails late. `JAVA_HOME`: only where the caller's Java is missing.
+    `PYSPARK_PYTHON`: Spark does not find a virtual environment's Python by itself, and a worker
+    without the packages fails late. `JAVA_HOME`: set only if the caller has no Java.
 
     Raises:
         ConfigurationError: no Java 17 or later can be found.
@@ -152,7 +152,7 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 def _add_jars(builder: SparkSession.Builder) -> None:
     """Start Java and resolve the packages in it; spark-submit would print sixty lines about them.
 
-    The resolver is private to Spark. Where a Spark has another one, spark-submit resolves.
+    The resolver is private to Spark. If a Spark version has a different one, spark-submit resolves.
 
     Raises:
         ConfigurationError: a package cannot be fetched.
@@ -185,7 +185,7 @@ def _add_jars(builder: SparkSession.Builder) -> None:
             "registry, or name another one by spark.jars.repositories"
         ) from None
     except (Py4JError, TypeError):
-        # spark-submit resolves at the start of a JVM, and this one ends at the end of its input.
+        # spark-submit resolves only at the start of a JVM, so end this JVM by closing its input.
         gateway: Any = SparkContext._gateway
         gateway.shutdown()
         gateway.proc.stdin.close()

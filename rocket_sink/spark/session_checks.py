@@ -131,7 +131,7 @@ def check_rights(options: SinkOptions) -> None:
 
 
 _reached: Final[set[str]] = set()
-"""Digests of the options whose name servers have answered this process."""
+"""Digests of options; their name servers have answered this process."""
 _PAUSES_S: Final = (1.0, 2.0)
 """Pauses between the questions to name servers that may be starting."""
 
@@ -231,7 +231,8 @@ def refuse_query(
     if not reason:
         return (options, lane) if options is not None else None
     if kind == "ForeachBatchSink":
-        # Spark does not show whose function it is, so `write_batch` raises.
+        # Spark does not show the function of a foreachBatch query, so `write_batch` raises the
+        # error.
         refused_queries[query_id] = reason
         return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
@@ -259,10 +260,10 @@ def _source_options(query: Any) -> SinkOptions | None:
 
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
-    """Return our options among those that Spark passes.
+    """Return the sink's options among those that Spark passes.
 
     Raises:
-        OptionError: an unknown or illegal one, or no name server.
+        OptionError: an unknown or illegal option, or no name server.
     """
     options = SinkOptions.parse(own_options(given))
     _ = options.name_servers
@@ -280,7 +281,7 @@ _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outp
 
 
 refused_queries: Final[dict[str, str]] = {}
-"""{query id: why it must not send} of foreachBatch queries."""
+"""{query id: reason why it must not send} of foreachBatch queries."""
 
 
 class ForeachSink(NamedTuple):
@@ -294,7 +295,8 @@ _foreach_sinks: Final[dict[str, ForeachSink]] = {}
 
 
 def note_sink(options: SinkOptions, plan: ColumnPlan | None) -> str:
-    """Return a mark for the pickled sink, by which the driver knows it in a query's function."""
+    """Return a mark for the pickled sink, by which the driver recognises it in a query's
+    function."""
     mark = uuid.uuid4().hex
     _foreach_sinks[mark] = ForeachSink(options, plan)
     return mark
@@ -309,8 +311,8 @@ def _foreach_sink(writer: Any) -> ForeachSink | None:
         fields["PythonFunction"].setAccessible(True)
         numbers = fields["PythonFunction"].get(writer).command().mkString(",")
     except Exception:
-        # This Spark keeps the function elsewhere. Assume that it is ours: ending a foreign query is
-        # better than losing rows in silence.
+        # This Spark keeps the function elsewhere. Assume a query of the sink: ending a foreign
+        # query is better than losing rows silently.
         return next(iter(_foreach_sinks.values()))
     marks = (mark for mark in _foreach_sinks if ",".join(map(str, mark.encode())) in numbers)
     return next((_foreach_sinks[mark] for mark in marks), None)
@@ -329,7 +331,8 @@ def _schema_of(plan: Any) -> StructType:
 
 
 def _wrong_columns(plan: Any, options: SinkOptions) -> str:
-    """Return why the columns of a query do not fit the row contract; empty if they do.
+    """Return the error text if the columns of a query do not fit the row contract; empty if they
+    do.
 
     Tasks of a foreach query see values only, and cannot tell a time without a zone.
     """
@@ -346,7 +349,7 @@ def _refuse_objects(session: Any) -> None:
 
     A `RocketSink` cannot be callable: in `foreach(sink)` Spark would call it for each row.
     """
-    with contextlib.suppress(AttributeError):  # another py4j may keep its functions elsewhere
+    with contextlib.suppress(AttributeError):  # another py4j may keep them elsewhere
         for proxy in list(session.sparkContext._gateway.gateway_property.pool.dict.values()):
             function = getattr(proxy, "func", None)
             if hasattr(function, "write_batch") and not callable(function):
@@ -369,7 +372,7 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 
 
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
-    """Return why the plan must not run (it reads one of these folders); empty if it may."""
+    """Return the error text if the plan reads one of these folders; empty if it may run."""
     for folder in _input_folders(plan):
         for name, path in files:
             if _reads(_parts(folder), _parts(path)):
@@ -468,7 +471,7 @@ def setting(session: Any, name: str) -> str:
         # The default is None, not "": a Connect server checks it by the setting's type.
         return str(session.conf.get(name, None) or "")
     except Exception:
-        # Connect servers hide some settings, which cannot be judged then.
+        # A Connect server hides some settings; treat them as not set.
         return ""
 
 
@@ -515,7 +518,7 @@ def task_slots(session: Any) -> int:
         profile = scala.resourceProfileManager().defaultResourceProfile()
         slots = int(scala.maxNumConcurrentTasks(profile))
     except Exception:
-        # The method is not public; without it the closest public number counts.
+        # The method is not public; if it is missing, use the closest public number.
         slots = 0
     return max(1, slots or context.defaultParallelism)
 
@@ -579,9 +582,9 @@ def over_budget(
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
-    """Return the token for tasks that spool (foreach); None if they need not reach a ledger. Files
-    of a Spark Connect client prove nothing, because it may be on any host. There the server makes
-    the table, and tasks check that it exists.
+    """Return the token for tasks that spool (foreach); None if tasks need no ledger. Files of a
+    Spark Connect client prove nothing, because it may be on any host. There the server makes the
+    table, and tasks check that it exists.
 
     Raises:
         LedgerError: the driver cannot write files to the ledger's folder.

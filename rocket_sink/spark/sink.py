@@ -133,7 +133,7 @@ class RocketSink:
     # foreach: called by Spark in the workers
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """Return True: Spark takes anything else for "drop these rows"."""
+        """Return True: otherwise Spark would drop the rows without calling `process`."""
         self._task = ForeachTask(
             self._options, self._plan, partition_id, epoch_id, self._token, self._handed
         )
@@ -203,5 +203,5 @@ class RocketSink:
 
 
 def _absolute(options: SinkOptions) -> SinkOptions:
-    """Make a relative ledger path absolute: it means the driver's folder, not a worker's."""
+    """Make a relative ledger path absolute on the driver: a worker has another working folder."""
     return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options

@@ -64,10 +64,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class EndReport:
-    """The result of ending an epoch; `found_stored` of `committed` were visible before.
+    """The result of ending an epoch; `committed` includes `found_stored`, which were visible
+    before.
 
     Attributes:
-        refused: messages that their brokers do not have any more, and that are not visible.
+        refused: messages that their brokers have dropped, and that are not visible.
         busy: another process is ending epochs of the ledger; nothing was done.
     """
 
@@ -85,7 +86,7 @@ class TransactionCommitter:
 
     Args:
         options: how to reach the brokers, and the ledger.
-        ordered: keep the order per queue; None: as the options' `ordering` wants it.
+        ordered: keep the order per queue; None: follow the options' `ordering`.
 
     Raises:
         LedgerError: no ledger there, or a Spark Connect session, which cannot read Delta's
@@ -113,7 +114,7 @@ class TransactionCommitter:
         self.group = check_group(check_table(spark, self._place), options)
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
-        """Return the rows of `Ledger.transactions` that are decided but not ended, in order."""
+        """Return the decided but not ended epochs, as rows of `Ledger.transactions`, in order."""
         epochs = self._ledger.transactions(self._spark, pending=True)
         if query_id is not None:
             epochs = epochs.where(epochs.query_id == query_id)
@@ -132,13 +133,14 @@ class TransactionCommitter:
 
         Args:
             wait_s: longest wait for another process that ends epochs of this ledger.
-            again: do it even if the ledger has its end; messages that are not visible are committed
-                again.
+            again: check the messages even if the ledger has the epoch's end; commit those that are
+                not visible.
 
         Raises:
             DeliveryError: a broker did not commit; the call can be repeated.
             SendError: a fatal one (credentials).
-            LedgerError: the ledger's lock was lost, as by a process that was stopped for long.
+            LedgerError: the ledger's lock was lost, for example because this process was stopped
+                for long.
         """
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
@@ -229,7 +231,7 @@ def check_ended(report: EndReport) -> None:
 
 
 _EPOCHS: Final = 4
-"""Decided epochs whose members are remembered."""
+"""Number of decided epochs whose members are remembered."""
 _UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
 """Time until the next try after an epoch could not be ended; brokers ask again as often."""
@@ -269,7 +271,7 @@ class CheckBacks:
         self._undecided: tuple[tuple[str, int], float] | None = None
 
     def __call__(self, message: StoredMessage) -> TransactionState:
-        """Return the decision on a half message; UNKNOWN if it cannot be found out."""
+        """Return the decision on a half message; UNKNOWN if the ledger does not tell."""
         mark, message_id = HalfMark.read(message.properties), message.message_id
         if mark is None or message_id is None:
             return UNKNOWN
@@ -318,7 +320,7 @@ class TransactionChecker:
     Args:
         told: called with each decision.
         ended: called with the report of each epoch that was ended because a broker asked.
-        ordered: as of `TransactionCommitter`.
+        ordered: see `TransactionCommitter`.
     """
 
     def __init__(
@@ -341,7 +343,7 @@ class TransactionChecker:
         )
 
     def watch(self, *topics: str) -> None:
-        """Answer the brokers of these topics, too.
+        """Answer the questions of these topics' brokers, too.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -426,8 +428,8 @@ class Transactions:
         """End the epochs that an earlier run of the query has decided and not ended.
 
         Raises:
-            DeliveryError: a broker could not be made to commit; the query must not go on, or its
-                later epochs would be visible before.
+            DeliveryError: a broker did not commit; the query must not go on, or its later epochs
+                would become visible first.
         """
         for row in self._endings.open_epochs(query_id):
             self.end(query_id, row.epoch)
@@ -444,7 +446,8 @@ class Transactions:
         check_ended(report)
 
     def _watch(self, *topics: str) -> None:
-        """Answer the brokers' checks. Half messages without answers stay, but are safe."""
+        """Answer the brokers' checks. If that fails, the half messages stay unanswered, but are
+        safe."""
         try:
             driver_answerer(self._session, self._options).watch(*topics)
         except RocketSinkError as error:

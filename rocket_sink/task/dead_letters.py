@@ -73,7 +73,7 @@ class DeadLetterTopic:
     """Sends one task's dead letters as the recorder writes them; does nothing without the option.
 
     Args:
-        others: takes completions of other requests that arrive while this waits.
+        others: called with completions of other requests that arrive during a wait.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DeadLetterTopic:
         self.in_flight = 0
         self.sent = 0
         self.left_out = 0
-        """Dead letters that are in the ledger only."""
+        """Number of dead letters that are in the ledger only."""
 
     def send(self, letters: pa.RecordBatch) -> None:
         """Submit ledger rows of the kind dead_letter; never raises because of their content."""
@@ -110,7 +110,7 @@ class DeadLetterTopic:
                 self._others += [c for c in self._engine.poll(_POLL_S) if not self.took(c)]
 
     def took(self, completion: Completion) -> bool:
-        """Return whether the completion is that of a request of ours, and handle it then."""
+        """Return whether the completion belongs to a request of this object; if so, handle it."""
         if completion.token is not self:
             return False
         self._recorder.dead_letter_attempts(completion)
@@ -167,7 +167,8 @@ _HELD_BEFORE: Final = (
     "backfill sends them in order"
 )
 _POISON: Final = (MessageIllegalError, BrokerError)
-"""Answers that may be about one message of a batch: code 13, and code 1 with a Java exception."""
+"""Errors for which a single message of a batch may be to blame: code 13, and code 1 with a Java
+exception."""
 
 _COLUMN_OF: Final = {
     "TAGS": "tags",
@@ -197,7 +198,7 @@ _COLUMN_TYPES: Final = {
 
 
 class DeadLetterWriter:
-    """Turns rows, requests and what waits behind them into dead letters."""
+    """Turns rows and requests, and the messages held back behind them, into dead letters."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class DeadLetterWriter:
         self._held: dict[str, set[str]] = {}
         self._pending: dict[str, set[str]] = {}
         self.keys: dict[str, set[str]] = {}
-        """{topic: sharding keys} of the dead letters of this task, beside refused rows."""
+        """{topic: sharding keys} of this task's dead letters, except refused rows."""
 
     def hold(self, keys: Mapping[str, set[str]]) -> None:
         """Hold back keys whose dead letters from earlier epochs are pending."""
@@ -223,7 +224,7 @@ class DeadLetterWriter:
             self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """Return whether to send the messages once more, one by one, to find the bad one."""
+        """Return whether to send the messages once more, one by one, to find a bad message."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone
@@ -299,7 +300,7 @@ class DeadLetterWriter:
         return without_rows(rows, indices)
 
     def _home(self, request: PendingRequest) -> str | None:
-        """Return the only broker that the request may go to; None if others may take it as well."""
+        """Return the only broker that the request may go to; None if there are several."""
         return request.queue.broker_name if self._strict and request.queue is not None else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:

@@ -31,10 +31,10 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
     """Write the dead letters as dead letters of their origin topics; return their number.
 
     Args:
-        ledger: its path; it is made by the first fold.
+        ledger: path of the ledger; the first fold makes its table.
 
     Raises:
-        LedgerError: it cannot be written.
+        LedgerError: the ledger cannot be written.
     """
     run_id = f"dlq-{uuid.uuid4()}"
     ctx = RunContext(run_id, run_id, 0, lane="export")

@@ -53,7 +53,7 @@ def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _bytes_of(column: pa.Array) -> int:
-    """Return about how many bytes the decoded column takes. `nbytes` does not do: for a slice it
+    """Return about how many bytes the decoded column takes. `nbytes` is wrong for a slice: it
     counts all values of a view or dictionary."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -69,8 +69,8 @@ def _bytes_of(column: pa.Array) -> int:
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
     """Return groups of rows with one topic (as text), one WAIT and one kind (`RowBatch.kinds`). A
     batch may not mix them (MessageBatch.generateFromList), and only kind 0 may be in a batch. Each
-    group is in row order. With `in_order` the groups of a topic are, too: a new one begins at each
-    change."""
+    group is in row order. With `in_order` the groups of a topic are in row order, too: a new group
+    begins at each change."""
     for group in _by_topic(rows):
         kinds = _kinds(group)
         if kinds is None:
@@ -142,7 +142,7 @@ _NOT_A_QUEUE: Final = -1
 class Assignment:
     """Group numbers of n rows of one topic, for `wire.columns.group_by_queue`.
 
-    Groups 0..q-1 are home queues, q is "the engine chooses", q+1.. are the rows' own queues.
+    Groups 0..q-1 are home queues, q is "the engine chooses", q+1.. are queues that rows name.
     `refused` are rows (indices) whose own queue does not exist; their group is q.
     """
 
@@ -189,7 +189,8 @@ def _place_sharded(groups: Int64s, keys: pa.Array, homes: Int64s) -> None:
 
 
 def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
-    """Put rows with their own queue into its group; returns the rows whose queue is unknown."""
+    """Assign rows that name a queue to the group of that queue; return the rows whose queue is
+    unknown."""
     assert rows.queue_id is not None
     present = rows.queue_id.is_valid().to_numpy(zero_copy_only=False)
     ids = ints_of(rows.queue_id, _NOT_A_QUEUE)
@@ -241,7 +242,7 @@ def encode_requests(
     *,
     alone: bool = False,
 ) -> list[PendingRequest]:
-    """Return the requests of one group's rows; those of one queue are in row order.
+    """Return the requests for one group's rows; requests of one queue are in row order.
 
     Args:
         alone: no batch may carry the rows.

@@ -85,7 +85,7 @@ class FreshIds:
 TABLE_LANE: Final = "table"
 """The lane of `TableProducer`, which runs without Spark."""
 _NOBODY: Final = frozenset({"local", "unknown"})
-"""Query ids that stand for none, on the driver and in a task (`run_context`)."""
+"""Query ids that mean "no query", on the driver and in a task (`run_context`)."""
 _DIGEST_BYTES: Final = 16
 _CHUNK: Final = 1 << 14
 """Number of words per step, so that they are still in the cache when their upper halves are made.
@@ -100,16 +100,16 @@ _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
 def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
     """Return the source of a task's ids, or None for the ids of `Producer`. None if the write has
     no name, because ids of two writes could be equal. None for a table without Spark, too: its send
-    is never run again, and these ids cost less.
+    is never run again, and ids of `Producer` cost less.
 
     Args:
-        timed: batches are cut by the clock, so another attempt may get other batches; this costs a
-            digest per row.
+        timed: batches are cut by the clock, so another attempt may get other batches; the ids then
+            cost a digest per row.
     """
     if ctx.lane == TABLE_LANE:
         return None
-    # Use the run's id: an appId names all writes of a job, and two writes with equal rows are no
-    # replays.
+    # Use the run's id for a batch write: all writes of a job share one appId, but a second write of
+    # equal rows is no replay and needs new ids.
     write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
     if write in _NOBODY:
         return None
@@ -160,7 +160,8 @@ def _fingerprints(column: pa.Array) -> Iterator[bytes]:
 
 
 def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Two multilinear hashes modulo 2**64, at memory speed: of the words, of their upper halves.
+    """Return two multilinear hashes modulo 2**64, of the words and of their upper halves, at memory
+    speed.
 
     Texts that differ in a lower half have equal first hashes with a chance of 2**-32 at most. Texts
     that differ in upper halves only, of which the first hash uses few bits, have equal second
@@ -231,7 +232,7 @@ class _Seen:
         self._runs: list[UInt64s] = []
 
     def ordinals(self, digests: UInt64s) -> Int64s:
-        """Return for each digest the number of equal ones before it, in all calls."""
+        """Return for each digest the number of equal digests before it, in all calls."""
         order = np.argsort(digests, kind="stable")
         ranked = digests[order]
         changes = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1

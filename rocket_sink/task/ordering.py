@@ -34,11 +34,11 @@ from rocket_sink.rows.sort import scratch_folder
 from rocket_sink.task.pending import PendingRequest, Piece, SpillState
 
 _BATCHES_KEPT: Final = 2
-"""Input batches that waiting requests may keep alive."""
+"""Number of input batches that waiting requests may keep alive."""
 
 
 class SpillBuffer:
-    """A store of waiting requests, in memory up to a limit, then in a file.
+    """The bytes of waiting requests, in memory up to a limit, else in a file.
 
     Args:
         memory_bytes: limit of the copies in memory.
@@ -154,8 +154,8 @@ class OrderedQueues:
 
     @property
     def is_full(self) -> bool:
-        """Return whether more input should wait, because enough is there for the queues that
-        answer."""
+        """Return whether more input should wait, because the queues that answer have enough
+        requests."""
         now_s = self._clock()
         flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
@@ -191,7 +191,7 @@ class OrderedQueues:
     ) -> PendingRequest | None:
         """End the request in flight; return the next one to submit, if any.
 
-        `again` are parts of the answered request, which go before all waiting ones.
+        `again` has parts of the answered request, which go before all waiting requests.
         """
         lane = self._lanes[queue]
         lane.in_flight = None

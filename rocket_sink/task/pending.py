@@ -1,4 +1,4 @@
-"""Requests of the task body before they are answered: encoded messages and what they belong to.
+"""Requests of the task body that are not answered yet: encoded messages with queue and attempts.
 
 A `PendingRequest` holds its messages in the inner batch form (`rocket_sink.wire.batch`), and no
 rows or columns. Dead letters are decoded from those bytes, so the rows of an input batch can be
@@ -30,7 +30,7 @@ _SHORT: Final = struct.Struct(">h")
 class Piece(NamedTuple):
     """Neighbouring messages of one encoded batch.
 
-    `offsets` are positions in `data`, one more than there are messages, not starting at 0.
+    `offsets` has the start of each message in `data` and the last end; it need not begin at 0.
     """
 
     data: pa.Buffer
@@ -50,7 +50,8 @@ class Piece(NamedTuple):
         return self.data.slice(start, int(self.offsets[-1]) - start)
 
     def detached(self) -> Piece:
-        """Copy the messages into a buffer of their own, which pins no other message's memory."""
+        """Copy the messages into a buffer of their own, so that other messages' memory can be
+        freed."""
         return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
 
     def singles(self) -> Iterator[Piece]:
@@ -98,7 +99,7 @@ class SingleColumns(NamedTuple):
     message_ids: pa.Array
     flag: int | Int64s
     least_version: int
-    """MQVersion ordinal of the oldest broker that honours the properties; 0: any."""
+    """MQVersion ordinal of the oldest broker that supports the properties; 0: any."""
     sys_flag: int | Int64s | None = None
     """MessageSysFlag bits; set once the bodies have their final form (compressed)."""
 
@@ -235,13 +236,13 @@ class PendingRequest:
         ]
 
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
-        """Return a request of the messages whose flag is true; None if no flag is."""
+        """Return a request of the messages whose flag is true; None if all flags are false."""
         singles = [single for piece in self.pieces for single in piece.singles()]
         kept = [single for single, keep in zip(singles, wanted, strict=True) if keep]
         return self._like(kept, alone=self.alone) if kept else None
 
     def take_part(self, first: int, last: int) -> PendingRequest:
-        """Return messages that leave the group, as a request of their own."""
+        """Move messages from the group to a new request, and return the request."""
         assert self.columns is not None
         [piece] = self.pieces
         part = self._like([Piece(piece.data, piece.offsets[first : last + 1])], alone=True)

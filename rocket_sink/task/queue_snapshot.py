@@ -5,8 +5,8 @@ which makes the list shorter, and every key would move unnoticed. So the list of
 kept: in memory for the task, and in a note beside the ledger (of the kind `queues`) for the query's
 other tasks and epochs. Without a ledger each task uses the list that it finds.
 
-A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
-number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
+A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, a different
+number of queues on a present broker, or a different `shardingHash` are a change: `onRouteChange`
 decides. A static topic's queues are on a logical broker, which keeps them while they move from one
 real broker to another. A backfill uses the list of the query whose dead letters it sends
 (`spark.backfill.home_queues`).
@@ -44,17 +44,17 @@ class Queues(Protocol):
     """The source of a topic's queues for strict order."""
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the queues that keep the order, given the topic's present route."""
+        """Return the queues for strict order; `info` is the topic's present route."""
 
 
 class GivenQueues:
-    """Known lists: those of the query whose dead letters are sent again."""
+    """Known lists of queues, from the query whose dead letters are sent again."""
 
     def __init__(self, lists: Mapping[str, QueueList]) -> None:
         self._lists = lists
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the topic's known list, or the queues of today if it has none."""
+        """Return the topic's known list, or the present queues if there is none."""
         return self._lists.get(info.topic) or queues_of(info)
 
 
@@ -104,9 +104,9 @@ class QueueSnapshots:
             return None if note is None else _parsed(topic, note)
 
     def pin(self, info: TopicPublishInfo) -> Pinned:
-        """Return the queues that the ledger has for the topic; pin today's if it has none.
+        """Return the queues that the ledger has for the topic; pin the present ones if it has none.
 
-        Tasks start together and may see different routes: the first one that writes decides.
+        Tasks start together and may see different routes: the first task that writes decides.
 
         Raises:
             LedgerError: the note cannot be read or written.
@@ -147,7 +147,7 @@ def _changed(topic: str, change: str) -> str:
 
 
 def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
-    """Return the route with other queues; those of a missing broker cannot be reached."""
+    """Return the route with these queues; queues of a missing broker cannot be reached."""
     homes: dict[str, range] = {}
     start = 0
     for name, count in queues.spans:
@@ -157,7 +157,8 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
 
 
 def is_static(info: TopicPublishInfo) -> bool:
-    """Return whether the queues have logical brokers, so that they may move to other real ones."""
+    """Return whether the queues have logical brokers, so that they may move between real
+    brokers."""
     return not isinstance(info.queues, QueueList)
 
 

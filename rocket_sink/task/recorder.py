@@ -1,8 +1,7 @@
 """The recorder of a task, which makes ledger rows (Arrow) of the task's events.
 
-Attempts are gathered, because a ledger batch has as many columns as a thousand rows have; dead
-letters go out at once, in order, because a dead letter must be durable before anything depends on
-it.
+Attempts are gathered, because a small ledger batch costs as much as a large one. Dead letters go
+out at once, in order, because a dead letter must be durable before anything depends on it.
 """
 
 from __future__ import annotations
@@ -44,9 +43,10 @@ class LedgerRecorder:
     Args:
         emit: called with record batches of `LEDGER_SCHEMA`, in order.
         intents: also write a row for each request before its answer is awaited, so that the sends
-            of a killed worker show up. Useless if rows count only after the task has succeeded.
-        again: the rows may have been sent before, of which the ledger has no record, so each stored
-            row is counted as possibly stored twice.
+            of a killed worker show up. Leave it off if rows count only after the task has
+            succeeded.
+        again: an earlier attempt without a record in the ledger may have sent the rows, so each
+            stored row counts as possibly stored twice.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LedgerRecorder:
 
     @property
     def task_name(self) -> str:
-        """Names this task attempt among all."""
+        """The unique name of this task attempt."""
         ctx = self._ctx
         parts = (
             ctx.query_id,
@@ -89,8 +89,7 @@ class LedgerRecorder:
         return self._ctx.query_id
 
     def submitted(self, request: PendingRequest) -> None:
-        """Give a request its number, and reserve numbers for the requests that it may be split
-        into."""
+        """Number a request, and reserve numbers for the requests into which it may be split."""
         request.number = self._requests + 1
         self._requests += request.requests
         if self._intents is not None:
@@ -110,7 +109,7 @@ class LedgerRecorder:
             group = facts if attempt is completion.attempts[-1] else None
             maybe_duplicate = doubtful or request.maybe_duplicate
             self._attempts.append((attempt, request.number, maybe_duplicate, group))
-            # A second half message is never committed, so it is no second message.
+            # A half message without an answer is never committed, so it causes no duplicate.
             doubtful = doubtful or (attempt.outcome.value == "unknown" and not self._halves)
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
@@ -239,7 +238,7 @@ def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
     for option in OPTIONS:
         value = getattr(options, option.attribute)
         if isinstance(value, Secret) and value:
-            # A secret that cannot be read here was not used here.
+            # A secret that cannot be read was not used in this process.
             with contextlib.suppress(OptionError):
                 secrets.append(resolve_secret(option.name, value).reveal())
     return tuple(secrets)

@@ -64,10 +64,10 @@ class ReplayCheck:
     """Gives the rows of one task their ids, and leaves out stored rows.
 
     Args:
-        ids: gives a replayed row the id that it had before.
+        ids: makes the same id for a row that it made in an earlier attempt.
 
     Raises:
-        ConfigurationError: there is no ledger, which knows the epochs that were begun before.
+        ConfigurationError: there is no ledger, which would know the epochs that were begun before.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplayCheck:
         self._stored: StoredMessages | None = None
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
-        """Return the rows not stored yet, each with its `message_id`; count the others.
+        """Return the rows that no broker has stored, each with its `message_id`; count the others.
 
         Raises:
             DeliveryError: a broker does not answer the look-ups.
@@ -124,7 +124,7 @@ class ReplayCheck:
         """Check before each request that the run may still send.
 
         Raises:
-            CheckpointError: a later run of the query has begun: this one sends nothing more.
+            CheckpointError: a later run of the query has begun, so this run sends nothing more.
             LedgerError: the ledger's folder cannot be written.
         """
         if self._starts is None:
@@ -146,7 +146,7 @@ class ReplayCheck:
         """Return the messages of a batch that a killed broker did not store; count the others.
 
         A broker writes message after message. At most the first of the missing messages may be
-        there, without all of its properties: it is counted as possibly there twice.
+        there, without all of its properties: it is counted as possibly stored twice.
 
         Args:
             broker: its name. The route may lack it: a name server forgets a broker when its
@@ -186,7 +186,7 @@ class ReplayCheck:
         return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note the begin of sending, before the first send, and learn whether there was an earlier
+        """Note before the first send that sending begins; learn whether there was an earlier
         attempt."""
         self._begun = True
         self._noted[topic] = frozenset(info.masters)

@@ -1,4 +1,4 @@
-"""Makes engine requests of pending ones: their possible queues and their wire form."""
+"""Conversion of pending requests to engine requests: their possible queues and wire form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RequestFactory:
         self._moved: set[tuple[str, str | None]] = set()
 
     def send_request(self, request: PendingRequest) -> SendRequest:
-        """Return the request for the engine; messages of an `alone` or timed one are single."""
+        """Return the request for the engine; messages of an `alone` or timed request go singly."""
         too_big = request.byte_count > self._options.request_max_bytes
         if request.columns is not None and request.message_count > 1:
             send = self._group(request, request.columns)
@@ -105,8 +105,8 @@ class RequestFactory:
 
     def note_answer(self, completion: Completion) -> None:
         """Take the answer to a half message. A half message without an answer is not in the ledger,
-        so it is never committed. One without its place in the commit log could not be committed, so
-        it is an error.
+        so it is never committed. A half message without its place in the commit log could not be
+        committed, which is an error.
 
         Raises:
             DeliveryError: a broker stored a half message and does not say where.
@@ -141,8 +141,7 @@ class RequestFactory:
             send.choose = HomeQueueSelector(request.queue)
 
     def _body(self, request: PendingRequest, message: DecodedMessage) -> tuple[bytes, int]:
-        """Return the body to send and its flag bits; bodies of a former group are compressed
-        already."""
+        """Return the body and its flag bits; bodies that left a group are compressed already."""
         columns = request.columns
         if columns is None or columns.sys_flag is None:
             return compressed(message.body, self._options)
@@ -192,7 +191,7 @@ class HomeQueueSelector:
 
     The choice is that of `routing.sharding.fallback_queue`, with one addition: while no broker is
     available, an attempt avoids the broker of the previous attempt. If the whole machine is slow,
-    all brokers look ill, and a dead one among them would use up all attempts.
+    all brokers look ill, and a dead broker among them would use up all attempts.
     """
 
     __slots__ = ("_home", "_last")

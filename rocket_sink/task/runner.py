@@ -41,7 +41,7 @@ class TaskRunner:
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
         timed: the caller cuts its batches by the clock, so another attempt of the task makes other
             batches.
-        again: the rows may have been sent before, of which the ledger has no record.
+        again: an earlier attempt without a record in the ledger may have sent the rows.
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
         hands_over: the caller gives `handed` to Spark if the ledger is out of reach here
             (`ledgerVia`).
@@ -102,7 +102,7 @@ class TaskRunner:
         self._body.feed(batch)
 
     def drive(self) -> bool:
-        """Read answers while the caller gathers rows; return whether more are to come."""
+        """Read answers while the caller gathers rows; return whether more answers are expected."""
         return self._body is not None and self._body.drive()
 
     def finish(self) -> TaskSummary:
@@ -121,7 +121,8 @@ class TaskRunner:
         return summary
 
     def abort(self) -> None:
-        """End after an error; never raises, so that the error that led here stays the one seen."""
+        """End after an error; never raises, so that the caller's own error is the one that users
+        see."""
         try:
             if self._body is not None:
                 self._body.abort()
@@ -139,7 +140,7 @@ class TaskRunner:
             hands_over=self._hands_over,
         )  # fmt: skip
         self._claim_app_id()
-        # An earlier attempt of the task has left files in the spool, or none at all.
+        # Earlier attempts of the task are on record only if their rows were kept (`keeps_failed`).
         repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
         again = self._again or (repeated and not rows.keeps_failed)
         pool = self._pool = self._pool or worker_pool()

@@ -91,7 +91,7 @@ class TableProducer:
 
         Raises:
             ColumnError: the columns do not fit the row contract; nothing was sent.
-            DeliveryError: the options want dead letters to be errors (`onInvalid`, `onFailure`,
+            DeliveryError: the options turn dead letters into errors (`onInvalid`, `onFailure`,
                 `maxFailures`, `maxFailureRatio`).
             SendError: a fatal one (credentials, TLS), or no name server answers.
             LedgerError: the ledger's folder cannot be written; nothing was sent, unless it failed
@@ -151,7 +151,7 @@ class TableProducer:
         if self._closed:
             raise ProducerClosedError("the producer is closed")
         with self._lock:
-            if self._pid != os.getpid():  # also the first send of a child after a fork
+            if self._pid != os.getpid():  # true also at the first send of a forked child
                 self._pid, self._run_id, self._sends = os.getpid(), str(uuid.uuid4()), 0
             self._sends += 1
             app_id, run_id = self.options.app_id, self._run_id
@@ -159,7 +159,7 @@ class TableProducer:
             return RunContext(query_id, run_id, self._sends, lane=TABLE_LANE)
 
     def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> tuple[TaskSummary, int]:
-        """Return the accounts, and the number of rows that were fed."""
+        """Feed the batches; return the accounts and the number of rows."""
         plan: ColumnPlan | None = None
         rows, context = 0, trace_context()
         for batch in batches:

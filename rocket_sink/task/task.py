@@ -2,7 +2,7 @@
 
     feed(batch)  normalise, validate, refuse bad rows, ids, queues, encode, cut, submit
     finish()     await every answer, settle the accounts, raise if a row is unaccounted for
-    abort()      after an error: let go of what is in flight, keep what was sent on record
+    abort()      after an error: give up requests in flight, keep sent messages on record
 
 One thread drives it, together with the engine. Python work is per request or per given-up row,
 never per row sent. Memory is bounded by the engine's window, `requestMaxBytes`, and the limit of
@@ -62,7 +62,7 @@ class TaskSender:
         engine: leased by the caller, who gives it back after `finish` or `abort`.
         recorder: takes the ledger rows.
         ids: makes the ids of rows without one.
-        replay: gives all rows ids, and leaves out what an earlier attempt has stored.
+        replay: gives all rows ids, and leaves out rows that an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
         keeps_dead_letters: the recorder keeps dead letters without a ledger, too.
@@ -133,7 +133,7 @@ class TaskSender:
         return self._dead_letters.keys
 
     def feed(self, batch: pa.RecordBatch) -> None:
-        """Take rows; return when they are submitted, or wait for their order, within the limits."""
+        """Take rows; return when each row is submitted, or waits for its turn within the limits."""
         for part in parts_of(batch):
             self._feed(normalise(part, self._plan))
 
@@ -247,7 +247,7 @@ class TaskSender:
         return True
 
     def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route for strict order: with the queues of the query's first task."""
+        """Return the route for strict order, which has the queues of the query's first task."""
         queues = self._queues.queues(info)
         return info if queues == info.queues else with_queues(info, queues)
 
@@ -276,8 +276,8 @@ class TaskSender:
         self.summary.requests += request.requests
         self._recorder.submitted(request)
         if self._limited:
-            # Write them before the engine waits, perhaps for long, with requests on the wire that
-            # no file has.
+            # Write the rows before the engine waits: until then no file has the requests on the
+            # wire.
             self._recorder.flush_intents()
         self._engine.submit(self._requests.send_request(request))
 
@@ -290,14 +290,15 @@ class TaskSender:
                 self._complete(completion)
 
     def _is_beside(self, completion: Completion) -> bool:
-        """Return whether the completion is that of no row, and handle it then."""
+        """Return whether the completion belongs to no row (trace, dead-letter topic); if so, handle
+        it."""
         is_trace = self._traces is not None and self._traces.took(completion)
         return is_trace or self._letter_topic.took(completion)
 
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
         self._recorder.attempts(completion)
-        # A group's attempt counts as one of each of its messages.
+        # An attempt of a group counts as one attempt of each of its messages.
         attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
         request.attempts += attempts
         self.summary.attempts += attempts * request.requests

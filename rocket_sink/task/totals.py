@@ -43,7 +43,8 @@ _WORDS: Final = {
 
 
 def exceeds(given_up: int, ratio: float, rows: int) -> bool:
-    """Return whether the share is larger than `ratio`. As floats, 29 exceeds 0.29 * 100."""
+    """Return whether the share is larger than `ratio`; exactly, because as floats 29 exceeds 0.29 *
+    100."""
     return given_up > Fraction(str(ratio)) * rows
 
 
@@ -80,7 +81,7 @@ class WriteSummary:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the accounts have a place for every row."""
+        """Whether each row has a place in the accounts."""
         parts = self.acked + self.degraded + self.dead + self.unknown + self.filtered
         return self.rows_in == parts
 
@@ -90,7 +91,7 @@ class WriteSummary:
         return self.rows_in == self.acked + self.degraded + self.filtered
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return (what, value) for printing, without zeros that mean "nothing happened"."""
+        """Return (label, value) for printing, without zeros that mean "nothing happened"."""
         counts = [(name, getattr(self, name)) for name in COUNTS]
         shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
         rate = f"{self.rows_in / self.duration_s:,.0f} rows/s" if self.duration_s else ""

@@ -22,7 +22,7 @@ TRANSACTION_PROPERTY: Final = "ROCKET_SINK_TRANSACTION"
 
 @dataclass(frozen=True)
 class HalfMark:
-    """The task attempt that sent a half message."""
+    """The mark in a half message: the task attempt that sent it."""
 
     query_id: str
     run_id: str

@@ -94,7 +94,7 @@ class Backfill:
         options: connection and sending options; `ledger` is needed, `topic` overrides the
             dead letters' own topic when it is set.
         source: a `Table`, or None for the ledger's dead letters.
-        wait_s: longest wait for another backfill of the ledger; None waits as long as it lives.
+        wait_s: longest wait for another backfill of the ledger; None waits until it ends.
         on_wait: called once before the first wait, with the holder of the ledger.
         move_keys: send dead letters whose queue's broker is in no route to other queues. Without it
             they wait for the broker, because they must not overtake messages of their queue.
@@ -152,7 +152,8 @@ class Backfill:
             claim.release()
 
     def plan(self, *, sample: int = _SAMPLE) -> Plan:
-        """Fold, then count; nothing is sent. Without a claim another backfill may be at work.
+        """Fold, then count the dead letters; nothing is sent. Without a claim another backfill may
+        run.
 
         Raises:
             OptionError, ColumnError: filter, columns or times that do not fit the source.
@@ -194,7 +195,7 @@ class Backfill:
         """Send the selected dead letters and write their resolutions; claims the ledger if need be.
 
         Args:
-            selected: their number, from `plan`; it sets the number of tasks.
+            selected: number of selected dead letters, from `plan`; it sets the number of tasks.
             progress: called from time to time, and at the end, with the number of dead letters of
                 ended tasks; letters of a task that ran again count again.
 
@@ -210,7 +211,7 @@ class Backfill:
             return self.run(selected, progress=progress)
 
     def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
-        # Make the table of a new ledger now, not after the first send.
+        # Make the table of a new ledger before the first send.
         self.ledger.create(self._spark)
         self._source.begin(self._spark, self.ledger)
         version = self.ledger.version(self._spark)
@@ -247,7 +248,7 @@ class Backfill:
         return marked(letters, wanted, self._selection)
 
     def _counted(self, letters: DataFrame) -> Plan:
-        """Count by one pass over the dead letters, and by a second one if there is a limit."""
+        """Count the dead letters in one pass, and in a second pass if there is a limit."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         selection = self._selection
@@ -285,7 +286,7 @@ class Backfill:
         kept = [name for name in names if name in chosen.columns]
         rows = [row.asDict() for row in chosen.orderBy("_place").select(*kept).head(count)]
         for row in rows:
-            if row.get("at"):  # Spark gives the driver's local time
+            if row.get("at"):  # Spark returns the driver's local time
                 row["at"] = row["at"].astimezone(dt.timezone.utc)
         return rows
 
@@ -353,7 +354,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
         "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
     }  # fmt: skip
     if options.delivery == "transactional":
-        # Dead letters are sent one by one with marks of their own, not by epochs that could decide.
+        # Dead letters have marks of their own, and no epochs that could decide on half messages.
         changes["delivery"] = "at_least_once"
     if options.order_wait_ms == SinkOptions().order_wait_ms:
         # A broker that is still away costs one wait per chunk of dead letters.

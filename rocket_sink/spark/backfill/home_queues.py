@@ -41,10 +41,9 @@ class HomeQueues:
     """The queues to which the dead letters of a task belong.
 
     Args:
-        options: those of the backfill; its `topic`, when set, is another one than the dead
-        letters'.
-        engine: knows the routes.
-        pin_new: write down the list of a topic that has none (rows of a table).
+        options: the backfill's options; a `topic` among them replaces the dead letters' topics.
+        engine: its routes are used.
+        pin_new: note the list of queues for a topic without a noted list (rows of a table).
 
     Raises from all methods:
         LedgerError: a list cannot be read.
@@ -86,7 +85,8 @@ class HomeQueues:
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            # Treat null apart: it equals nothing, and is the topic of rows that take the option's.
+            # Treat null apart, because it equals nothing; rows without a topic take the option's
+            # topic.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
@@ -103,7 +103,7 @@ class HomeQueues:
         return GivenQueues({topic: pinned.queues for topic, pinned in lists.items()})
 
     def of_today(self) -> GivenQueues:
-        """Return the routes as this task first saw them."""
+        """Return the routes that this task saw first."""
         return self.given(self._first)
 
     def topic_of(self, topic: str) -> str:
@@ -177,7 +177,8 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return absent brokers of rows that name their queue; a static topic's have logical names."""
+    """Return the absent brokers of rows that name their queue; logical brokers for a static
+    topic."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
     if info is None:

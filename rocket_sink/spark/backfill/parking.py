@@ -23,7 +23,7 @@ _NAMED: Final = ("letter_id", "topic", "message_id")
 
 @dataclass(frozen=True)
 class Parked:
-    """The number of dead letters that were parked or taken back, and the named ones that could not
+    """The number of dead letters that were parked or unparked, and the named ones that could not
     be."""
 
     count: int

@@ -69,11 +69,10 @@ _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 
 
 class StoredLetters:
-    """Asks the brokers in the routes of the topics that a backfill sends to.
-
-    With `delivery=effectively_once` also the broker that did not answer when the dead letter was
-    made (column `unknown_at`), which may be in no route just now. Before the first question to a
-    broker it waits until earlier requests must have arrived.
+    """Asks brokers which dead letters they have stored already. It asks the brokers in the topic's
+    route; with `delivery=effectively_once` also the broker that did not answer the dead letter's
+    send (column `unknown_at`), which may be in no route now. Before the first question to a broker
+    it waits until earlier requests must have arrived.
     """
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
@@ -103,8 +102,8 @@ class StoredLetters:
         return set().union(*stored_ids)
 
     def _note_silent(self, letters: pa.RecordBatch) -> None:
-        """Note the brokers that did not answer, unless the topic is another one: there the message
-        is a new one."""
+        """Note the brokers that did not answer, unless the resend goes to another topic, where the
+        message is new."""
         options = self._options
         if options.delivery != "effectively_once" or options.topic:
             return
@@ -130,7 +129,7 @@ take longer than a second."""
 FOUND: Final = "found at a broker: an earlier send had stored it"
 
 FAILURES_MAX: Final = 1000
-"""Limit of the failures that a backfill names."""
+"""Limit of the failures that a backfill lists."""
 _FAILURE: Final = ("topic", "code", "error")
 _SEPARATOR: Final = "\x1f"
 _COUNTS: Final = (
@@ -164,12 +163,11 @@ RESULT_DDL: Final = ", ".join(
 
 @dataclass
 class Resent:
-    """The result of a task, or of a whole backfill, in numbers of dead letters.
+    """Counts of dead letters, for a task or a whole backfill.
 
     `degraded` of `resent` are stored without the durability asked for. `failures` has topic, code
     and text of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored
-    already, by an earlier backfill that was killed before it noted them, or by the send that got no
-    answer.
+    already, by a backfill that was killed before it noted them, or by the send that got no answer.
     `waiting` counts letters that stay pending, by the broker (or queue) that is in no route;
     `moved` of `resent` went to another queue than their own (`move_keys`). `left_out` were settled
     by others since the plan, for example parked by hand.
@@ -208,7 +206,7 @@ class Resent:
         self.first_error = self.first_error or (row["first_error"] or "")
 
     def add_failures(self, failures: Mapping[str, str]) -> None:
-        """Name letters that failed, up to the limit."""
+        """Add failed letters to the list, up to the limit."""
         room = FAILURES_MAX - len(self.failures)
         self.failures.update(itertools.islice(failures.items(), room))
 
@@ -244,7 +242,7 @@ class Resender:
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
         ask_all: ask brokers for every dead letter except those of consumers, because an earlier
             attempt of this task may have sent it.
-        on_dead_letters: called with the number of dead letters that ended, in any way.
+        on_dead_letters: called with the number of dead letters that have ended, sent or not.
         pin_new: the letters are rows of a table, whose queues are noted at the first look.
         move_keys: send dead letters whose queue's broker is in no route to the queues that there
         are.
@@ -331,9 +329,8 @@ class Resender:
         return kept
 
     def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
-        """Leave out rows that wait for a broker; with `move_keys` only rows that name their queue.
-
-        The column `moved` is true of the others that go to another queue than their own.
+        """Leave out rows that wait for a broker; with `move_keys` leave out only rows that name
+        their queue. The column `moved` marks rows that go to another queue than their own.
         """
         absent = self._homes.absent(chunk, lists)
         away = pc.is_valid(absent)
@@ -362,7 +359,7 @@ class Resender:
             )
         if not stored_ids:
             return chunk
-        # The id may also be that of another letter, which was never sent.
+        # A letter that was never sent may share its id with one that was.
         is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
@@ -378,7 +375,8 @@ class Resender:
         hashes = [pinned.sharding_hash for pinned in lists.values()]
         options = self._options
         if chunk["was_stored"][0].as_py():
-            # A look-up after a lost answer would find the message that the consumer failed with.
+            # Do not look messages up: after a lost answer the broker would show the earlier
+            # message, with which the consumer failed, and the resend would count as stored.
             options = options.with_(delivery="at_least_once")
         keyed = options.with_(
             ordering="strict", shardingHash=hashes[0] if hashes else options.sharding_hash
@@ -462,9 +460,9 @@ class TaskPlan:
     """The instructions of the driver to its tasks.
 
     Attributes:
-        claim: names the driver's claim on the ledger.
-        version: the ledger's, before the dead letters were chosen.
-        pin_new, move_keys: as `Resender` takes them.
+        claim: name of the driver's claim on the ledger.
+        version: the ledger's version before the dead letters were chosen.
+        pin_new, move_keys: see `Resender`.
     """
 
     claim: str

@@ -43,7 +43,7 @@ SENT_COLUMNS: Final = (
 )  # fmt: skip
 """The dead letters' columns that the row contract knows."""
 _SOURCES: Final = "sources"
-"""Kind of the notes of sources' types."""
+"""Kind of the notes that hold the column types of a table."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
 _ZONE: Final = "spark.sql.session.timeZone"
 
@@ -59,9 +59,9 @@ class Selection:
         where: a SQL condition on the source's columns.
         since, until: the time range (`until` exclusive), by the dead letters' `at` or a table's
             `event_time`.
-        limit: only the oldest ones of the other selection.
+        limit: at most so many, the oldest of those that the other conditions select.
         max_tries: leave alone dead letters that failed in this many backfills.
-        again: send those, too.
+        again: send them nevertheless.
     """
 
     reasons: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class DeadLetters:
     """
 
     what = "dead letters"
-    """Name of a source's rows, in the plural."""
+    """Name of the source's rows for texts, in the plural."""
     pins_new = False
     """Whether the first backfill notes the queues to which it sends the rows."""
 
@@ -113,14 +113,15 @@ class DeadLetters:
         letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")
         exported_at = F.when(F.col("partition").isNull(), F.col("at"))
         place = F.struct("_query_order", "query_id", "epoch", "partition", exported_at, "ordinal")
-        # A row refused before it got an id takes one from its dead letter, the same each time.
+        # A row that was refused before it got an id gets one from its dead letter's id, the same in
+        # each backfill.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
         was_stored = F.col("reason").eqNullSafe("consumer")
         placed = letters.withColumns(
             {"_place": place, "message_id": number, "was_stored": was_stored}
         )
         tried = with_tries(placed, ledger.backfills(spark))
-        # Ask first: if the message was stored after all, a second send would double it.
+        # Ask the brokers first: if the message was stored, a second send would double it.
         unknown = F.col("reason") == "unknown"
         return tried.withColumns(
             {
@@ -156,7 +157,8 @@ class Table:
     Args:
         frame: its rows, in all its columns.
         name: tells one table from another in the ledger: the path or the table's name.
-        options: the write's; `columns`, `bodyFormat`, `orderBy` and `topic` say what is sent.
+        options: options of the write; `columns`, `bodyFormat`, `orderBy` and `topic` define the
+            messages.
         is_text: the files are texts (csv, json), whose timestamps are read in the session's zone.
 
     Order per key is that of `orderBy`, else of `event_time`, else of the rows in their files.
@@ -204,7 +206,8 @@ class Table:
         NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
 
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Raise a ColumnError if the types are not the noted ones, of the rows that were sent."""
+        """Raise a ColumnError if the types differ from the noted types of the rows that were
+        sent."""
         store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
         with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
@@ -283,7 +286,7 @@ class Table:
         return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))
 
     def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
-        """Return the contract's columns that are there, and the three that a resend needs."""
+        """Return the existing columns of the contract, and the three that a resend needs."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = {
@@ -365,7 +368,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
     candidates = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
     behind: Column = F.lit(False)
     if not selection.again:
-        # A dead letter without a key waits behind no other.
+        # Treat each dead letter without a key alone: it does not wait behind another.
         alone = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
         earlier = Window.partitionBy("topic", "sharding_key", alone).orderBy("_place")
         earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
