@@ -55,7 +55,7 @@ _UNASKED_MAX: Final = 64
 """Limit of frames per turn that answer no request; beyond it the turn ends, and later turns are
 short."""
 FLOOD_READ_BYTES: Final = 4096
-"""Bytes in a turn of a channel that was flooded: some 150 of the smallest frames."""
+"""Bytes that a flooded channel may read per turn: some 150 of the smallest frames."""
 
 
 class WriteQueue:
@@ -145,7 +145,8 @@ class WriteQueue:
 
 
 class Channel:
-    """Begins to connect when made; requests may be sent at once and wait in the queue."""
+    """A connection to one address, and its queue of frames. The constructor begins to connect;
+    requests may be sent at once and wait in the queue."""
 
     def __init__(
         self,
@@ -170,10 +171,10 @@ class Channel:
         self.connect_deadline_s = connect_deadline_s
         self.draining = False
         self.ended: Exception | None = None
-        """The reason it was closed."""
+        """The reason why the channel was closed."""
         self.interest = 0
         self._is_writing = False
-        """The kernel may have taken bytes that are not counted yet."""
+        """Whether a write is under way, of which the kernel may have taken uncounted bytes."""
         self._on_request = on_request
         self._first_bytes = b""
         self._read_bytes = READ_BYTES
@@ -196,7 +197,7 @@ class Channel:
 
     @property
     def unwritten(self) -> bool:
-        """Frames, or parts of them, are not written yet."""
+        """Whether frames, or parts of frames, are not written yet."""
         return bool(self.write_queue) or self.transport.unsent
 
     def flush(self, now_s: float) -> None:
@@ -253,7 +254,7 @@ class Channel:
         return True
 
     def _dispatch(self, events: Sequence[Event], now_s: float) -> int:
-        """Hand the events to their owners; returns the number of frames that answer nothing."""
+        """Hand the events to their owners; return the number of frames that answer no request."""
         unasked = 0
         for event in events:
             if type(event) is Answered:

@@ -46,7 +46,7 @@ class Readiness:
         """Raises OSError without free descriptors."""
         self._selector = selectors.DefaultSelector()
         self._unresolved: dict[Channel, None] = {}
-        """Channels without a socket yet; the end of their look-up ends the wait."""
+        """Channels without a socket yet; the end of their name look-up wakes the selector."""
         self._closed = False
         try:
             self._wake_read, self._wake_write = socket.socketpair()
@@ -234,7 +234,8 @@ class NetworkClient:
         except ConnectError:
             raise
         except Exception as error:
-            # Addresses are a peer's texts; the request that led here must end whatever they hold.
+            # Catch all errors: a peer's text may be a malformed address, and the request must end
+            # anyway.
             text = f"cannot connect to {address!r}: {error!r}"
             raise ConnectError(text, address=address) from error
         self._channels[address] = channel
@@ -274,7 +275,7 @@ class NetworkClient:
                 frame = self.rpc_hooks.before(channel.address, frame)
                 owner = Watched(self.rpc_hooks, owner, channel.address, frame)
             head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
-        except Exception as error:  # an attribute that a hook has added may fail
+        except Exception as error:  # a field that a hook has added may be illegal
             owner.on_end(UnwrittenError(f"its frame cannot be made: {error!r}"), None, now_s)
             return
         buffers = [head, frame.body] if frame.body else [head]
@@ -329,7 +330,7 @@ class NetworkClient:
             if self.rpc_hooks:
                 frame = self.rpc_hooks.before(address, frame)
             head = channel.connection.send_oneway(frame)
-        except Exception as error:  # for what a hook has added
+        except Exception as error:  # a hook may have added an illegal field
             raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
         buffers = [head, frame.body] if frame.body else [head]
         self.send(channel, None, buffers, sum(map(len, buffers)), now_s)
@@ -339,7 +340,7 @@ class NetworkClient:
         self, channel: Channel, request: Frame, code: int, remark: str | None = None
     ) -> None:
         """Answer a peer's request; nothing is done once the channel is closed, or about to be."""
-        if channel.connection.state is not ConnectionState.OPEN:  # by what came before it, or after
+        if channel.connection.state is not ConnectionState.OPEN:  # closed meanwhile
             return
         data = channel.connection.respond(request, code, remark=remark)
         if data:
@@ -364,7 +365,7 @@ class NetworkClient:
         self.process(self.wait(wait_s))
 
     def prepare(self, timeout_s: float) -> float:
-        """Write all queues; returns the longest allowed wait in seconds."""
+        """Write all queues; return the longest time (s) that `wait` may take."""
         self.write()
         busy = False
         for channel in self.channels:
@@ -518,7 +519,8 @@ def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) 
     """Send and wait for the answer, of any code.
 
     Raises:
-        NotSentError, UnknownOutcomeError: of the connection.
+        NotSentError, UnknownOutcomeError: the connection failed before or after the request was
+            sent.
     """
     results: list[tuple[Frame | None, SendError | None]] = []
     now_s = client.clock()

@@ -22,11 +22,11 @@ class RpcHook:
     """Base class; override one or both methods."""
 
     def before_request(self, address: str, request: Frame) -> None:
-        """Before the request is written; fields added to `request.ext` are sent, and signed:
+        """Called before the request is written. Fields added to `request.ext` are sent, and signed:
         numbers as text, True as `true`, None not at all."""
 
     def after_response(self, address: str, request: Frame, response: Frame) -> None:
-        """After a response, of any code. Not called for oneway requests, time-outs and lost
+        """Called after a response of any code, but not for oneway requests, time-outs and lost
         connections."""
 
 
@@ -56,7 +56,7 @@ class RpcHooks:
 
 
 def call_each(kind: str, hooks: Iterable[_Hook], call: Callable[[_Hook], None]) -> None:
-    """Call the hooks; what they raise is logged, as hooks of that kind, and ignored."""
+    """Call the hooks; log their exceptions, with the kind of the hooks, and ignore them."""
     for hook in hooks:
         try:
             call(hook)

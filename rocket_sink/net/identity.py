@@ -17,7 +17,8 @@ from rocket_sink.wire.ids import MessageIds
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()
 _named: Final[dict[str, int]] = {}
-"""{client id by `instanceName`: pid of the first process with it}; a forked child inherits it."""
+"""{client id of an `instanceName`: pid of the process that used it first}; forked children inherit
+it."""
 
 
 def local_ip() -> str:

@@ -20,7 +20,7 @@ from rocket_sink.text import clean, clean_trace
 BURST: Final = 10
 EVERY_S: Final = 10.0
 _KINDS: Final = 1000
-"""Limit of kinds with own counters, because names of peers come from the network."""
+"""Limit of kinds with their own counters, because names of peers come from the network."""
 _RECORD_CHARS: Final = 4000
 _ELSEWHERE: Final = "other peers"
 _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
@@ -34,7 +34,7 @@ def logger(name: str) -> logging.Logger:
 
 
 def tell(module_logger: logging.Logger, text: str, *args: object, html: str = "") -> None:
-    """Log at INFO; where the program has set up no logging, print it as Python prints warnings.
+    """Log at INFO. If the program has set up no logging, print the text as Python prints warnings.
 
     Args:
         html: shown instead of the text in a notebook whose program has set up no logging.

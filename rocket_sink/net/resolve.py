@@ -18,8 +18,8 @@ _FAILED_MAX: Final = 64
 
 
 class LookUp:
-    """A look-up of a name. Once it is `done` it has `targets` as from `socket.getaddrinfo`, or an
-    `error`."""
+    """A look-up of a host name. Once `done`, it has `targets` (results of `socket.getaddrinfo`) or
+    an `error`."""
 
     __slots__ = ("done", "error", "targets")
 
@@ -54,7 +54,7 @@ class Resolver:
         self._clock = clock
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}
         self._failed: dict[tuple[str, int], dict[Any, None]] = {}
-        """{name with several addresses: those that failed, in order}"""
+        """{name with several addresses: its failed addresses, in order}"""
 
     def look_up(self, host: str, port: int) -> LookUp:
         """Return a look-up: done when the address is literal or cached, else running."""
@@ -79,13 +79,13 @@ class Resolver:
         return look_up
 
     def forget(self, host: str, port: int) -> None:
-        """Drop the cached answer, after no address could be connected to."""
+        """Drop the cached answer, because a connection to each of its addresses failed."""
         look_up, _ = self._known.get((host, port), (None, 0.0))
         if look_up is not None and look_up.done:
             del self._known[host, port]
 
     def note(self, host: str, port: int, address: Any, *, works: bool) -> None:
-        """Note whether the last connection to one address of a name was of use."""
+        """Note whether the last connection to one of a name's addresses worked."""
         failed = self._failed.setdefault((host, port), {})
         failed.pop(address, None)
         if not works:

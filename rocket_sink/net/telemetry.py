@@ -31,7 +31,7 @@ class ClientMetrics:
     def of_process(cls) -> ClientMetrics | None:
         """Return the metrics for the process's provider; None in a process without OpenTelemetry.
 
-        A provider that is set later gets the values from then on.
+        If a provider is set later, it gets the values from then on.
         """
         api = sys.modules.get("opentelemetry.metrics")
         return None if api is None else cls(api)

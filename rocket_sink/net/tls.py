@@ -168,12 +168,12 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
 
 
 def hint(*, answered: bool) -> str:
-    """Addition to the error of a handshake time-out."""
+    """Return advice to append to the error of a handshake time-out."""
     return "" if answered else f"; the server has answered nothing: {_SILENT}"
 
 
 def _reason(error: OSError) -> str:
-    """OpenSSL's reason, for alerts without the protocol."""
+    """Return OpenSSL's reason; for alerts, leave out the protocol's name."""
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     return str(reason or "").rpartition("_ALERT_")[2]
 
@@ -217,9 +217,9 @@ class TlsStream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self._unsent = b""
         self.answered = False
-        """The peer has sent bytes."""
+        """Whether the peer has sent bytes."""
         self.readable_now = False
-        """`recv` may return bytes already read from the socket."""
+        """Whether `recv` may return bytes that were read from the socket before."""
 
     @property
     def unsent(self) -> bool:

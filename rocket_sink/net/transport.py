@@ -32,8 +32,8 @@ GATHER_BUFFERS: Final = 1000
 """Buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
 GATHER_BYTES: Final = 1 << 20
 USER_TIMEOUT_MS: Final = 10_000
-"""TCP_USER_TIMEOUT (Linux): closes a connection whose peer's kernel acknowledges nothing; that of a
-frozen process still does."""
+"""TCP_USER_TIMEOUT (Linux): closes a connection whose peer's kernel acknowledges nothing; a frozen
+process's kernel still does."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -58,8 +58,9 @@ class StreamEnded(Exception):
 class Transport:
     """A TCP or TLS stream. Call `advance` when `resolved`, then on readiness, until it is open.
 
-    The addresses of a name share the time to connect: a silent one is left after `PATIENCE_S` for
-    the next one. When each was tried, all that were silent are tried again with twice the patience.
+    The addresses of a name share the time to connect: after `PATIENCE_S` a silent address is left
+    for the next address. When each was tried, all silent ones are tried again with twice the
+    patience.
     """
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
@@ -72,7 +73,7 @@ class Transport:
         self.state = StreamState.RESOLVING
         self.wants_write = True
         self.unsent = False
-        """TLS: encrypted bytes are not written yet."""
+        """Whether encrypted bytes (TLS) are not written yet."""
         self._host, self._port = parse_address(address)
         self._security = security
         self._resolver = resolver
@@ -98,11 +99,11 @@ class Transport:
 
     @property
     def resolved(self) -> bool:
-        """The name look-up has ended."""
+        """Whether the name look-up has ended."""
         return self._look_up.done
 
     def fileno(self) -> int:
-        """-1 before there is a socket."""
+        """The socket's number; -1 before there is a socket."""
         return -1 if self._socket is None else int(self._socket.fileno())
 
     def is_silent(self, now_s: float) -> bool:
@@ -260,7 +261,7 @@ class Transport:
         )  # fmt: skip
 
     def _note(self, *, works: bool) -> None:
-        """Note whether the next connection should begin with this address or with another one."""
+        """Note whether the next connection should begin with this address or another."""
         if self._target is not None and len(self._look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 
@@ -301,7 +302,8 @@ class Transport:
         try:
             self._context = self._security.context
         except OptionError as error:
-            # Raise after a reload, because the files may be incomplete while they are replaced.
+            # Raise only after a reload, because the files may be incomplete while they are
+            # replaced.
             raise TlsError(
                 f"{error.text}; needed by {self.address}", address=self.address
             ) from error
@@ -331,7 +333,7 @@ class Transport:
 
 
 def no_resources(what: str, error: OSError, address: str = "") -> LocalResourcesError:
-    """Return the error of an operation without free descriptors or memory."""
+    """Return the error of an operation that failed for lack of descriptors or memory."""
     return LocalResourcesError(
         f"cannot {what}: {_text(error)}; this process has run out of descriptors or memory: close "
         "what it does not need, or raise its limits (ulimit -n)",

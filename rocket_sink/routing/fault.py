@@ -16,17 +16,17 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """Latency classes (ms, ascending) and the isolation of each (ms)."""
+    """Latency classes (ms, ascending) and the isolation after a latency of each class (ms)."""
 
     name: str
     latency_max_ms: tuple[int, ...]
     not_available_ms: tuple[int, ...]
     isolation_latency_ms: int
-    """The latency that a failure counts as."""
+    """Latency for which a failure counts."""
     success_resets: bool
     """4.x: any update replaces the isolation; 5.x: it can only grow."""
     better_half: bool
-    """With no broker available: 4.x takes one of the better half, 5.x a reachable one."""
+    """If no broker is available, 4.x takes a broker of the better half, 5.x a reachable broker."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
         """Return the isolation after a request of that latency, or after a failure."""
@@ -84,7 +84,7 @@ EXTENSION_S: Final = 1.0
 """Shortest extension of an isolation that is reported again: a thousand requests that fail together
 are one event."""
 _FORGOTTEN_S: Final = 600.0
-"""Time after the end of an isolation until a broker that nobody can probe is forgotten."""
+"""Time from the end of an isolation until an entry is dropped, if nobody can probe the broker."""
 _PAIR: Final = "\x00"
 """Joins topic and broker in the store."""
 
@@ -109,16 +109,16 @@ class FaultItem:
 
 
 class FaultStore(Protocol):
-    """Storage of the table; values are replaced whole."""
+    """Storage of the fault table; a write replaces a whole item."""
 
     def get(self, name: str) -> FaultItem | None:
         """Return the item, or None."""
 
     def put(self, name: str, item: FaultItem) -> None:
-        """Store or replace it. `name` is the broker's, or topic + NUL + broker."""
+        """Store or replace an item. `name` is the broker's name, or topic + NUL + broker."""
 
     def remove(self, name: str) -> None:
-        """Remove it; unknown names are no error."""
+        """Remove an item; unknown names are no error."""
 
     def items(self) -> list[FaultItem]:
         """Return a snapshot of the items, in any order."""
@@ -191,7 +191,7 @@ class LatencyFaultTolerance:
         reachable: bool,
         cause: str = "",
     ) -> Isolation | None:
-        """Note the end of a request to a broker; returns an event when it is now isolated.
+        """Note the end of a request to a broker; return an event if the broker is now isolated.
 
         Java: MQFaultStrategy.updateFaultItem. Quick successes add no entry to the table.
         """
@@ -295,8 +295,8 @@ class LatencyFaultTolerance:
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
         """Note the result of a probe.
 
-        Alive: reachable again; the isolation ends as planned (as in 5.x). Otherwise it is extended
-        beyond the next probe.
+        A broker that is alive is reachable again, and its isolation ends as planned (as in 5.x).
+        Otherwise the isolation is extended beyond the next probe.
         """
         old = self.store.get(name)
         if old is None:

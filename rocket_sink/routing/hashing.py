@@ -35,7 +35,8 @@ _MASK: Final = (1 << 64) - 1
 def rendezvous(
     key: str | bytes, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> int:
-    """Index of the candidate for `key`; a candidate's share is its weight.
+    """Return the index of the candidate for `key`; candidates get keys in proportion to their
+    weights.
 
     Raises:
         ValueError: there are no candidates.
@@ -283,7 +284,7 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
         parts = [_hash_column(chunk, block, dtype) for chunk in keys.chunks]
         return np.concatenate(parts) if parts else np.empty(0, dtype)
     if pa.types.is_dictionary(keys.type):
-        # The null's hash is last, at index -1.
+        # The hash of null is the last item, at index -1.
         value_hashes = _hash_column(keys.dictionary, block, dtype)
         table = np.append(value_hashes, _empty_hash(block).astype(dtype))
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
@@ -309,7 +310,7 @@ def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
     if not (large or pa.types.is_string(kind) or pa.types.is_binary(kind)):
         keys, large = keys.cast(pa.large_binary()), True
     if keys.null_count:
-        # A null's slot may hold any bytes; fill_null compacts it to none.
+        # A null's slot may hold any bytes; fill_null removes them.
         keys = keys.fill_null(b"" if "binary" in str(keys.type) else "")
     _, offsets, data = keys.buffers()
     if not len(keys):

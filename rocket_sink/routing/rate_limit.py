@@ -16,9 +16,8 @@ CUT: Final = 0.5
 class TokenBucket:
     """A token bucket that starts empty, so that many short-lived senders keep a common limit.
 
-    In any time from the start no more than `per_second` times that time is spent, after idle time
-    at most `BURST_S` more. An amount above the capacity passes when the bucket is full and leaves
-    it negative.
+    In t seconds from the start at most `per_second` * t is spent, and at most `BURST_S` more after
+    idle time. An amount above the capacity passes when the bucket is full and leaves it negative.
     """
 
     __slots__ = ("_at_s", "_capacity", "_saved", "per_second")
@@ -51,7 +50,7 @@ class AimdWindow:
     """The limit on requests in flight to a broker that has answered busy.
 
     Args:
-        in_flight: requests in flight at that answer, that one included.
+        in_flight: requests in flight at that answer, including its own request.
         now_s: the time of that answer.
     """
 
@@ -68,7 +67,7 @@ class AimdWindow:
             self._cut_s = now_s
 
     def stored(self) -> None:
-        """An answer to a stored message."""
+        """Let the window grow after a stored message."""
         self.limit += 1.0 / self.limit
 
     def has_room(self, in_flight: int) -> bool:

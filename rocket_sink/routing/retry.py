@@ -48,15 +48,15 @@ from rocket_sink.text import clean
 from rocket_sink.wire.responses import SEND_STATUS
 
 ATTEMPT_FLOOR_S: Final = 0.5
-"""Shortest attempt. A shorter one would take a garbage collection of the broker for a failure, and
-each such attempt may store the message twice."""
+"""Shortest attempt. A shorter attempt would mistake a broker's garbage collection for a failure,
+and each such failure may store the message twice."""
 
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
 """Errors without an answer from the address: the detector probes it."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
-"""Retried once: with a fresh route, or by another broker."""
+"""Errors that are retried once: with a fresh route, or at another broker."""
 _NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
 """Errors that leave no broker to choose; only time helps."""
 
@@ -79,7 +79,7 @@ class Action(enum.Enum):
     RETRY_SAME_QUEUE = "retry_same_queue"
     """Wait `delay_s` (may be 0), then send to the same queue of the same broker."""
     GIVE_UP = "give_up"
-    """End without a further attempt, by the last error or the degraded result."""
+    """End without a further attempt, with the last error or the degraded result."""
     FATAL = "fatal"
     """Stop: every other message would fail too."""
 
@@ -110,7 +110,7 @@ class RetryPolicies:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The next step, and what to note about the broker and the request."""
+    """The next step of a request, and the facts to note about its broker."""
 
     action: Action
     delay_s: float = 0.0
@@ -120,7 +120,7 @@ class Decision:
     isolate: Isolate = Isolate.NOTHING
     """BROKER: LatencyFaultTolerance.update(isolation=True); TOPIC: isolate_topic."""
     reachable: bool = True
-    """For the fault table: False when the address did not answer."""
+    """Value for the fault table: False if the address did not answer."""
     reconnect: bool = False
     """Use a new connection."""
     counts: bool = True

@@ -30,7 +30,7 @@ WORSE_HALF: Final = 8
 """The broker is not in the better half, by which profile 4.x chooses if every broker is isolated.
 """
 SILENT: Final = 16
-"""The broker gives no sign of life, although it was asked for one: it is frozen, or cut off."""
+"""The broker does not answer heartbeats either: it is frozen, or cut off."""
 LAST: Final = 32
 """The request's previous attempt failed at the broker."""
 UNREACHABLE: Final = 64
@@ -44,14 +44,15 @@ LOAD_FACTOR: Final = 1.25
 """The multiple of its fair share that a broker may have in flight beyond `FREE_IN_FLIGHT`. So a
 broker that stops answering cannot collect the whole window before it is suspect."""
 EXPLORE: Final = 1 / 32
-"""Share of `least_latency`'s choices made round robin: latency is known only of brokers in use."""
+"""Share of `least_latency`'s choices that are round robin, because latency is known only of brokers
+in use."""
 LATENCY_FLOOR_S: Final = 0.0001
 
 Target = TypeVar("Target")
 
 
 class Rng(Protocol):
-    """The used part of random.Random."""
+    """The part of random.Random that selectors use."""
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
@@ -112,7 +113,7 @@ class Equals(Generic[Target]):
 
     def __init__(self, rank: int, brokers: list[RouteBroker[Target]], rng: Rng) -> None:
         self._choices = 0
-        """Number of choices until the limits are worked out anew."""
+        """Number of choices until the limits are computed again."""
         self._most: dict[str, float] = {}
         self.rank = rank
         self.brokers = brokers
@@ -155,7 +156,7 @@ class Equals(Generic[Target]):
 
 
 Selector = Callable[[Equals[Any], Rng], RouteBroker[Any]]
-"""A strategy of option `queueSelector`: chooses one of some equals."""
+"""A strategy of option `queueSelector`: chooses one of several brokers of equal rank."""
 
 
 def round_robin(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
@@ -192,8 +193,8 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose brokers in proportion to their queues divided by their latency: twice as slow, half as
-    many messages."""
+    """Choose brokers in proportion to their queues divided by their latency: a broker that is twice
+    as slow gets half as many messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)
@@ -309,7 +310,7 @@ def select_by(
     """Return the choice of a user's selector (Java: MessageQueueSelector) among all queues of the
     route.
 
-    `named`: gives a queue of the selector's own making the topic's full name.
+    `named`: replaces the topic of a queue that the selector made by the topic's full name.
 
     Raises:
         ConfigurationError: it returned no queue of the route.

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """Return the queue of the key. With strict order its messages are never sent to another one.
+    """Return the queue of the key. With strict order the key's messages are never sent to another
+    queue.
 
     Raises:
         KeyError: no such hash.
@@ -80,7 +81,7 @@ def fallback_queue(
     """Return the queue for the keys of `home` now (ordering=best_effort); None without any queue.
     The queue is `home` while its broker is available, or if no broker is. Else it is a queue of an
     available broker, by rendezvous hashing of the home queue's name, so that all workers choose the
-    same one."""
+    same queue."""
     has_home = info.index_of(home) is not None
     if has_home and available(info.broker_of(home)):
         return home

@@ -111,7 +111,7 @@ class TopicPublishInfo:
         masters: address of each broker's master; brokers without one are absent.
         order: the route came from `orderTopicConf`.
         queues_by_broker: {broker name: indices in `queues`}. The queues of a static topic have a
-            logical broker name; here are the real ones.
+            logical broker name; here each is under its real broker.
     """
 
     topic: str
@@ -120,14 +120,15 @@ class TopicPublishInfo:
     order: bool
     queues_by_broker: Mapping[str, Sequence[int]] = field(hash=False)
     fingerprint: str = field(default="", compare=False)
-    """Equal in all processes for the same queues in the same order."""
+    """A text that is equal in all processes for the same queues in the same order."""
     static: Mapping[MessageQueue, tuple[int, str]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """Index and real broker of a static topic's queues. Without it the look-up of a queue is a pass
-    over all of them."""
+    """{queue of a static topic: (index, real broker)}, so that a look-up need not pass over all
+    queues."""
     is_system: bool = field(default=False, compare=False)
-    """The topic has the name of its broker or cluster: brokers make these topics for themselves."""
+    """Whether the topic has the name of its broker or cluster: brokers make such topics for
+    themselves."""
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:

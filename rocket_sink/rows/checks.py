@@ -126,7 +126,8 @@ def drop_illegal(batch: RowBatch) -> RowBatch:
 
 
 def illegal_context(batch: RowBatch) -> dict[str, Mask]:
-    """Return {column: rows whose value breaks the W3C's form}; a state needs a legal parent."""
+    """Return {column: rows whose value breaks the W3C's form}; `tracestate` needs a legal
+    `traceparent`."""
     masks = {}
     has_parent = np.zeros(len(batch), np.bool_)
     if (parent := batch.traceparent) is not None:
@@ -332,7 +333,7 @@ def _suspect_delays(batch: RowBatch) -> Mask:
 
 
 def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
-    """Yield masks of rows whose priority or lite topic is illegal, or comes with another kind."""
+    """Yield masks of rows with an illegal priority or lite topic, or with two kinds at once."""
     priority, lite_topic = batch.priority, batch.lite_topic
     if priority is None and lite_topic is None:
         return
@@ -453,11 +454,12 @@ def _is_name(text: str) -> bool:
 
 
 _SMALL: Final = 16
-"""Number of rows that are checked one by one if the column is invalid."""
+"""Up to so many rows of an invalid column are checked one by one."""
 
 
 def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
-    """Return whether all bytes are printable ASCII; blanks only with `spaces`."""
+    """Return whether all bytes are printable ASCII; blanks count as printable only with
+    `spaces`."""
     data = bytes_of(array)
     if not len(data):
         return True
@@ -498,7 +500,7 @@ def all_blank(array: pa.Array) -> Mask:
 
 
 def lacks_keys(rows: RowBatch) -> Mask:
-    """True for rows without keys, or with nothing but whitespace in them."""
+    """Return a mask of rows without keys, or with keys that are only whitespace."""
     keys = rows.keys
     if keys is None:
         return np.ones(len(rows), np.bool_)

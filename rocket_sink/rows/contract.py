@@ -53,7 +53,7 @@ class ColumnPlan:
 
 
 HALF_BYTES: Final = 1024
-"""Bytes of a message's properties that are reserved for those of a half message."""
+"""Bytes of a message's properties that are reserved for the properties of a half message."""
 _LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
     (pa.types.is_string, "string"),
     (pa.types.is_large_string, "string"),
@@ -220,7 +220,7 @@ def resolve_columns(
 
 
 class _Finder:
-    """The frame's columns by name, resolved as in Spark."""
+    """A look-up of the frame's columns by name, with Spark's rules."""
 
     def __init__(self, columns: list[tuple[str, Any]], case_sensitive: bool) -> None:
         self.names = [name for name, _ in columns]
@@ -289,7 +289,7 @@ class _Finder:
 
     @property
     def listed(self) -> str:
-        """The frame's columns for an error."""
+        """The frame's columns, as text for an error."""
         return ", ".join(repr(name) for name in self.names) or "no columns"
 
 
@@ -374,7 +374,7 @@ def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder
 def _check_spelling(
     unknown: Iterable[str], sources: Mapping[str, str], options: SinkOptions
 ) -> None:
-    """Refuse a column whose name is nearly one that the frame lacks: it would be ignored."""
+    """Refuse a column that is nearly spelt like a missing contract column: it would be ignored."""
     names = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
     absent = {name: column for name, column in names.items() if column not in sources}
     for source in unknown:

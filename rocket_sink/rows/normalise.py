@@ -112,7 +112,7 @@ def _narrow(array: pa.Array) -> pa.Array:
     try:
         return array.cast(small)
     except pa.ArrowInvalid:
-        # This is a slice of a longer array, so its offsets do not begin at 0.
+        # The array is a slice of a longer one, so its offsets do not begin at 0.
         return array.take(np.arange(len(array))).cast(small)
 
 
@@ -168,7 +168,8 @@ def _millis(array: pa.Array) -> pa.Array:
         return pa.array(values, pa.int64(), mask=nulls_of(ticks))
     if unit != "s":
         return ticks
-    # A time beyond the range of milliseconds becomes the last time in it, which every lane refuses.
+    # A time beyond the range of milliseconds becomes the last time of the range, which every lane
+    # refuses.
     most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
     for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
         ticks = bound(ticks, limit, skip_nulls=False)
@@ -219,7 +220,7 @@ def _with_context(
 
 
 def _entry_text(array: pa.Array) -> pa.Array:
-    """Return names and values as strings; the checks judge binary ones (Kafka headers)."""
+    """Return names and values as strings; the checks judge binary values (Kafka headers) later."""
     array = _text(array)
     return array.view(pa.string()) if pa.types.is_binary(array.type) else array
 
@@ -252,8 +253,8 @@ def _last_wins(
 
 
 _KEPT: Final = "order_by"
-"""Column that is kept even if all its rows are null: the sort must not depend on the cut of
-batches."""
+"""Column that is kept even if all its rows are null: the sort must not depend on batch
+boundaries."""
 _FIELD_NAMES: Final = {
     "delivery_timestamp": "delivery_timestamp_ms",
     "event_time": "event_time_ms",
@@ -267,4 +268,4 @@ _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     **dict.fromkeys(("delivery_timestamp", "event_time"), _millis),
     **dict.fromkeys(("wait_store", "order_by"), lambda array: array),
 }
-"""The columns that are not plain text."""
+"""{column: its cast}, for columns that are not plain text."""

@@ -60,8 +60,8 @@ class RowBatch:
     lite_topic: pa.Array | None = None
     traceparent: pa.Array | None = None
     tracestate: pa.Array | None = None
-    """The columns `traceparent` and `tracestate` as they came, for the checks; `properties` has
-    their values, too."""
+    """The columns `traceparent` and `tracestate`, unchanged, for the checks; `properties` has their
+    values, too."""
     order_by: pa.Array | None = None
     """The column as the user sent it, of any type that Arrow can sort."""
 
@@ -85,7 +85,7 @@ class RowBatch:
         )
 
     def with_(self, **changes: Any) -> RowBatch:
-        """Return a copy with other columns."""
+        """Return a copy with these columns replaced."""
         return replace(self, **changes)
 
     def topic_of(self, row: int) -> str | None:
@@ -93,7 +93,7 @@ class RowBatch:
         return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
 
     def kinds(self) -> npt.NDArray[np.int8]:
-        """Return a number below KINDS for each row, and 0 for rows that batches carry.
+        """Return the kind of each row, a number below KINDS: 0 for rows that batches carry.
 
         Other rows are sent one by one: delayed by a level (1), timed (2), with a priority (3), with
         a lite topic (4).
@@ -133,7 +133,7 @@ class RowBatch:
         """Return the rows as encoded messages of the option's topic, in order.
 
         Args:
-            ids: as `message_ids` of `property_columns`.
+            ids: see `message_ids` of `property_columns`.
             properties: the rows' property strings, if they are made already.
         """
         assert isinstance(self.topic, str)

@@ -39,22 +39,22 @@ _SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
     (dt.timedelta, pa.duration("us")),
 )
 _BELOW: Final = 1 << 62
-"""Number that makes all times positive, so that their bytes sort like numbers."""
+"""Addend that makes all times positive, so that their bytes sort like numbers."""
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20
 """Limit of the gathered bodies in bytes: 8,000 rows of 16 KiB are 130 MB, and as much again as an
 Arrow batch."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
-"""Number of rows after which the owner first calls `is_full`, to learn the time since which rows
-wait."""
+"""Number of rows after which the owner first calls `is_full`, so that it notes when the wait
+began."""
 
 
 class RowBatcher:
     """Turns lists of rows into record batches that a `TaskSender` takes.
 
     Args:
-        plan: the driver's, if it saw the schema; else made from the first rows.
+        plan: the driver's plan, if the driver saw the schema; else it is made from the first rows.
     """
 
     def __init__(self, options: SinkOptions, plan: ColumnPlan | None = None) -> None:
@@ -98,7 +98,8 @@ class RowBatcher:
         return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
 
     def body_index(self, row: Any) -> int | None:
-        """Return the body's index in such a row; None if the row contract will refuse the row."""
+        """Return the index of the body in a row like `row`; None if the row contract will refuse
+        the row."""
         if self._plan is not None:
             wanted = [self._plan.source("body")]
         else:
@@ -152,8 +153,8 @@ class RowBuffer:
         self._look_in(_FIRST_LOOK)
 
     def _look_in(self, rows: int) -> None:
-        """Set the next look after `rows` more rows, or sooner if four times as many of the largest
-        rows would exceed the limit."""
+        """Set `look_at` to `rows` more rows, or to fewer if four times as many of the largest rows
+        would exceed the limit."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 
@@ -274,7 +275,7 @@ def _micros(value: dt.datetime | None) -> int | None:
         seconds = value.replace(microsecond=0).timestamp()
     except (OverflowError, ValueError):
         # Use `mktime`, as Spark does: `datetime.timestamp` fails at the ends of the years 1 to
-        # 9999. `mktime` takes an hour that comes twice for its first one.
+        # 9999. If an hour comes twice, `mktime` takes the first.
         seconds = time.mktime(value.timetuple())
     return int(seconds) * 1_000_000 + value.microsecond
 
@@ -282,7 +283,8 @@ def _micros(value: dt.datetime | None) -> int | None:
 def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
     """Return keys that sort like the times, for both TIMESTAMP and TIMESTAMP_NTZ, which Spark
     passes as times without a zone. A key is the moment in the worker's zone, then the written time.
-    Only a TIMESTAMP_NTZ can be in an hour that the clock skips; its moment is that of the skip."""
+    Only a TIMESTAMP_NTZ can be in an hour that the clock skips; it sorts by the moment of the
+    skip."""
     keys = np.zeros((len(times), 2), ">i8")
     for number, value in enumerate(times):
         if value is None:
@@ -305,7 +307,7 @@ def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
 
 
 def _local(seconds: int) -> int:
-    """Return what a clock in the worker's zone shows, as seconds since 1970."""
+    """Return the local time in the worker's zone, as seconds since 1970."""
     return calendar.timegm(time.localtime(seconds))
 
 

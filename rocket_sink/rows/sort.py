@@ -28,7 +28,8 @@ _ROW: Final = "__row"
 
 
 class RowSorter:
-    """Collects rows; returns them sorted."""
+    """A sorter that collects rows and yields them in order, with files if they exceed the memory
+    limit."""
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._limit = memory_bytes
@@ -149,8 +150,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         ends = np.cumsum([len(run.rows) for run in runs])
-        # Rows up to the smallest of the runs' last rows in memory may go: rows in the files come
-        # after them.
+        # Rows up to the smallest of the runs' last rows in memory may be yielded: all rows in the
+        # files sort after them.
         lasts = [place[end - 1] for run, end in zip(runs, ends, strict=True) if not run.is_read]
         count = int(min(lasts)) + 1 if lasts else len(order)
         yield table.take(pa.array(order[:count]))

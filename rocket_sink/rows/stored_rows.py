@@ -114,7 +114,7 @@ def _pairs(properties: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:
-    """Return the event time in ms; None if the property, which anybody may set, is no time."""
+    """Return the event time in ms; None if the property is no time (any program may set it)."""
     try:
         ms = int(properties[EVENT_TIME_PROPERTY])
     except (KeyError, ValueError):

@@ -66,8 +66,8 @@ class Credentials:
         return fields
 
     def masked(self, text: str) -> str:
-        """Return a peer's text without the credentials. ACL 2.0 names the user whom it does not
-        know, ACL 1.0 the one whose signature is wrong."""
+        """Return a peer's text without the credentials. ACL 2.0 names an unknown user in its error,
+        and ACL 1.0 the user with a wrong signature."""
         token = (self._token.reveal(),) if self._token is not None else ()
         return masked(text, (self.access_key, self._secret.reveal(), *token))
 

@@ -66,7 +66,7 @@ class CompressionType(enum.Enum):
 
     @property
     def sys_flag(self) -> int:
-        """The MessageSysFlag bits of such a body, COMPRESSED included."""
+        """The MessageSysFlag bits of a body with this compression, COMPRESSED included."""
         return self.value << 8 | SysFlag.COMPRESSED
 
 
@@ -175,7 +175,7 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 def _trailing(name: str, count: int) -> RemoteProtocolError:
     """Return the error for bytes after a frame. Clients write one frame; Java would read on, and
-    fail or take another frame."""
+    fail or decode another frame."""
     return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 

@@ -37,7 +37,8 @@ from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
 
 
 class Answered(NamedTuple):
-    """The response to the request of `token`; `sent_s` is the time given to `mark_written`."""
+    """The response to the request of `token`; `sent_s` is the time that was passed to
+    `mark_written`."""
 
     token: object
     frame: Frame
@@ -179,7 +180,8 @@ class ConnectionState(enum.Enum):
 
 
 class Connection:
-    """See the module. Not thread-safe. Tokens are compared by identity.
+    """The protocol of one connection, without input or output (see the module). Not thread-safe.
+    Tokens are compared by identity.
 
     Attributes:
         late_answers, foreign_answers: responses that were ignored, counted.
@@ -251,8 +253,8 @@ class Connection:
     ) -> int:
         """Open `count` requests with consecutive opaque ids; return the first id.
 
-        The requests share a token, a deadline and an end: those without an answer at the deadline
-        come back once, as one `Expired` or `Lost`.
+        The requests share a token, a deadline and an end: all requests without an answer at the
+        deadline come back as one `Expired` or `Lost`.
         """
         self._check_open()
         first = self._opaques.take_range(count, self._pending)
@@ -434,7 +436,7 @@ class Connection:
 
         Args:
             extended_s: the new deadline of requests that were written before the last bytes came.
-                The caller knows whether the peer is alive, and may still process them.
+                The caller knows whether the peer is alive and may still process the requests.
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
@@ -471,7 +473,7 @@ class Connection:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The time of the next call of `expire`; at or before the earliest deadline."""
+        """The time at which to call `expire` next, at or before the earliest deadline."""
         return self._earliest_s if self._pending else None
 
     @property
@@ -481,7 +483,7 @@ class Connection:
         return next(iter(self._pending.values()), None)
 
     def hasten(self, token: object) -> None:
-        """Let the request of this token, if it is in flight, expire with the next `expire`."""
+        """Set the deadline of this token's request to now: the next `expire` removes it."""
         for pending in self._pending.values():
             if pending.token is token:
                 pending.deadline_s = pending.latest_s = self._earliest_s = float("-inf")

@@ -49,7 +49,7 @@ _HEADER_LENGTH_MASK: Final = 0xFFFFFF
 
 
 class NeedData(enum.Enum):
-    """The type of NEED_DATA: the buffer holds no complete frame."""
+    """The type of NEED_DATA, which says that the buffer holds no complete frame."""
 
     NEED_DATA = "NEED_DATA"
 
@@ -114,8 +114,8 @@ class Shapes(Protocol):
         """Return the frame without its body; None when the header has no known shape."""
 
     def read_many(self, data: bytes | bytearray, at: int) -> tuple[Sequence[Answers], int]:
-        """Return the frames from `at` on, by their lengths, if there are many of one form; and how
-        many bytes they have."""
+        """Return the frames from `at` on, by their lengths, if many have one form; and their
+        bytes."""
 
     def learn(self, frame: Frame, header: bytes) -> None:
         """Learn the form of a header that was parsed in full."""

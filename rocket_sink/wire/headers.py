@@ -42,9 +42,8 @@ Body = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on received data, which bound the memory and time that one frame can cost.
-
-    Exceeding one is a RemoteProtocolError.
+    """Limits on received data, which bound the memory and time that one frame can cost. Data beyond
+    a limit is a RemoteProtocolError.
     """
 
     frame_bytes: int = 16 * 1024 * 1024
@@ -72,9 +71,9 @@ DEFAULT_LIMITS: Final = Limits()
 class Frame:
     """A command of the remoting protocol; `ext` holds its header fields as text.
 
-    Not frozen, which would triple the cost of making one; still, only its creator changes it.
-    `body` is None when there is none, never empty. `language` and `code` may be unknown numbers.
-    `serialize` is the form of a received header, to be used for the response.
+    Not frozen, because a frozen frame costs three times as much to make; still, only its creator
+    changes it. `body` is None when there is none, never empty. `language` and `code` may be unknown
+    numbers. `serialize` is the form of a received header, to be used for the response.
     """
 
     code: int
@@ -292,7 +291,7 @@ def encode_json_header(frame: Frame) -> bytes:
 
 
 _HOLE: Final = -987_654_321
-"""A number that stands for a text; no text contains it after a key, because quotes in texts are
+"""A number in the place of a text. No text contains it after a key, because quotes in texts are
 escaped."""
 
 

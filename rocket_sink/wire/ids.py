@@ -46,7 +46,7 @@ class MessageIds:
         """The month of `_now_ms`."""
         self._now_ms = 0
         self._of_now = ""
-        """The common prefix of this millisecond's ids."""
+        """The common prefix of the ids of this millisecond."""
         self._counter = 0
         self._left = 0
 
@@ -78,7 +78,7 @@ class MessageIds:
         if self._now_ms >= self._end_ms:
             self._start_ms = month_start_ms(self._now_ms, self._tz)
             self._end_ms = month_start_ms(self._start_ms + _LONGER_THAN_A_MONTH_MS, self._tz)
-            # An id of another month may have the same time and counter.
+            # Use a new prefix, because an id of another month may have the same time and counter.
             self._prefix = id_prefix(self._ip, self._pid, self._class_hash)
             self._class_hash += 1
         self._of_now = f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}"

@@ -146,7 +146,8 @@ def end_transaction(
 
 
 def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
-    """Register a client's producer groups at a broker; needed for transaction checks."""
+    """Make a heartbeat, which registers a client's producer groups at a broker (for transaction
+    checks)."""
     body = {
         "clientID": client_id,
         "consumerDataSet": [],

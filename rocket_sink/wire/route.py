@@ -28,8 +28,8 @@ from rocket_sink.wire.headers import (
 )
 
 NAME_MAX_CHARACTERS: Final = 255
-"""Limit of the name of a broker, cluster or scope. Java has none; the default name is the host's
-(BrokerIdentity), which has 255 characters at most."""
+"""Limit of the name of a broker, cluster or scope. Java has no limit; the default is the host's
+name (BrokerIdentity), which has 255 characters at most."""
 
 
 def checked_name(what: str, name: str) -> str:

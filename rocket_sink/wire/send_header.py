@@ -18,7 +18,7 @@ from rocket_sink.wire.headers import cut_json_header
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _SMALL: Final = 8 * 1024 * 1024
-"""Size up to which no check of the lengths is needed, far below the frame limit."""
+"""Size up to which the lengths need no check; it is far below the frame limit."""
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
 """Fields that differ between heads (SendMessageRequestHeaderV2), in their order: queue id, system
 flag, birth time, flag, properties, broker name."""
@@ -122,7 +122,7 @@ class SendTemplate:
         """Return whole frames, one after the other, with consecutive opaque ids.
 
         Args:
-            messages: of each its body, properties, system flag and flag.
+            messages: (body, properties, system flag, flag) of each message.
 
         Raises:
             LocalProtocolError: as `head`.

@@ -35,7 +35,7 @@ _AT_ONCE: Final = 16
 _SHAPES: Final = 8
 """Patterns that a stream may learn; headers that change more often are parsed in full."""
 _LENGTHS: Final = 4
-"""Lengths of frames that are read at once."""
+"""Number of different frame lengths that are read together."""
 
 
 class SendAnswers:
@@ -109,7 +109,7 @@ _NOT_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 
 def _numbers(digits: Bytes) -> Int64s:
-    """Return the number of each row of decimal digits."""
+    """Return each row of decimal digits as a number."""
     weights = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
     numbers: Int64s = (digits - np.uint8(_ZERO)).astype(np.int64) @ weights
     return numbers
@@ -136,7 +136,7 @@ def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Byt
         differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
         if end - start > 1:
             differs[:, start] |= digits[:, 0] == _ZERO
-    # Compare row by row only if some row differs: this takes as long as all the rest.
+    # Look for the first different row only if there is one: that takes as long as the rest.
     return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
 
 
@@ -161,9 +161,8 @@ class PlainAnswers:
 
 
 class AnswerShape:
-    """The pattern of one peer's answers of success, made from the first one.
-
-    `is_plain`: the answers have no field (END_TRANSACTION). The others answer sends.
+    """The pattern of one peer's answers of success, made from the first answer. `is_plain`: the
+    answers have no field (END_TRANSACTION). Other shapes are of answers to sends.
     """
 
     __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
@@ -194,7 +193,7 @@ class AnswerShape:
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """Return the shape of this header; None when it is no usual answer."""
+        """Return the shape of this header; None if the header is not a usual answer's."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
         try:
@@ -264,7 +263,7 @@ class AnswerShapes:
 
     def __init__(self) -> None:
         self._shapes: list[AnswerShape] = []
-        """The latest shape of answers to sends, and that of plain answers."""
+        """The latest shape of answers to sends, and the latest shape of plain answers."""
         self._shapes_left = _SHAPES
 
     def read(self, header: bytes) -> Frame | None:
@@ -311,7 +310,7 @@ class AnswerShapes:
             answers = self._read_alike(frames)
             alike = 0 if answers is None else len(answers)
             if alike < len(begins):
-                at = min(at, begins[alike])  # all frames before the first other one are returned
+                at = min(at, begins[alike])  # return only frames before the first other shape
             several.append((begins, answers))
         return [
             answers.take(slice(0, bisect_left(begins, at)))

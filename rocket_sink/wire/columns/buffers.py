@@ -135,7 +135,7 @@ def uniform(array: pa.Array) -> Piece:
 
 
 def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
-    """Return the pieces; each run of neighbours that are not columns is packed into one piece."""
+    """Return the pieces, with each run of neighbours that are not columns packed into one piece."""
     packed: list[Piece] = []
     run: list[bytes | Fixed] = []
     for piece in pieces:

@@ -43,7 +43,7 @@ class SingleMessages:
     """n messages of one topic, each to be sent in a frame of its own.
 
     Attributes:
-        body: binary or large binary, compressed already where it is to be.
+        body: binary or large binary, in its final form (compressed or not).
         properties: the wire property strings (binary, UTF-8, no nulls).
         sys_flag, flag: one for all, or n of them (int64).
         suffix: property strings that follow those of each message.
