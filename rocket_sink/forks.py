@@ -32,7 +32,7 @@ class ForkLock:
         _locks.add(self)
 
     def acquire(self, timeout_s: float = -1) -> bool:
-        """False: not acquired within `timeout_s`; -1: wait without limit."""
+        """Acquire the lock; return False after `timeout_s` (-1: no limit)."""
         return self._lock.acquire(timeout=timeout_s)
 
     def release(self) -> None:
@@ -45,7 +45,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Called in a forked child, before other code."""
+        """Make the lock free; called in a forked child before other code."""
         self._lock = threading.Lock()
 
 

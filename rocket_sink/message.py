@@ -218,8 +218,8 @@ class Message:
         return partial(type(self), **{**values, "properties": dict(self.properties)}), ()
 
 
-# Set it here, because a dataclass default must be hashable, and a mapping proxy is only from Python
-# 3.12 on.
+# Set the default here, because a dataclass's default must be hashable, and a mapping proxy is
+# hashable only from Python 3.12 on.
 setattr(Message, "properties", NO_PROPERTIES)  # noqa: B010 (mypy knows the class as frozen)
 
 

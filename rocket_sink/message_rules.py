@@ -188,7 +188,8 @@ def checked_body(body: Any, topic: str) -> bytes:
 
 
 def _is_word(text: str) -> bool:
-    """Visible ASCII without a blank, as most keys and tags: legal everywhere."""
+    """Return whether the text is visible ASCII without a blank, as most keys and tags are: legal
+    everywhere."""
     return text.isascii() and text.isprintable() and " " not in text and text != ""
 
 
@@ -202,7 +203,7 @@ def checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
 def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
     """The index keys; MessageError: INVALID_KEYS."""
     if type(keys) is tuple and len(keys) == 1 and type(keys[0]) is str and _is_word(keys[0]):
-        return keys  # most messages that have keys have one
+        return keys  # most messages with keys have one key
     keys = (keys,) if isinstance(keys, str) else tuple(keys)
     for key in keys:
         if type(key) is str and _is_word(key):
@@ -272,8 +273,8 @@ def is_system_resource(name: str) -> bool:
 
 
 SYSTEM_TOPIC_PATTERN: Final = "^(?i:rmq_sys_)|^%(RETRY|DLQ|LMQ)%"
-"""Matches topics of brokers themselves beside SYSTEM_TOPICS: messages in them would be taken for
-those of consumers that failed, of timers, of transactions."""
+"""The pattern of brokers' own topics, beside SYSTEM_TOPICS. Brokers would take messages in them for
+failed, timed or transactional messages."""
 _SYSTEM_TOPIC: Final = re.compile(SYSTEM_TOPIC_PATTERN)
 
 

@@ -190,7 +190,7 @@ def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
     suffix = next((suffix for suffix in scales if text.endswith(suffix)), "")
     if "/" in text:
         raise ValueError(text)
-    # A float would make 1100.0000000000002 of 1.1 and 1000.
+    # Use fractions: as floats, 1.1 * 1000 is 1100.0000000000002.
     number = Fraction(text.removesuffix(suffix).strip()) * scales.get(suffix, 1)
     if number.denominator != 1:
         raise ValueError(text)
@@ -267,7 +267,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
                    "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'"),
     Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
 }  # fmt: skip
-"""How the values of each kind are parsed, and what they are called in errors."""
+"""{kind: (parser of its values, their name in errors)}."""
 
 
 def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:

@@ -245,7 +245,7 @@ _APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
 
 
 def _checked(given: SinkOptions) -> SinkOptions:
-    """The options; OptionError if they contradict each other."""
+    """Return the options; raise OptionError if they contradict each other."""
     missing = "secretKey" if given.access_key else "accessKey"
     rules = (
         (bool(given.access_key) != bool(given.secret_key), missing,
@@ -307,7 +307,7 @@ def _meant(name_server: str) -> str:
 
 
 def check_topic_option(name: str, topic: str, namespace: str = "") -> None:
-    """OptionError unless the topic that the option gives may be sent to."""
+    """Raise OptionError unless clients may send to the topic that the option names."""
     try:
         check_topic(with_namespace(namespace, topic))
     except MessageError as error:
@@ -315,7 +315,7 @@ def check_topic_option(name: str, topic: str, namespace: str = "") -> None:
 
 
 def _compatible(known: Option, value: Any) -> Any:
-    """Java's useTLS is a boolean."""
+    """Convert values of Java's options to ours: its useTLS is a boolean."""
     if known.attribute == "tls_mode" and str(value).lower() in ("true", "false"):
         return "verify-full" if str(value).lower() == "true" else "off"
     return value

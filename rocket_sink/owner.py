@@ -45,14 +45,15 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The inverse of `str`; None for other text."""
+        """Return the owner that `str` wrote as this text; None for other texts."""
         parts = text.split("~")
         if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[3:]):
             return None
         return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
 
     def is_alive(self) -> bool | None:
-        """Whether the process lives; None if it is of another host, boot or pid namespace."""
+        """Return whether the process lives; None for a process of another host, boot or pid
+        namespace."""
         me = this_process()
         if (self.boot, self.pid_namespace) != (me.boot, me.pid_namespace):
             return None
@@ -67,7 +68,7 @@ class Owner:
         return abs(start - self.start) <= (0 if self.boot else _SAME_START_MS)
 
     def describe(self) -> str:
-        """Text for messages."""
+        """Return the owner as text for messages."""
         return f"process {self.pid} on {self.host}"
 
 
@@ -104,7 +105,7 @@ def _own_start() -> int:
 
 @functools.cache
 def _sees_own_pids() -> bool:
-    """False when /proc is that of another pid namespace."""
+    """Return False if /proc belongs to another pid namespace."""
     try:
         return str((_PROC / "self").readlink()) == str(os.getpid())
     except OSError:
@@ -142,7 +143,8 @@ def _start_of(pid: int) -> int:
 
 
 def _ticks(path: Path) -> int:
-    """Field 22 of `stat` (proc(5)); the name before it may have blanks and brackets."""
+    """Return field 22 of `stat` (proc(5)); the process's name before it may have blanks and
+    brackets."""
     fields = path.read_bytes().rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         raise ProcessLookupError(f"{path}: a zombie")

@@ -24,7 +24,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Opening a pipe must not wait for its other end."""
 _DEEPEST: Final = 6
-"""Folders below each other that are listed; a ledger's quarantine has the most, four."""
+"""Depth of folders that is listed; a ledger needs four, for its quarantine."""
 _KINDS: Final = {stat.S_IFREG: fs.FileType.File, stat.S_IFDIR: fs.FileType.Directory}
 
 
@@ -70,7 +70,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
         else:
             with self._parent(path) as (handle, name), contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=handle)
-        # A folder is entered to see that it is one.
+        # Enter the folder, which proves that it is a folder.
         with self._parent(f"{path}/-", makes=recursive):
             pass
 
@@ -94,7 +94,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     open_input_stream = open_input_file
 
     def open_output_stream(self, path: str, metadata: object = None) -> pa.PythonFile:
-        """Create a file; nothing that is there is opened for writing."""
+        """Create a file; an existing file is never opened for writing."""
         return pa.PythonFile(self.open(path, "xb"), mode="w")
 
     def _unused(self, *arguments: object) -> pa.PythonFile:
@@ -121,7 +121,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     def write_whole(self, path: str, data: bytes, *, replace: bool) -> bool:
         """Write a file that readers see whole or not at all, durably.
 
-        Returns False if another's file is there and `replace` is False.
+        Returns False if `replace` is False and the file exists.
         """
         # Two writers of one partial file would cut each other's text.
         part = f"{path}.{uuid.uuid4().hex}.part"
@@ -135,7 +135,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
                 if replace:
                     os.rename(partial, name, src_dir_fd=handle, dst_dir_fd=handle)
                 else:
-                    # A link, unlike a rename, fails where the name is taken.
+                    # A link, unlike a rename, fails if the name is taken.
                     os.link(partial, name, src_dir_fd=handle, dst_dir_fd=handle)
             except FileExistsError:
                 return False
@@ -154,7 +154,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, makes: bool = False) -> Iterator[tuple[int, str]]:
-        """Open the folder of `path`; gives its descriptor and the name in it."""
+        """Open the folder of `path`; yield its descriptor and the last part of the path."""
         *folders, name = self._parts(path)
         handle, at = os.open(self._root, _FOLDER), self._root
         try:
@@ -190,7 +190,7 @@ def check_plain(root: str, *folders: str) -> None:
     For readers that follow links and wait for pipes (delta-rs, DuckDB, Java).
 
     Raises:
-        OSError: PermissionError names the first other thing, or a folder that is too deep.
+        OSError: PermissionError names the first link, pipe or device, or a folder that is too deep.
     """
     for folder in folders:
         path = f"{root}/{folder}"
@@ -202,7 +202,8 @@ def check_plain(root: str, *folders: str) -> None:
 
 
 def _check(handle: int, path: str, depth: int) -> None:
-    """A log has thousands of files: their types are in the listing, which costs no call each."""
+    """Check a folder's entries. Their types come from the listing, without a call per file, because
+    a log has thousands of files."""
     with os.scandir(handle) as entries:
         for entry in entries:
             at = f"{path}/{entry.name}"
@@ -232,7 +233,7 @@ def _list(handle: int, path: str, depth: int, infos: list[fs.FileInfo]) -> None:
 
 
 def _info(path: str, status: os.stat_result) -> fs.FileInfo:
-    """Links, pipes and devices are of the type `Unknown`."""
+    """Return the file's information; links, pipes and devices have the type `Unknown`."""
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), fs.FileType.Unknown)
     size = status.st_size if kind is fs.FileType.File else None
     return fs.FileInfo(path, kind, size=size, mtime_ns=status.st_mtime_ns)
@@ -264,7 +265,8 @@ def _remove(handle: int, name: str, path: str) -> None:
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Return the error with the whole path; that of a link says what is wrong with it."""
+    """Return the error with the whole path; the error about a link explains why links are
+    refused."""
     if error.errno == errno.ELOOP:
         return _refused(path)
     is_named = error.filename == path

@@ -81,11 +81,11 @@ def _refused(path: Path, what: str) -> PermissionError:
 class FileLock:
     """A kernel lock (`flock`) on a file, released when its process ends.
 
-    The file is not removed: else two processes could lock two files of one name. It has the name of
-    its holder.
+    The file is never removed, because two processes could then lock two files of one name. It
+    contains the name of its holder.
 
     Raises from `acquire`:
-        OSError: as `open_private`.
+        OSError: from `open_private`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,13 +115,13 @@ class FileLock:
                 os.close(handle)
 
     def release(self) -> None:
-        """Release the lock, if held."""
+        """Release the lock if this process holds it."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             os.close(handle)
 
     def holder(self) -> str:
-        """A description of its present or last holder."""
+        """A description of the lock's present or last holder."""
         handle = open_private(self._path)
         try:
             return _holder(handle)

@@ -52,7 +52,8 @@ def table(
 
 
 def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
-    """The `_repr_html_` of a value: its first column names what the others say."""
+    """Return the `_repr_html_` of a value as a table; the first column has the headings of the
+    rows."""
     lines = "".join(
         f"<tr><th style='text-align:left'>{html.escape(clean(heading))}</th>"
         + "".join(
@@ -78,12 +79,12 @@ def html_grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 _BETWEEN: Final = 3
-"""Columns of the terminal between two of the table."""
+"""Blank columns of the terminal between two columns of the table."""
 _NARROW: Final = 20
 
 
 def _widths(made: Table, room: int) -> list[int] | None:
-    """Widths at which no word breaks; None: there is not so much room."""
+    """Return column widths at which no word breaks; None if the room is too small."""
     from rich.cells import cell_len
 
     texts = [[str(column.header), *map(str, column.cells)] for column in made.columns]
@@ -99,7 +100,7 @@ def _widths(made: Table, room: int) -> list[int] | None:
         for n in short[:spare]:
             widths[n] += 1
         spare -= min(spare, len(short))
-    # A narrow column with a long text is one word a line.
+    # A narrow column with a long text would show one word a line.
     towers = (
         width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)
     )

@@ -29,7 +29,7 @@ _CREDENTIAL: Final = re.compile(
     r"(?i)((?:access|secret)[ _-]?key|signature|security[ _-]?token|password|passwd|credential)"
     r"(\W{0,3}[:=]\W{0,2})([^\s,;&\"'\])}]+)"
 )
-"""`accessKey=..`, `Signature: ..` and similar, as in texts of AclException."""
+"""The pattern of `accessKey=..`, `Signature: ..` and similar, as in texts of AclException."""
 _NOT_ASCII_TEXT: Final = re.compile(r"[^ -~]+")
 
 
@@ -51,7 +51,7 @@ def clean(text: object, max_chars: int | None = None) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """`clean` for each line, for texts with line ends of our own."""
+    """Clean each line of a text whose line ends are trusted."""
     return "\n".join(map(clean, text.split("\n")))
 
 
@@ -63,7 +63,8 @@ def clean_trace(trace: str) -> str:
 def counted(
     count: int, noun: str, singular: str = "", plural: str = "", of: int | None = None
 ) -> str:
-    """Return `1 row`, `2 rows`; with the verb for `of` (by default `count`) things."""
+    """Return the count with its noun, as `1 row` or `2 rows`, and the verb that agrees with `of`
+    things (default: `count`)."""
     verb = singular if (count if of is None else of) == 1 else plural
     return f"{count:,} {noun}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
 
@@ -102,8 +103,8 @@ def storable(
     if isinstance(text, bytes):
         text = text[: 8 * max_bytes].decode(errors="replace")
     text = masked(text, secrets)
-    # Truncating first could leave a part of a credential that the pattern does not match; this cut
-    # is far behind `max_bytes`.
+    # Mask before the final cut, which could leave an unrecognisable part of a credential. The cut
+    # here is far behind `max_bytes`.
     text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))
     encoded = text.encode()
     if len(encoded) <= max_bytes:
@@ -112,9 +113,8 @@ def storable(
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that a mistyped `name` stands for; None when none is close.
-
-    A name that was begun counts as close when one is begun so: `name` of `name-server`.
+    """Return the name in `known` that a mistyped `name` probably means; None if no name is close. A
+    beginning of a known name is close, too: `name` of `name-server`.
     """
     names = list(known)
     if near := difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE):

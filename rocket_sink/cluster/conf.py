@@ -106,9 +106,9 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "autoCreateSubscriptionGroup": "true",
     "defaultTopicQueueNums": "4",
     "traceTopicEnable": "true",
-    # From its first committed message on, a broker of 5.5.0 spins at two thirds of a core: the time
-    # at which TransactionalOpBatchService wakes next is in the past. Each end is noted at once
-    # instead, and the time is an hour.
+    # From its first committed message on, a broker of 5.5.0 uses two thirds of a core: the next
+    # wake-up of TransactionalOpBatchService is always in the past. So let the broker note each end
+    # at once, and set the interval to an hour.
     "transactionOpBatchInterval": "3600000",
     "transactionOpMsgMaxSize": "1",
     "timerWheelEnable": "true",
@@ -130,7 +130,7 @@ BROKER_DEFAULTS: Mapping[str, str] = {
 }
 
 DISK_NEARLY_FULL_RATIO = 0.85
-"""Disk use from which a broker is started with NEARLY_FULL_DISK."""
+"""Share of used disk from which a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
     # A broker refuses messages above 90 %, and that limit cannot be raised. It is checked after

@@ -88,7 +88,7 @@ class ClusterState:
         return options
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`: plain values, with the current `alive` and `running`."""
+        """Return plain values for `--json`, with the current `alive` and `running`."""
         return {
             "home": str(self.home),
             "version": self.version,
@@ -162,7 +162,7 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
 
 
 def _fits(state: ClusterState, wanted: Wanted) -> bool:
-    """Return whether starting the dead brokers makes the wanted cluster of what runs."""
+    """Return whether the running cluster is the wanted one once its dead brokers are started."""
     server_alive = any(node.alive for node in state.nodes if node.name == NAME_SERVER)
     settings = (wanted.version, wanted.brokers, wanted.queues, wanted.tls)
     return state.ready and server_alive and _settings(state) == settings

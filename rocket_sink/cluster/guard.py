@@ -20,7 +20,7 @@ _WAIT_S = 10
 
 
 class Guard:
-    """The owner's side: a process group that dies with this process."""
+    """The owner's handle of a process group that dies with this process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,7 +59,7 @@ def watch(owner: int) -> None:
     """Kill the group when the owner's pipe closes or the owner is no longer the parent."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    # The parent's pid is checked too: a forked child of the owner may hold the pipe open.
+    # Check the parent's pid, too, because a forked child of the owner may hold the pipe open.
     while os.getppid() == owner:
         readable, _, _ = select.select([0], [], [], _POLL_S)
         if readable and not os.read(0, 1):

@@ -84,7 +84,7 @@ class Runtime:
             )
         java = find_java()
         jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
-        # by default each makes a self-signed certificate, at a second of CPU
+        # by default each server makes a self-signed certificate, which takes a second of CPU
         certificates, flags = None, ["-Dtls.server.mode=disabled"]
         if wanted.tls:
             certificates = make_certificates(home / "tls")
@@ -212,7 +212,7 @@ def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
         NAME_SERVER,
         NAME_SERVER,
         *("-Xms32m", "-Xmx128m"),
-        # it does little: optimised code is not worth its compilation
+        # the process does too little to make optimised code worth its compilation
         "-XX:TieredStopAtLevel=1",
     )
     folder = runtime.home / NAME_SERVER

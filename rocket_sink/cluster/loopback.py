@@ -71,7 +71,8 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
 
 
 def on_loopback(data: bytes) -> bytes | None:
-    """Return the class file with its addresses on loopback; None if it makes none of all."""
+    """Return the class file changed to bind loopback; None if the class binds no wildcard
+    address."""
     if _ADDRESS.encode() not in data:
         return None
     pool = _ConstantPool(data)

@@ -28,7 +28,7 @@ _TAIL_BYTES = 32_768
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """How to start a process."""
+    """The settings of a process and the command that starts it."""
 
     name: str
     port: int

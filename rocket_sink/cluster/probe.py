@@ -75,7 +75,7 @@ class Probe:
         code, body = self._ask(name_server, _GET_ROUTE, {"topic": topic}, b"")
         if code != 0:
             raise ProbeFailed(f"the name server knows no route of {topic} (code {code})")
-        # as text: before 5.x the answer's numeric keys are not legal JSON
+        # search the text, because before 5.x the answer's numeric keys are not legal JSON
         for address in addresses:
             if f'"{address}"'.encode() not in body:
                 raise ProbeFailed(f"the route of {topic} lacks {address}: {body[:500]!r}")

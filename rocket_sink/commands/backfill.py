@@ -217,7 +217,7 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
 
 
 def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
-    """Print the plan. `waiting` has the waiting dead letters by topic; None: no name server
+    """Print the plan. `waiting`: number of waiting dead letters by broker; None: no name server
     answered."""
     if as_json:
         print_json({**asdict(plan), "waiting": waiting})
@@ -265,7 +265,7 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    # The letters are chosen anew after the plan, because others may have changed the ledger.
+    # The run chooses the letters again, because other processes may have changed the ledger.
     pending = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
     if as_json:

@@ -171,7 +171,7 @@ def benchmark(
     before = _baseline(baseline, results, cases) if baseline else None
     if out:
         check_writable(out)
-    check_name_server(options)  # else each message would fail after its time-out
+    check_name_server(options)  # fail now: each message would fail after its time-out
     with until_signal() as stop:
         _measure(cases, repeat, options, work, scratch, spark, results)
     changes = compare(before, results, tolerance) if before and not stop.number else []
@@ -260,7 +260,7 @@ class Change:
 
 
 def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> list[Change]:
-    """Compare the cases of both; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
+    """Compare the cases of both runs; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
     all_changes = []
     for figure in _COMPARED:
         pairs = {

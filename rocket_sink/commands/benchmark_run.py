@@ -34,10 +34,10 @@ Advance: TypeAlias = "Callable[[int], None]"
 _STREAM_LANES: Final = {
     "foreach": "foreach", "source-stream": "datasource", "write_batch": "foreachBatch",
 }  # fmt: skip
-"""Names of `rocket-sink stream --lane`."""
+"""{case: name of its lane in `rocket-sink stream --lane`}."""
 _WARM_UP: Final = 1000
 _STEPS: Final = 200
-"""Calls of `Advance` in a run."""
+"""Number of calls of `Advance` in a run."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def _sync(producer: Producer, messages: Iterator[Message], batch: int, calls: Ca
 
 
 def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
-    """Send asynchronously, and return when all sends have ended. The producer's window limits those
-    in flight."""
+    """Send asynchronously, and return when all sends have ended. The producer's window limits the
+    sends in flight."""
     ends: SimpleQueue[None] = SimpleQueue()
 
     def callback_of(began_s: float) -> Callable[[Any, BaseException | None], None]:
@@ -286,7 +286,7 @@ class LaneBench:
         )  # fmt: skip
 
     def _cpu_s(self) -> float:
-        """Return the CPU seconds of all processes; ended ones count in their parents."""
+        """Return the CPU seconds of all processes; ended processes count in their parents."""
         processes = {proc.pid: proc for proc in (psutil.Process(), self._jvm)}
         processes |= {proc.pid: proc for proc in self._jvm.children(recursive=True)}
         total = 0.0

@@ -192,8 +192,8 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
 
 
 def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
-    """Return the state and the text of a finding: the brokers that a name server knows, compared
-    with those that the others know."""
+    """Return state and text of a finding: one name server's brokers compared with the brokers of
+    the others."""
     names = {name for name, _ in known[server]}
     if not names:
         return "fail", (
@@ -260,14 +260,14 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
-    """Name the brokers to which the ledger has sends of the topic, and which the route lacks."""
+    """Report brokers that the topic's sends in the ledger have, and its route lacks."""
     from rocket_sink.ledger.query.duckdb_reader import open_quick
     from rocket_sink.ledger.sql import timestamp
 
     try:
         ledger = open_quick(absolute(options.ledger))
     except RocketSinkError:
-        return  # The finding about the ledger says why.
+        return  # The finding about the ledger has the error.
     if ledger is None:
         return
     recent = dt.datetime.now(dt.timezone.utc) - _RECENT
@@ -303,7 +303,7 @@ def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
 
 
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
-    """Name the topic's type and cleanup policy, if set, and messages that do not fit them.
+    """Report the topic's type and cleanup policy, if set, and messages that do not fit them.
 
     Brokers accept any type (5.3: a label of their metrics); proxies check it
     (enableTopicMessageTypeCheck, TopicMessageType).
@@ -380,7 +380,7 @@ def _asked(
 
 
 def _disk_used(admin: Admin, name: str, address: str) -> float:
-    """Return the used part of the broker's disk; 0 if the broker does not say it."""
+    """Return the used part of the broker's disk; 0 if the broker does not report it."""
     with contextlib.suppress(RocketSinkError, ValueError):
         return float(admin.runtime_info(name, address).get("commitLogDiskRatio", 0))
     return 0.0

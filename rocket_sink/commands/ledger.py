@@ -338,7 +338,7 @@ def _check_named(letters: tuple[str, ...], where: str | None) -> None:
 
 
 def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
-    """Print the result; return the exit code."""
+    """Print the result of parking or unparking; return the exit code."""
     if as_json:
         print_json({way: done.count, f"not_{needed}": list(done.left_out)})
     else:

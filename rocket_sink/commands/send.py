@@ -90,7 +90,7 @@ def send(
 
 def _texts(bodies: tuple[str, ...], path: Any) -> Iterable[bytes]:
     if bodies:
-        return [os.fsencode(body) for body in bodies]  # the bytes that the shell gave
+        return [os.fsencode(body) for body in bodies]  # the bytes that the shell passed
     source = path or sys.stdin.buffer
     if path is None and sys.stdin.isatty():
         note("one message per line; Ctrl-D ends")

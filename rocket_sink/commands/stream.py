@@ -111,7 +111,7 @@ def stream(
 
     _check(batch, checkpoint, trigger)
     source = Source(form, path, schema, pairs(source_option), where, select)
-    # People who look on see a broker's trouble soon.
+    # Fold often, because a user who watches wants to see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
     sink = with_name_server({**live, **given_options()})
     if sink.get("ledger"):

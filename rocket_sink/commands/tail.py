@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 0.5
 _DISPATCH_S = 3.0
-"""Longest wait for a broker's dispatch, which never ends under steady traffic."""
+"""Longest wait until brokers have dispatched all messages, which never happens under steady
+traffic."""
 
 
 @click.command(
@@ -79,7 +80,7 @@ def tail(
             for queue in admin.queues(options.topic)
         }
         for queue, message in _messages(admin, offsets, follow=follow):
-            # Past the newest message brokers before 5.2 give its offset for any time.
+            # For a time after the newest message, brokers before 5.2 return that message's offset.
             if (
                 (since_ms is None or message.store_ms >= since_ms)
                 and (tag is None or message.properties.get("TAGS") == tag)
@@ -113,7 +114,7 @@ def _messages(
         arrived: list[tuple[MessageQueue, StoredMessage]] = []
         if time.monotonic() - asked_s >= every_s:
             asked_s = time.monotonic()
-            with contextlib.suppress(RocketSinkError):  # Known queues are read on.
+            with contextlib.suppress(RocketSinkError):  # Go on with the known queues.
                 # Read new queues from their beginning: a broker gets the topic with its first
                 # message.
                 for queue in set(admin.queues(admin.options.topic)) - offsets.keys():
@@ -129,7 +130,7 @@ def _messages(
 def _stored(
     admin: Admin, queue: MessageQueue, offsets: dict[MessageQueue, int]
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Yield a queue's messages up to its end now, and note the offset to go on with."""
+    """Yield a queue's messages up to its present end, and note the next offset."""
     end, before, offset = admin.max_offset(queue), -1, offsets[queue]
     while before < offset < end:
         before = offset

@@ -211,7 +211,7 @@ class Settled:
 
 
 def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
-    """Settle the transactions one by one; a failure does not stop those of other queries."""
+    """Settle the transactions one by one; a failure stops only transactions of the same query."""
     done: list[Settled] = []
     before = 0
     failed: set[str] = set()

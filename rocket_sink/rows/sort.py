@@ -28,8 +28,7 @@ _ROW: Final = "__row"
 
 
 class RowSorter:
-    """A sorter that collects rows and yields them in order, with files if they exceed the memory
-    limit."""
+    """Collects rows and yields them sorted; uses files beyond the memory limit."""
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._limit = memory_bytes

@@ -181,7 +181,7 @@ class FakeBroker:
             )  # fmt: skip
         try:
             return handler(request)
-        except Exception as error:  # as NettyRemotingAbstract; one thread serves all tests' brokers
+        except Exception as error:  # as NettyRemotingAbstract; one thread serves all brokers
             return response_to(request, ResponseCode.SYSTEM_ERROR, remark=repr(error))
 
     def _send(self, request: Frame) -> Frame:

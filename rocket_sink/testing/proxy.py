@@ -53,10 +53,9 @@ class Cutter:
         self._held = bytearray()
 
     def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
-        """The pieces to forward now.
-
-        `whole`: from the next frame on, hold frames until they are complete; once set it stays set.
-        Other streams (TLS) are forwarded unchanged.
+        """Return the pieces to forward now. `whole`: from the next frame on, hold each frame until
+        it is complete; `whole` stays on once it was true. Other streams (TLS) are forwarded
+        unchanged.
         """
         while data:
             if self._left:
@@ -287,7 +286,7 @@ class _Connection:
         self._routes: set[int] = set()
 
     def on_request(self, request: Frame) -> bool:
-        """True: the request is not forwarded."""
+        """Apply the behaviours to a request; return True if the request must not be forwarded."""
         if request.is_response:
             return False
         if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
@@ -303,7 +302,7 @@ class _Connection:
         return False
 
     def on_answer(self, answer: Frame) -> bool:
-        """True: the answer is not forwarded."""
+        """Apply the behaviours to an answer; return True if the answer must not be forwarded."""
         if not answer.is_response:
             return False
         behaviour = self._planned.pop(answer.opaque, None)

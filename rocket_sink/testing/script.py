@@ -24,7 +24,7 @@ SEND_CODES = frozenset(
 
 
 def is_send(frame: Frame) -> bool:
-    """The request sends messages."""
+    """Return whether the request sends messages."""
     return frame.code in SEND_CODES
 
 

@@ -37,7 +37,7 @@ class Peer:
         self.outgoing = bytearray()
         self.closed = False
         self.holds_back = False
-        """Answers gather, and go out together."""
+        """Whether answers are gathered, to go out together."""
         self._late: deque[tuple[bytes, float]] = deque()
         """Bytes that wait behind dripping ones, with their seconds per byte (0: sent at once)."""
 
@@ -166,7 +166,7 @@ class Loop:
         completion.result()
 
     def reserve_port(self) -> int:
-        """The number of a port that stays this loop's until it stops.
+        """Return the number of a port, which this loop keeps until it stops.
 
         A socket that is bound and does not listen refuses connections. It keeps the number from
         other processes while a server of this loop is down.

@@ -201,7 +201,7 @@ class Halves:
 
     @staticmethod
     def is_half(request: Frame) -> bool:
-        """The send is a half message (SendMessageProcessor)."""
+        """Return whether the send is a half message (SendMessageProcessor)."""
         properties = decode_properties((request.ext or {}).get("i", ""))
         return properties.get(TRAN_MSG, "").lower() == "true"
 
@@ -215,7 +215,7 @@ class Halves:
         return stored
 
     def end(self, request: Frame) -> Frame | None:
-        """END_TRANSACTION; brokers do not answer the state "unknown"."""
+        """Handle END_TRANSACTION; like brokers, do not answer the state "unknown"."""
         ext = request.ext or {}
         state = int(ext["commitOrRollback"])
         if state == SysFlag.TRANSACTION_NOT:
@@ -263,7 +263,8 @@ class Halves:
 
 
 def _wrong(half: StoredMessage | None, ext: Mapping[str, str]) -> str:
-    """EndTransactionProcessor.checkPrepareMessage."""
+    """Return why the half message does not fit; empty if it does (as checkPrepareMessage of
+    Java)."""
     if half is None or half.topic != HALF_TOPIC:
         return "Find prepared transaction message failed"
     if half.properties.get(PGROUP) != ext["producerGroup"]:

@@ -60,7 +60,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group whose commands are ours."""
+    """A group of `Command`s."""
 
     command_class = Command
 
@@ -71,7 +71,7 @@ class Group(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for an unknown one suggest the nearest."""
+        """Find the command; for an unknown name suggest the nearest command."""
         name = args[0]
         if self.get_command(context, name) is None and not name.startswith("-"):
             names = self.list_commands(context)
@@ -81,7 +81,7 @@ class Group(click.Group):
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their whole first sentence; click cuts it."""
+        """List the commands with their whole first sentence, which click would cut."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
@@ -125,7 +125,7 @@ def debug_wanted(arguments: Sequence[str]) -> bool:
 
 
 _OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
-"""The pattern of our error at the end of a worker's traceback in the text of a Spark exception."""
+"""The pattern of a rocket-sink error at the end of a worker's traceback in a Spark exception."""
 _FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
 _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
@@ -294,7 +294,7 @@ class Stop:
 
 @contextlib.contextmanager
 def until_signal() -> Iterator[Stop]:
-    """Leave the context at once on SIGTERM or SIGINT; the signal is in `Stop`, nothing is raised.
+    """Leave the context at once on SIGTERM or SIGINT, without an exception; `Stop` has the signal.
 
     Exceptions of inner context managers are dropped then, because the signal may have ended their
     processes, too. A second SIGTERM is ignored (`timeout` sends two), a second Ctrl-C ends the

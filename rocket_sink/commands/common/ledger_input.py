@@ -64,7 +64,7 @@ span_options: Final = together(
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     """Open the ledger without Spark; None if any of the flags is set, or DuckDB cannot read it.
 
-    Notes the number of epochs that are not folded.
+    Prints a note with the number of epochs that are not folded.
     """
     from rocket_sink.ledger.query.duckdb_reader import open_quick
 
@@ -93,13 +93,13 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     path = absolute(path)
     check_exists(path)
     with spark_session(name, small=True, **spark) as session:
-        # The session comes first, because it may be what knows the way to the store.
+        # Make the session first, because only the session may know the store's address and keys.
         check_exists(path, session)
         yield session, Ledger(path)
 
 
 def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:
-    """Fold; notes if rows are missing."""
+    """Fold the ledger; print a note if rows are missing."""
     summary = ledger.sync(spark)
     if summary.busy:
         note(

@@ -40,7 +40,7 @@ _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
 
 def escape_what_streams_lack() -> None:
-    """Let characters that an encoding lacks (PYTHONIOENCODING, locale) be printed as escapes."""
+    """Print characters that the encoding lacks (PYTHONIOENCODING, locale) as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -74,8 +74,8 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on standard error. A terminal gets it broken at blanks, where it would break
-    words."""
+    """Print a line on standard error. On a terminal the line is broken at blanks, because the
+    terminal would break words."""
     text = clean(text)
     if sys.stderr.isatty():
         text = textwrap.fill(
@@ -161,7 +161,8 @@ class Steps:
 
 
 def show(*things: RenderableType) -> None:
-    """Print tables and texts on standard output, without a terminal as wide as $COLUMNS."""
+    """Print tables and texts on standard output; if that is no terminal, in the width of
+    $COLUMNS."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
@@ -177,7 +178,7 @@ def rows_table(
     """Return a table of these columns of rows, under their names without underscores.
 
     Args:
-        numbers: as of `table`.
+        numbers: see `table`.
         most: characters of a text; a longer text is cut.
     """
     cells = ([_short(row[name], most) for name in names] for row in rows)
@@ -246,7 +247,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[None]:
-    """Say at once what is done in the context, and every few seconds how long it has taken."""
+    """Print `text` at once, and every few seconds the time that the context has taken so far."""
     if quiet:
         yield
         return

@@ -146,8 +146,8 @@ def check_name_server(options: SinkOptions) -> None:
     """Check that one of the name servers answers, before work that takes long.
 
     Raises:
-        NameServerUnavailableError: none does.
-        TlsRefusedError: as that, for each of them refuses TLS, or is refused.
+        NameServerUnavailableError: no name server answers.
+        TlsRefusedError: none answers, because each refuses TLS or is refused.
     """
     from rocket_sink.producer.admin.admin import Admin
 

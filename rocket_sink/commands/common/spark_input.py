@@ -38,7 +38,7 @@ _SMALL_PLANS: Final = {
 def name_values(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse texts that are not `NAME=VALUE` before there is any work (a click callback)."""
+    """Refuse texts that are not `NAME=VALUE`, before any work begins (a click callback)."""
     for text in texts:
         name, equals, _ = text.partition("=")
         if not equals or not name.strip():
@@ -122,8 +122,8 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
 
 
 class _CtrlC:
-    """Ends the processes that were started since it was made: a JVM that is still starting, or
-    works on its job, would go on for as long as that takes.
+    """Ends the processes that were started since this object was made: a JVM that is starting, or
+    works on a job, would otherwise run on until it has finished.
 
     As a handler of SIGINT it ends them before KeyboardInterrupt is raised. Spark's code that the
     exception passes waits for the running call, and ends at once when the JVM is gone.
@@ -135,7 +135,7 @@ class _CtrlC:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.came = True
-        # Threads that have lost their JVM would log errors.
+        # Silence threads that have lost their JVM: they would log errors.
         logging.disable(logging.CRITICAL)
         self.end_children()
         raise KeyboardInterrupt
@@ -153,7 +153,8 @@ class _CtrlC:
 
     @contextlib.contextmanager
     def handler_kept(self) -> Iterator[None]:
-        """Take back the handler that a new session sets, which only asks the JVM to cancel."""
+        """Restore this handler after a new session, whose own handler only asks the JVM to
+        cancel."""
         try:
             yield
         finally:
@@ -196,8 +197,8 @@ def _log_file() -> Iterator[Path | None]:
     try:
         yield log
     except BaseException as error:
-        # Name the log only for other errors: ours say what is wrong, and a user who stopped the
-        # command needs no log.
+        # Name the log only for other errors: rocket-sink's errors say what is wrong, and a user who
+        # stopped the command needs no log.
         if isinstance(error, Exception) and not isinstance(error, RocketSinkError):
             note(f"Spark's log: {name}")
         else:

@@ -1,4 +1,4 @@
-"""Execution of `rocket-sink stream`: source, query, what it does meanwhile, signals, report."""
+"""Execution of `rocket-sink stream`: source, query, view of its progress, signals, report."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 
 def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
-    """Return the batch write that ended since then; None if there is none, or more than one.
+    """Return the batch write that ended since `began`; None if there is none, or more than one.
 
     The data source runs in another process, so the name of the write is not known here.
     """
@@ -365,7 +365,7 @@ def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigure
     try:
         return follow(spark, resolve_path(str(sink_options["ledger"])))
     except (LedgerError, OSError):
-        return None  # The query raises the error if it needs the ledger's files.
+        return None  # Ignore the error: the query raises it if it needs the ledger's files.
 
 
 def stream_writer(
@@ -444,7 +444,7 @@ class _Watcher:
         self.look()
 
     def look(self) -> None:
-        """Add the progress since the last call, and show it."""
+        """Add the micro-batches since the last call to the report, and show them."""
         for progress in self._query.recentProgress:
             epoch, rows = int(progress["batchId"]), int(progress["numInputRows"])
             if epoch <= self._last_epoch or not rows:
@@ -462,10 +462,9 @@ class _Watcher:
 
 
 def _let_jvm_go_on(spark: SparkSession, stop: threading.Event) -> None:
-    """Under spark-submit let the JVM, which is this process's parent, pass signals on to `stop`.
-
-    It would end its session in the midst of a micro-batch: a terminal sends Ctrl-C to both, and
-    SIGTERM goes to the JVM alone. It ends after this process does.
+    """Under spark-submit let the JVM, this process's parent, pass signals on to `stop`. Otherwise
+    the JVM would end its session in the middle of a micro-batch: a terminal sends Ctrl-C to both
+    processes, and SIGTERM goes to the JVM alone. The JVM ends after this process.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return

@@ -44,9 +44,8 @@ _RESTART_TIMEOUT_S: Final = 60.0
 
 
 class FaultInjector:
-    """Freezes or kills one broker during the run, repairs it, and restarts others that have died.
-
-    `step` is called often and acts when due.
+    """Freezes or kills one broker during the run, repairs it, and restarts other dead brokers.
+    `step` is called often, and acts when something is due.
 
     Args:
         fault: freeze (SIGSTOP), kill (SIGKILL) or none.
@@ -297,7 +296,7 @@ def _queue_messages(admin: Any, queue: Any, end: int, injector: FaultInjector) -
         try:
             messages, following = admin.pull(queue, offset, max_messages=_PULL)
         except RocketSinkError:
-            # The broker may have been killed by hand.
+            # Restart dead brokers: a user may have killed one by hand.
             tries += 1
             if tries > _READ_TRIES:
                 raise

@@ -36,7 +36,7 @@ _COMPARED: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of reading back; `missing` has the numbers of rows that no broker has."""
+    """The result of the verification; `missing` has the numbers of rows that no broker has."""
 
     stored: int
     distinct: int
@@ -57,7 +57,8 @@ class _Key:
 
 
 class Verifier:
-    """Takes all stored messages, each queue in order; then `verdict`."""
+    """Compares stored messages with the input: `feed` takes them, each queue in order, then
+    `verdict` returns the result."""
 
     def __init__(self, flights: Path) -> None:
         table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")
@@ -145,7 +146,7 @@ class DemoSummary:
 
     @property
     def announced(self) -> int:
-        """Possible duplicates, by the ledger."""
+        """Number of possible duplicates, by the ledger."""
         totals = self.report.totals
         return totals.duplicates_possible + totals.superseded_rows + totals.unknown
 
