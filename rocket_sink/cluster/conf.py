@@ -238,7 +238,7 @@ def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> 
     """Make `folder` a rocketmq.home.dir: log settings, credentials for ACL 1.0 and the tools."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    # 4.x reads log settings from conf/, 5.x where `jvm_command` says
+    # 4.x reads log settings from conf/, 5.x from the file that `jvm_command` names
     names = ["rmq.logback.xml"]
     if is_4x(version):
         names = [f"logback_{role}.xml" for role in ("broker", "namesrv", "tools")]

@@ -46,7 +46,7 @@ _WRITES: Final = "writes"
 _QUERIES: Final = "queries"
 _ENDS: Final = "ends"
 _KEPT: Final = 3
-"""Number of epochs whose files are kept; the newest would do to detect a cut-back checkpoint."""
+"""Number of epochs whose files are kept; the newest is enough to detect a cut-back checkpoint."""
 _PROCESSES_REMEMBER: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two looks for a later run: an object store takes some 50 ms to list a
@@ -189,7 +189,7 @@ class EpochStarts:
 
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
-    """Note that the driver begins an epoch; return whether it has begun it, or a later one, before.
+    """Note that the driver begins an epoch; return True if this or a later epoch was begun before.
     Returns False if the folder cannot be read or written, because only counts depend on the answer.
     """
     name, last = folder_part(query_id), -1

@@ -3,9 +3,9 @@
 The standard class makes a condition of a dozen objects, which costs more than the message. Most
 sends end before a thread waits for them. So the condition is made on its first use. One atomic
 `dict.setdefault` decides whether that use came before the end of the send. If so, the standard code
-runs; if not, no thread has to be woken. The dict is an attribute of its own. Python 3.10 and 3.11
-make the `__dict__` of an instance on its first use, and a garbage collection in the middle can let
-another thread make it, too: the process ends with a segmentation fault.
+runs; if not, no thread has to be woken. The dict is a separate attribute, and not the instance's
+`__dict__`: Python 3.10 and 3.11 make a `__dict__` on its first use, and crash if a garbage
+collection in the middle lets another thread make it, too.
 """
 
 from __future__ import annotations

@@ -93,9 +93,9 @@ class Calls:
 
 
 micro_batches: Final = Calls("a micro-batch to be sent")
-"""They may send and write until they end, so they end before the senders."""
+"""Micro-batches may send and write, so they end before the senders."""
 native_calls: Final = Calls("a commit to the ledger")
-"""The last messages and folds of the senders need them, so they end after the senders."""
+"""The senders' last messages and folds need native calls, which therefore end after the senders."""
 
 
 def finish_at_end(sender: Sender) -> None:

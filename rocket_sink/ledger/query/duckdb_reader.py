@@ -121,13 +121,12 @@ class QuickLedger:
         self._define_rows({kind: _source_of(kind, names) for kind, names in paths.items()})
 
     def _define_rows(self, sources: dict[str, str], folded: str = "") -> None:
-        """Make the view of all rows, with those that are not folded yet, and a view of each kind.
-
-        DuckDB plans a view anew for each mention; the view of all rows takes it 40 ms.
+        """Make the view of all rows, including unfolded ones, and a view of each kind. DuckDB plans
+        a view each time that a query names it, which takes 40 ms for the view of all rows.
 
         Args:
-            sources: {kind: a table of DuckDB's with its rows}.
-            folded: the query for all rows of the table, in place of these.
+            sources: {kind: DuckDB table with the kind's rows}.
+            folded: a query for all rows of the table, used instead of `sources`.
         """
         no_rows = f"SELECT {_terms({})} WHERE false"
         folded = folded or " UNION ALL ".join(starmap(_rows_of, sources.items())) or no_rows

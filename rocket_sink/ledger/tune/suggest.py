@@ -42,7 +42,7 @@ RECORDED: Final = "as recorded"
 DEFAULT: Final = "5.x (default)"
 
 Progress = Callable[[int, int], None]
-"""A function that gets the numbers of ended candidates and of all."""
+"""A function that gets the number of finished candidates and the number of all candidates."""
 
 
 def tune(

@@ -49,8 +49,7 @@ class StoredMessages:
         by_route: query the brokers of the topic's route.
 
     Attributes:
-        torn: {id: message} of messages of which the last `find` saw only torn copies
-            (`StoredMessage.torn`).
+        torn: {id: message}; the last `find` saw only a torn copy of each (`StoredMessage.torn`).
 
     Raises from all methods:
         DeliveryError: a broker did not answer within `storedCheckTimeout`.

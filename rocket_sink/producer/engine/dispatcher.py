@@ -42,7 +42,7 @@ _IGNORED: Final = {
     V5_4_0: "ignore a priority: priorities came with 5.4; send without priority",
     V5_5_0: "ignore a lite topic: lite topics came with 5.5; use a sharding_key",
 }
-"""{version: (what an older broker does with the request, alternative for the user)}"""
+"""{version: text of what an older broker does with the request, and of the alternative}"""
 
 
 class Dispatcher:
@@ -267,7 +267,8 @@ class Dispatcher:
     # --- what keeps it from being sent -------------------------------------------------------
 
     def _is_new_enough(self, attempt: SendAttempt, now_s: float) -> bool:
-        """Return whether the broker's version is known; raise if it is too old for the request."""
+        """Return True if the broker is new enough for the request, and False while its version is
+        unknown; raise if the broker is too old."""
         request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
         version = heartbeats.version(address, now_s)
         if version is None:

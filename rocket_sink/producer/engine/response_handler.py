@@ -238,8 +238,8 @@ class ResponseHandler:
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # A long wait for a certain answer must not use up the time of the next attempt. An
-            # error without a wait extends nothing: such errors may not count as attempts, and would
+            # The attempt has waited long for a certain answer, so give the next attempt a time-out
+            # of its own. Other errors extend nothing: some do not count as attempts, and would
             # repeat for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)

@@ -5,11 +5,11 @@ Only requests with `verify_ids` (ids of their first and last message) are checke
 for their answer as long as the connection lives, up to `storedCheckTimeout`: a broker answers every
 request that it has read, even if slow or frozen. After that the broker is asked for the ids.
 
-Some answers never come. A broker whose disk has been busy for a second clears its send queue of
-requests, which it answers, and of batches that wait there for their answer to be written, stored
-or refused, which it drops (BrokerFastFailure.cleanExpiredRequest polls what
-SendMessageProcessor.sendBatchMessage hands to the same executor; seen with 5.5.0 after a freeze).
-So the wait also ends after `ANSWER_LOST_S` if the broker has stored what was written later.
+Some answers never come. If a broker's disk has been busy for a second, the broker clears its send
+queue. It answers the requests in the queue, but drops the finished batches whose answers wait there
+(BrokerFastFailure.cleanExpiredRequest polls the tasks that SendMessageProcessor.sendBatchMessage
+hands to the same executor; seen with 5.5.0 after a freeze). So the wait also ends after
+`ANSWER_LOST_S` if the broker has stored a later request.
 
 A batch is appended to the log as one (CommitLog.asyncPutMessages), so both ids are there or
 neither, unless a broker was killed in the middle (seen) and has one of them, or a message without
@@ -19,8 +19,8 @@ broker. The answer "there" counts at once. The answer "not there" counts only af
 BrokerFastFailure), or its index entry may not be written yet (some milliseconds; more on a busy
 machine). Without an answer within `storedCheckTimeout` the outcome stays unknown.
 
-Not excluded: a request that the network or a starved broker holds back for longer than that; a
-master that changed and lost the message; an index that is switched off (`messageIndexEnable`); a
+The check can be wrong about: a request that the network or a starved broker holds back for longer;
+a master that changed and lost the message; an index that is switched off (`messageIndexEnable`); a
 first message of which a killed broker kept the body and not the id.
 
 A look-up goes by the client id that the message was sent with.

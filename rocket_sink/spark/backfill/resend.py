@@ -244,8 +244,7 @@ class Resender:
             attempt of this task may have sent it.
         on_dead_letters: called with the number of dead letters that have ended, sent or not.
         pin_new: the letters are rows of a table, whose queues are noted at the first look.
-        move_keys: send dead letters whose queue's broker is in no route to the queues that there
-        are.
+        move_keys: if the broker of a dead letter's queue is in no route, send to another queue.
         settled: dead letters that are settled already.
         check: called before each chunk; raises when the task must send nothing more.
     """
