@@ -691,8 +691,8 @@ PRODUCER = (
     Defect(
         "places-lost-to-addresses",
         "rocket_sink/net/client.py",
-        "        except Exception as error:\n            # Addresses are a peer's texts",
-        "        except OSError as error:\n            # Addresses are a peer's texts",
+        "        except Exception as error:\n            # Catch all errors",
+        "        except OSError as error:\n            # Catch all errors",
         ("tests/producer/test_ends.py::test_a_connection_that_cannot_be_made_keeps_no_place",),
         "each send to such a broker keeps a place, until the window is full for good",
     ),
@@ -783,8 +783,8 @@ PRODUCER = (
     Defect(
         "drained-sends-stay-open",
         "rocket_sink/producer/driver.py",
-        "drives only for its own.\n            self._drive_to_end(waiter)\n",
-        "drives only for its own.\n                self._drive_to_end(waiter)\n",
+        "may drive for its own request only.\n            self._drive_to_end(waiter)\n",
+        "may drive for its own request only.\n                self._drive_to_end(waiter)\n",
         (
             "tests/producer/test_process_end.py::test_a_send_at_the_end_that_another_thread_drains_has_ended_too",
         ),
@@ -850,8 +850,8 @@ PRODUCER = (
     Defect(
         "defects-lose-attempts",
         "rocket_sink/producer/engine/engine.py",
-        "        except Exception as error:\n            # The owner must",
-        "        except KeyError as error:\n            # The owner must",
+        "        except Exception as error:\n            # Complete the request",
+        "        except KeyError as error:\n            # Complete the request",
         (
             "tests/producer/test_interrupts.py::test_an_answer_that_is_not_dealt_with_is_an_unknown_outcome",
         ),
