@@ -145,7 +145,7 @@ class RocketMQDataSource(DataSource):
         plan, run, token = _plan(schema, options), str(uuid.uuid4()), _token(options)
         writer = BatchWriter(options, plan, run, _begin_write(options, run), token=token)
         writer.lineage_run = lineage.started(options, run, "write", schema, is_stream=False)
-        lineage.flush()
+        lineage.flush(writer.lineage_run)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802

@@ -2,7 +2,7 @@
 
 OpenLineage's own client (extra `lineage`) sends the events to the address in its environment
 variables. Without the client or the variables nothing is sent. A background thread sends, so a
-collector that is down costs one warning a run. In the data source it also costs some seconds,
+collector that is down costs one warning per event. In the data source it also costs some seconds,
 because those processes live for one call and wait for the collector.
 """
 
@@ -34,6 +34,8 @@ _LAST_S: Final = 10.0
 """Longest wait for a collector when the driver ends."""
 _CALL_S: Final = 3.0
 """Longest wait for a collector in a process that Spark starts for one call."""
+_SILENT_S: Final = 0.5
+"""The same, if the process that started the run waited for the collector in vain."""
 _lock: Final = ForkLock()
 _runs: Final[dict[str, Run]] = {}
 emitters: Final[list[_Emitter]] = []
@@ -41,13 +43,17 @@ emitters: Final[list[_Emitter]] = []
 
 @dataclass
 class Run:
-    """A run that has started: name and kind of its job, destination of its rows, and its error."""
+    """A run that has started: name and kind of its job, destination of its rows, and its error. A
+    data source's run travels from the process that plans the write to the one that commits it.
+    """
 
     job: str
     is_stream: bool
     dataset: tuple[str, str] | None
     fields: list[tuple[str, str]]
     error: str = ""
+    is_collector_silent: bool = False
+    """Whether a process has waited for the collector in vain (`flush`)."""
 
 
 def is_on() -> bool:
@@ -95,13 +101,17 @@ def ended_elsewhere(
         _runs[run] = state
         failed(run, error)
         ended(run, counts)
-        flush()
+        flush(state)
 
 
-def flush() -> None:
-    """Wait for the collector, because this process ends soon and without notice."""
-    for emitter in emitters:
-        emitter.finish(_CALL_S)
+def flush(state: Run | None) -> None:
+    """Wait for the collector, because this process ends soon and without notice. Note in the run
+    whether the wait was in vain, so that the next process waits less.
+    """
+    if state is not None:
+        for emitter in emitters:
+            emitter.finish(_SILENT_S if state.is_collector_silent else _CALL_S)
+            state.is_collector_silent = emitter.events.unfinished_tasks > 0
 
 
 def _emit(kind: str, run: str, state: Run, counts: Mapping[str, int]) -> None:

@@ -16,12 +16,23 @@ from rocket_sink.spark.backfill.resend import Resent
 from tests.run_command import run_command
 
 
+FAILURES = [
+    {"message_id": "7F01", "topic": "orders", "code": "NO_ROUTE", "error": "no writable queue"},
+    {"message_id": "7F02", "topic": "flights", "code": "MESSAGE_ILLEGAL", "error": "too long"},
+]
+FAILED = {f["message_id"]: "\x1f".join((f["topic"], f["code"], f["error"])) for f in FAILURES}
+"""The same as tasks report them."""
+
+
 @pytest.mark.parametrize(
     ("done", "message", "pending", "code"),
     [
         (Resent(resent=8), "8 dead letters: 8 stored; 4 pending", 4, 0),
         (Resent(resent=2), "2 dead letters: 2 stored; 4 pending", 4, 0),
-        (Resent(resent=1, found=1, left_out=1, failed=2, held_back=1), "6 dead letters", 7, 1),
+        (
+            Resent(resent=1, found=1, left_out=1, failed=2, held_back=1, failures=FAILED),
+            "6 dead letters", 7, 1,
+        ),
         (Resent(not_tried=2, waiting=Counter({"broker-a": 3})), "5 dead letters", 9, 1),
     ],
 )
@@ -51,4 +62,6 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
     shown = run_command(*words)
     assert message in shown.err and shown.code == code
     assert shown.err.startswith("starting Spark ...\nreading the dead letters ...\n")
-    assert run_command(*words, "--json").json()["pending"] == pending
+    printed = run_command(*words, "--json").json()
+    assert printed["pending"] == pending
+    assert printed["failures"] == (FAILURES if done.failed else [])

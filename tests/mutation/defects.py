@@ -2177,6 +2177,14 @@ SPARK: tuple[Defect, ...] = (
         "backfill --json says how many letters failed, and not which",
     ),
     Defect(
+        "backfill-json-names-no-letter",
+        "rocket_sink/commands/backfill.py",
+        '"behind": plan.behind, **done.as_dict(),\n',
+        '"behind": plan.behind, **done.as_dict(), "failures": [],\n',
+        ("tests/commands/test_backfill.py",),
+        "backfill --json says how many letters failed, and not which",
+    ),
+    Defect(
         "resends-name-no-letter",
         "rocket_sink/producer/admin/dlq.py",
         "        if len(report.failures) < FAILURES_MAX:\n",
@@ -2288,6 +2296,16 @@ SPARK: tuple[Defect, ...] = (
         "",
         ("tests/spark/test_lineage.py::test_a_batch_by_format_is_told_of_by_two_processes[True]",),
         'lineage shows each df.write.format("rocketmq") as running for ever',
+    ),
+    Defect(
+        "silent-collectors-are-forgotten",
+        "rocket_sink/spark/lineage.py",
+        "            state.is_collector_silent = emitter.events.unfinished_tasks > 0\n",
+        "",
+        (
+            "tests/spark/test_lineage.py::test_a_silent_collector_is_waited_for_by_the_first_process_only",
+        ),
+        'with the collector down each df.write.format("rocketmq") takes six seconds longer',
     ),
     Defect(
         "executors-out-of-reach-for-ever",

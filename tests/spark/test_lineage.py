@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -34,10 +35,12 @@ DEADLINE_S = 120.0
 
 
 class Collector(HTTPServer):
-    """A collector that keeps what it gets."""
+    """A collector that keeps what it gets, and answers while `answers` is set."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.answers = threading.Event()
+        self.answers.set()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def of_runs(self) -> dict[str, list[dict[str, Any]]]:
@@ -51,6 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
+        self.server.answers.wait(DEADLINE_S)
         self.server.events.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(201)
         self.end_headers()
@@ -159,6 +163,26 @@ def test_a_batch_by_format_is_told_of_by_two_processes(collector: Collector, is_
     assert end["eventType"] == ("COMPLETE" if is_well else "FAIL")
     if is_well:
         assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
+
+
+def test_a_silent_collector_is_waited_for_by_the_first_process_only(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector takes connections, and answers no process of a batch by format."""
+    collector.answers.clear()
+    try:
+        source = RocketMQDataSource({"nameServer": "h:9876", "topic": "flights"})
+        began_s = time.monotonic()
+        planned = source.writer(StructType([StructField("body", StringType())]), False)
+        planned_s = time.monotonic()
+        monkeypatch.setattr(lineage, "emitters", [])  # the other process has its own
+        writer = pickle.loads(pickle.dumps(planned))
+        writer.commit([TaskMessage("q", "r", 0, TaskSummary(rows_in=1, acked=1))])
+        ended_s = time.monotonic()
+    finally:
+        collector.answers.set()
+    assert ended_s - planned_s < (planned_s - began_s) / 2
+    wait_for(lambda: len(collector.events) >= 2)
 
 
 class Schema:
