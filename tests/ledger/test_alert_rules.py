@@ -22,7 +22,8 @@ WIDTH = 24
 """The number of columns of a Grafana dashboard."""
 
 needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="no promtool: it is in Debian's package prometheus"
+    shutil.which("promtool") is None,
+    reason="no promtool: with_promtool of .ci/install, which .ci/run calls, fetches it",
 )
 
 
