@@ -21,7 +21,7 @@ FAILURES = [
     {"message_id": "7F02", "topic": "flights", "code": "MESSAGE_ILLEGAL", "error": "too long"},
 ]
 FAILED = {f["message_id"]: "\x1f".join((f["topic"], f["code"], f["error"])) for f in FAILURES}
-"""The same as tasks report them."""
+"""`FAILURES` in the form in which tasks report them."""
 
 
 @pytest.mark.parametrize(
