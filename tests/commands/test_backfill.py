@@ -31,7 +31,9 @@ FAILED = {f["message_id"]: "\x1f".join((f["topic"], f["code"], f["error"])) for 
         (Resent(resent=2), "2 dead letters: 2 stored; 4 pending", 4, 0),
         (
             Resent(resent=1, found=1, left_out=1, failed=2, held_back=1, failures=FAILED),
-            "6 dead letters", 7, 1,
+            "6 dead letters",
+            7,
+            1,
         ),
         (Resent(not_tried=2, waiting=Counter({"broker-a": 3})), "5 dead letters", 9, 1),
     ],
