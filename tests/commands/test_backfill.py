@@ -15,7 +15,6 @@ from rocket_sink.spark.backfill.backfill import Plan
 from rocket_sink.spark.backfill.resend import Resent
 from tests.run_command import run_command
 
-
 FAILURES = [
     {"message_id": "7F01", "topic": "orders", "code": "NO_ROUTE", "error": "no writable queue"},
     {"message_id": "7F02", "topic": "flights", "code": "MESSAGE_ILLEGAL", "error": "too long"},
