@@ -15,13 +15,14 @@ from rocket_sink.ledger.report.values import (
     Absence,
     BrokerFigures,
     DeadLetterFigures,
-    Facts,
+    Figures,
     IsolationSums,
     Successor,
     Totals,
     WaitFigures,
 )
 from rocket_sink.ledger.report.verdict import RULES, verdict
+from rocket_sink.ledger.sql import Scope
 
 AT = dt.datetime(2024, 5, 6, 14, 15, 3, tzinfo=dt.timezone.utc)
 LATER = AT + dt.timedelta(minutes=10)
@@ -35,8 +36,9 @@ def broker(name: str, p99: float = 12.0, **changes: Any) -> BrokerFigures:
     return replace(figures, **changes)
 
 
-HEALTHY = Facts(
+HEALTHY = Figures(
     "/data/ledger",
+    Scope(),
     Totals(epochs=3, rows_in=1000, acked=1000),
     [broker("broker-a"), broker("broker-b", 13.0), broker("-", outcomes={})],
     last_at=LATER,
@@ -100,7 +102,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("broker_slow", {"brokers": [broker("broker-a"), broker("broker-b", 480.0)]},
      ("broker-b is slow: p99 480 ms, 40 times the others' 12 ms; next: look at broker-b's disk and "
      "page cache")),
-    ("requests_in_flight", {"in_flight": 1},
+    ("requests_in_flight", {"brokers": [broker("broker-a", outcomes={"in_flight": 1})]},
      ("1 request has no known outcome, for a task died before an answer; next: none where the "
      "epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT "
      "confirmed'` lists those that were not")),
@@ -185,7 +187,7 @@ def test_all_is_well() -> None:
     )
     (sends,) = verdict(replace(HEALTHY, totals=Totals()))
     assert "0 rows" not in sends.text and sends.text.startswith("All is well: no epoch")
-    (nothing,) = verdict(Facts("/data/ledger", Totals()))
+    (nothing,) = verdict(Figures("/data/ledger", Scope(), Totals()))
     assert nothing.text == "There is nothing in the ledger yet: no epoch and no send"
 
 

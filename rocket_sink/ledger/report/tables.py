@@ -5,34 +5,16 @@ The verdict stands before all figures.
 
 from __future__ import annotations
 
-import datetime as dt
 import html
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.report import plots
 from rocket_sink.ledger.report.page import QUERY_SHOWN, page_html
 from rocket_sink.ledger.report.series import Series
-from rocket_sink.ledger.report.values import (
-    Absence,
-    BrokerFigures,
-    Column,
-    DeadLetterFigures,
-    EpochFigures,
-    ErrorFigures,
-    Facts,
-    Finding,
-    IsolationFigures,
-    IsolationSums,
-    Successor,
-    Table,
-    Totals,
-    WaitFigures,
-    plain,
-)
+from rocket_sink.ledger.report.values import Column, Figures, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
-from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.values import Tuning
 from rocket_sink.tables import html_grid
 from rocket_sink.tables import table as grid
@@ -44,51 +26,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The figures of a report; the lists of epochs and isolations hold the last ones.
+class Report(Figures):
+    """A report: its figures, and how they are shown.
 
-    `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
-    without Spark does not fold. Only `absences`, `isolated` and `last_at` (start of the last
-    attempt) include them. `quarantined_files` are damaged, and their rows are in no figure.
     `series` (the page's charts) and `tuning` (sends under other settings) are set on request.
 
     `as_dict` is for JSON; rich consoles and notebooks show the tables below.
     """
 
-    ledger: str
-    scope: Scope
-    totals: Totals
-    brokers: list[BrokerFigures] = field(default_factory=list)
-    epochs: list[EpochFigures] = field(default_factory=list)
-    isolations: list[IsolationFigures] = field(default_factory=list)
-    isolation_count: int = 0
-    dead_letters: list[DeadLetterFigures] = field(default_factory=list)
-    errors: list[ErrorFigures] = field(default_factory=list)
-    unfolded_epochs: int = 0
-    quarantined_files: int = 0
-    absences: list[Absence] = field(default_factory=list)
-    waiting: list[WaitFigures] = field(default_factory=list)
-    successors: list[Successor] = field(default_factory=list)
-    isolated: list[IsolationSums] = field(default_factory=list)
-    last_at: dt.datetime | None = None
     series: Series | None = None
     tuning: Tuning | None = None
 
     @property
-    def facts(self) -> Facts:
-        """The facts that the verdict is based on."""
-        scope = self.scope
-        in_flight = sum(broker.outcomes.get("in_flight", 0) for broker in self.brokers)
-        return Facts(
-            self.ledger, self.totals, self.brokers, self.isolated, self.dead_letters,
-            self.absences, self.waiting, self.successors, self.unfolded_epochs,
-            self.quarantined_files, in_flight, self.last_at, scoped=scope != Scope(),
-        )  # fmt: skip
-
-    @property
     def verdict(self) -> list[Finding]:
         """The most important findings, the gravest first."""
-        return verdict(self.facts)
+        return verdict(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values; times as ISO 8601 text in UTC."""
@@ -132,7 +84,21 @@ class Report:
         return self.series
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield render_report(self, narrow=options.max_width < _WIDE)
+        from rich.text import Text
+
+        narrow = options.max_width < _WIDE
+
+        def shown(each: Table) -> RenderableType:
+            return grid(*_grid(each, narrow=narrow)) if each.rows else Text(each.empty, style="dim")
+
+        lines = [Text(str(each), style=_STYLES[each.level]) for each in self.verdict]
+        first, further = lines[:LINES], lines[LINES:]
+        if further:
+            first[-1].append(f" (and {len(further)} more, below)", style="dim")
+        more = "; --html FILE writes a page with all columns" if narrow else ""
+        yield from (*first, Text(""), shown(_accounts(self)), *further)
+        yield from map(shown, _tables(self))
+        yield Text(f"ledger {self.ledger}{more}", style="dim")
 
     def _repr_html_(self) -> str:
         findings = "".join(
@@ -249,29 +215,6 @@ def _cell(kind: str, value: Any) -> Any:
     if kind == "q":
         return value[:QUERY_SHOWN]
     return "NO" if kind == "f" and not value else value
-
-
-def render_report(report: Report, *, narrow: bool = False) -> RenderableType:
-    """Return the tables; a table without rows becomes a line that says so.
-
-    Args:
-        narrow: leave out columns, so that the tables fit 80 columns.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    def shown(each: Table) -> RenderableType:
-        return grid(*_grid(each, narrow=narrow)) if each.rows else Text(each.empty, style="dim")
-
-    lines = [Text(str(each), style=_STYLES[each.level]) for each in report.verdict]
-    first, further = lines[:LINES], lines[LINES:]
-    if further:
-        first[-1].append(f" (and {len(further)} more, below)", style="dim")
-    more = "; --html FILE writes a page with all columns" if narrow else ""
-    return Group(
-        *first, Text(""), shown(_accounts(report)), *further, *map(shown, _tables(report)),
-        Text(f"ledger {report.ledger}{more}", style="dim"),
-    )  # fmt: skip
 
 
 def to_html(report: Report) -> str:

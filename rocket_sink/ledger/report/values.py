@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rocket_sink.ledger.sql import Scope
+
 
 @dataclass(frozen=True)
 class BrokerFigures:
@@ -219,25 +221,36 @@ def plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The facts that the rules of the verdict look at."""
+class Figures:
+    """The figures of a report; the lists of epochs and isolations hold the last ones.
+
+    `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
+    without Spark does not fold. Only `absences`, `isolated` and `last_at` (start of the last
+    attempt) include them. `quarantined_files` are damaged, and their rows are in no figure.
+    """
 
     ledger: str
+    scope: Scope
     totals: Totals
     brokers: list[BrokerFigures] = field(default_factory=list)
-    isolated: list[IsolationSums] = field(default_factory=list)
+    epochs: list[EpochFigures] = field(default_factory=list)
+    isolations: list[IsolationFigures] = field(default_factory=list)
+    isolation_count: int = 0
     dead_letters: list[DeadLetterFigures] = field(default_factory=list)
+    errors: list[ErrorFigures] = field(default_factory=list)
+    unfolded_epochs: int = 0
+    quarantined_files: int = 0
     absences: list[Absence] = field(default_factory=list)
     waiting: list[WaitFigures] = field(default_factory=list)
     successors: list[Successor] = field(default_factory=list)
-    unfolded_epochs: int = 0
-    quarantined_files: int = 0
-    in_flight: int = 0
-    """Requests of task attempts that died before an answer."""
+    isolated: list[IsolationSums] = field(default_factory=list)
     last_at: dt.datetime | None = None
     """Start of the last attempt at any broker; the attempt may be unfolded."""
-    scoped: bool = False
-    """The report covers only a part of the ledger."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of task attempts that died before an answer."""
+        return sum(broker.outcomes.get("in_flight", 0) for broker in self.brokers)
 
 
 class Column(NamedTuple):

@@ -18,10 +18,11 @@ from typing import Final
 from rocket_sink.ledger.report.values import (
     Absence,
     BrokerFigures,
-    Facts,
+    Figures,
     Finding,
     IsolationSums,
 )
+from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import clean, counted
 
 LINES: Final = 3
@@ -51,12 +52,12 @@ class Rule:
 
     name: str
     level: str
-    when: Callable[[Facts], Iterable[Case]]
+    when: Callable[[Figures], Iterable[Case]]
     says: str
     next: str = ""
 
 
-def verdict(facts: Facts) -> list[Finding]:
+def verdict(facts: Figures) -> list[Finding]:
     """Return the findings, the gravest first; if there is no problem or warning, say that all is
     well."""
     commands = _commands(facts.ledger)
@@ -100,11 +101,11 @@ def _commands(ledger: str) -> dict[str, str]:
     }
 
 
-def _well(facts: Facts) -> Finding:
+def _well(facts: Figures) -> Finding:
     totals = facts.totals
     last = [b.last_at for b in facts.brokers]
     if not totals.epochs and not last:
-        of = "this part of the ledger" if facts.scoped else "the ledger"
+        of = "this part of the ledger" if facts.scope != Scope() else "the ledger"
         return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
     brokers = _brokers(facts)
     rows = totals.acked + totals.degraded
@@ -126,24 +127,24 @@ def _well(facts: Facts) -> Finding:
 
 
 def _counted(
-    name: str, of: Callable[[Facts], int], what: str, one: str = "", many: str = ""
-) -> Callable[[Facts], Iterator[Case]]:
+    name: str, of: Callable[[Figures], int], what: str, one: str = "", many: str = ""
+) -> Callable[[Figures], Iterator[Case]]:
     """Return a condition that is met if `of` is not 0; the sentence has the count as `name`."""
 
-    def found(facts: Facts) -> Iterator[Case]:
+    def found(facts: Figures) -> Iterator[Case]:
         if count := of(facts):
             yield {name: counted(count, what, one, many)}
 
     return found
 
 
-def _away(facts: Facts, *, left_route: bool) -> Iterator[Case]:
+def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
     for absence in facts.absences:
         if absence.back_at is None and absence.left_route is left_route:
             yield _absent(facts, absence)
 
 
-def _absent(facts: Facts, absence: Absence) -> Case:
+def _absent(facts: Figures, absence: Absence) -> Case:
     waits = [w for w in facts.waiting if w.broker == absence.broker]
     wait_text = ""
     then = ""
@@ -159,7 +160,7 @@ def _absent(facts: Facts, absence: Absence) -> Case:
     }  # fmt: skip
 
 
-def _was_away(facts: Facts) -> Iterator[Case]:
+def _was_away(facts: Figures) -> Iterator[Case]:
     """Yield one case per broker: its last outage, and the number of outages."""
     past_absences = [absence for absence in facts.absences if absence.back_at is not None]
     for broker in dict.fromkeys(absence.broker for absence in past_absences):
@@ -175,7 +176,7 @@ def _was_away(facts: Facts) -> Iterator[Case]:
         }  # fmt: skip
 
 
-def _keys_wait(facts: Facts) -> Iterator[Case]:
+def _keys_wait(facts: Figures) -> Iterator[Case]:
     gone = _gone(facts)
     waits = [w for w in facts.waiting if w.broker not in gone]
     if waits:
@@ -187,7 +188,7 @@ def _keys_wait(facts: Facts) -> Iterator[Case]:
         }
 
 
-def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
+def _letters(facts: Figures, *reasons: str) -> Iterator[Case]:
     letters = [d for d in facts.dead_letters if d.reason in reasons and d.pending]
     if not letters:
         return
@@ -207,7 +208,7 @@ def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
     }
 
 
-def _sent_again(facts: Facts) -> Iterator[Case]:
+def _sent_again(facts: Figures) -> Iterator[Case]:
     """Count pending letters, unless the lines of brokers or waiting keys name all of them."""
     waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
@@ -215,15 +216,15 @@ def _sent_again(facts: Facts) -> Iterator[Case]:
             yield case
 
 
-def _brokers(facts: Facts) -> list[BrokerFigures]:
+def _brokers(facts: Figures) -> list[BrokerFigures]:
     return [b for b in facts.brokers if b.broker != "-"]
 
 
-def _gone(facts: Facts) -> set[str]:
+def _gone(facts: Figures) -> set[str]:
     return {a.broker for a in facts.absences if a.back_at is None}
 
 
-def _isolated_now(facts: Facts) -> Iterator[Case]:
+def _isolated_now(facts: Figures) -> Iterator[Case]:
     last = facts.last_at
     for isolation in _isolated(facts):
         if last is not None and isolation.last_end > last:
@@ -233,7 +234,7 @@ def _isolated_now(facts: Facts) -> Iterator[Case]:
             }  # fmt: skip
 
 
-def _was_isolated(facts: Facts) -> Iterator[Case]:
+def _was_isolated(facts: Figures) -> Iterator[Case]:
     last = facts.last_at
     for isolation in _isolated(facts):
         if last is None or isolation.last_end <= last:
@@ -246,13 +247,13 @@ def _was_isolated(facts: Facts) -> Iterator[Case]:
             }  # fmt: skip
 
 
-def _isolated(facts: Facts) -> Iterator[IsolationSums]:
+def _isolated(facts: Figures) -> Iterator[IsolationSums]:
     """Yield isolations of brokers, except those that another finding reports as gone."""
     gone = _gone(facts)
     yield from (isolation for isolation in facts.isolated if isolation.broker not in gone)
 
 
-def _slow(facts: Facts) -> Iterator[Case]:
+def _slow(facts: Figures) -> Iterator[Case]:
     measured = [(b.broker, b.p99_ms) for b in _brokers(facts) if b.p99_ms is not None]
     for broker, p99 in measured:
         others = [other for name, other in measured if name != broker]
@@ -267,7 +268,7 @@ def _slow(facts: Facts) -> Iterator[Case]:
             }  # fmt: skip
 
 
-def _replays(facts: Facts) -> Iterator[Case]:
+def _replays(facts: Figures) -> Iterator[Case]:
     totals = facts.totals
     if attempts := totals.superseded_attempts - totals.failed_sends:
         yield {
@@ -276,7 +277,7 @@ def _replays(facts: Facts) -> Iterator[Case]:
         }
 
 
-def _successors(facts: Facts) -> Iterator[Case]:
+def _successors(facts: Figures) -> Iterator[Case]:
     for successor in facts.successors[-1:]:
         yield {
             "query": clean(successor.query_id, _NAMES), "earlier": clean(successor.earlier, _NAMES),
