@@ -24,6 +24,7 @@ and the report names the broker. Only `move_keys` sends it to another queue.
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -132,33 +133,8 @@ FAILURES_MAX: Final = 1000
 """Limit of the failures that a backfill lists."""
 _FAILURE: Final = ("topic", "code", "error")
 _SEPARATOR: Final = "\x1f"
-_COUNTS: Final = (
-    "resent",
-    "degraded",
-    "found",
-    "failed",
-    "held_back",
-    "not_tried",
-    "moved",
-    "left_out",
-)
-_BY_NAME: Final = ("waiting", "codes")
-RESULT_SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.int64()) for name in _COUNTS),
-        *((name, pa.map_(pa.string(), pa.int64())) for name in _BY_NAME),
-        ("failures", pa.map_(pa.string(), pa.string())),
-        ("first_error", pa.string()),
-    ]
-)
-RESULT_DDL: Final = ", ".join(
-    [
-        *(f"{name} BIGINT" for name in _COUNTS),
-        *(f"{name} MAP<STRING,BIGINT>" for name in _BY_NAME),
-        "failures MAP<STRING,STRING>",
-        "first_error STRING",
-    ]
-)
+RESULT_DDL: Final = "result STRING"
+"""Column in which a task tells the driver its `Resent`, as JSON."""
 
 
 @dataclass
@@ -197,13 +173,15 @@ class Resent:
         return self.failed + self.held_back + self.not_tried + sum(self.waiting.values())
 
     def add(self, row: Any) -> None:
-        """Add what a task reported: a row of RESULT_SCHEMA."""
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + row[name])
-        self.waiting.update(row["waiting"] or {})
-        self.codes.update(row["codes"] or {})
-        self.add_failures(row["failures"] or {})
-        self.first_error = self.first_error or (row["first_error"] or "")
+        """Add what a task reported: a row of RESULT_DDL."""
+        report = Resent(**json.loads(row["result"]))
+        for name, value in vars(report).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+        self.waiting.update(report.waiting)
+        self.codes.update(report.codes)
+        self.add_failures(report.failures)
+        self.first_error = self.first_error or report.first_error
 
     def add_failures(self, failures: Mapping[str, str]) -> None:
         """Add failed letters to the list, up to the limit."""
@@ -220,11 +198,8 @@ class Resent:
         return {**vars(self), **counts, "failures": failures}
 
     def as_batch(self) -> pa.RecordBatch:
-        """Return the counts as one row of RESULT_SCHEMA."""
-        maps = {name: list(getattr(self, name).items()) for name in (*_BY_NAME, "failures")}
-        values = {**vars(self), **maps}
-        arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
-        return pa.RecordBatch.from_arrays(arrays, schema=RESULT_SCHEMA)
+        """Return the counts as one row of RESULT_DDL."""
+        return pa.RecordBatch.from_pydict({"result": [json.dumps(vars(self))]})
 
 
 class _Failure(NamedTuple):
@@ -474,7 +449,7 @@ def send_partition(
     options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
     on_dead_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Send all dead letters of a partition, and yield one row of RESULT_SCHEMA.
+    """Send all dead letters of a partition, and yield one row of RESULT_DDL.
 
     Raises:
         LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.
