@@ -180,7 +180,7 @@ class BatchWriter:
             )
             _append(results, append)
             if transactions is not None:
-                transactions.end(query, epoch)
+                transactions.finish(query, epoch)
             if has_budget(self._options):
                 counts = _counts(append.accounts(_ACCOUNTS, query, run, epoch))
                 check_budget(self._options, counts, epoch)
@@ -238,7 +238,7 @@ class BatchWriter:
             if over is None or not self._options.app_id:
                 self._forget_tasks(place, query)
             if transactions is not None:
-                transactions.end(query, 0)
+                transactions.finish(query, 0)
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
         else:
             counts = _counts(_accounts_of(self._results(df, "batch", 0, query, run)))

@@ -405,19 +405,8 @@ _WAIT_S: Final = 600.0
 """Longest wait while another process ends epochs of the ledger."""
 
 
-class Transactions:
-    """Ends the epochs of one query: call `listen` first, and `end` after each append."""
-
-    def __init__(self, session: SparkSession, options: SinkOptions) -> None:
-        """Raises LedgerError: a Spark Connect session."""
-        self._session = session
-        self._options = options
-        self._endings = TransactionCommitter(session, options)
-
-    @property
-    def group(self) -> str:
-        """The producer group of the half messages."""
-        return self._endings.group
+class Transactions(TransactionCommitter):
+    """Ends the epochs of one query: call `listen` first, and `finish` after each append."""
 
     def listen(self) -> None:
         """Answer the brokers' questions from now on."""
@@ -431,16 +420,16 @@ class Transactions:
             DeliveryError: a broker did not commit; the query must not go on, or its later epochs
                 would become visible first.
         """
-        for row in self._endings.open_epochs(query_id):
-            self.end(query_id, row.epoch)
+        for row in self.open_epochs(query_id):
+            self.finish(query_id, row.epoch)
 
-    def end(self, query_id: str, epoch: int) -> None:
+    def finish(self, query_id: str, epoch: int) -> None:
         """Make the epoch's messages visible.
 
         Raises:
             DeliveryError: a broker did not commit messages, or has lost some.
         """
-        report = self._endings.end(query_id, epoch, wait_s=_WAIT_S)
+        report = self.end(query_id, epoch, wait_s=_WAIT_S)
         if report.topics:
             self._watch(*report.topics)
         check_ended(report)
@@ -449,6 +438,6 @@ class Transactions:
         """Answer the brokers' checks. If that fails, the half messages stay unanswered, but are
         safe."""
         try:
-            driver_answerer(self._session, self._options).watch(*topics)
+            driver_answerer(self._spark, self._options).watch(*topics)
         except RocketSinkError as error:
             _LOG.warning("no process answers for half messages of %s: %s", ", ".join(topics), error)
