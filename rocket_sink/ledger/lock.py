@@ -215,7 +215,10 @@ class LedgerLock:
         """
         with self._errors():
             if self._place.is_local:
-                make_folder(self._place)
+                locks = Path(self._place.locks)
+                for folder in (locks.parent, locks):
+                    check_folder(folder)  # Another user's link may stand there.
+                    folder.mkdir(parents=True, exist_ok=True)
             return self._lock.acquire(wait_s, on_wait=on_wait)
 
     def release(self) -> None:
@@ -242,17 +245,6 @@ class LedgerLock:
             ". Who folds or starts queries needs to write below the ledger's folder, and to own "
             "the locks there",
         )  # fmt: skip
-
-
-def make_folder(place: LedgerPath) -> None:
-    """Make the folder of a local ledger's locks.
-
-    Raises:
-        OSError: it cannot be made, or another user's link stands in its place.
-    """
-    for folder in (Path(place.locks).parent, Path(place.locks)):
-        check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -92,12 +92,6 @@ class LedgerPath:
         return f"{self.spool}/{QUARANTINE}"
 
     @property
-    def has_spool(self) -> bool:
-        """Whether pyarrow has a file system for the ledger; without it no task can have spooled
-        rows."""
-        return self.is_local or bool(self.storage) or _scheme(self.uri) in _KNOWN
-
-    @property
     def driver_folder(self) -> LedgerPath:
         """Folder for rows that Spark brought to the driver and that the store cannot hold.
 
@@ -113,8 +107,7 @@ class LedgerPath:
         """The places of the ledger's spool files; the first one is written to."""
         if self.is_local:
             return (self,)
-        own = self.driver_folder
-        return (self, own) if self.has_spool and not self.problem else (own,)
+        return (self.driver_folder,) if self.problem else (self, self.driver_folder)
 
     @property
     def remedy(self) -> str:

@@ -56,7 +56,9 @@ def properties_for(uri: str) -> Properties:
     if properties is not None:
         return properties
     session = active_session()
-    return session_properties(session, uri) if is_classic(session) else {}
+    if not is_classic(session):
+        return {}
+    return _values(session.sparkContext._jsc.hadoopConfiguration(), _names(uri))
 
 
 def active_session() -> Any:
@@ -79,14 +81,6 @@ def active_session() -> Any:
 def is_classic(spark: SparkSession | None) -> bool:
     """Return whether the session has a JVM: not a Spark Connect session, and not None."""
     return getattr(spark, "_jsparkSession", None) is not None
-
-
-def session_properties(session: SparkSession, uri: str) -> Properties:
-    """Return a classic session's Hadoop properties that a ledger's store needs.
-
-    They include those of a credential provider (`hadoop.security.credential.provider.path`).
-    """
-    return _values(session.sparkContext._jsc.hadoopConfiguration(), _names(uri))
 
 
 def all_properties(session: SparkSession) -> Properties:
@@ -182,6 +176,7 @@ def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
 
 
 def _values(conf: Any, names: Iterable[str]) -> Properties:
+    """Return Hadoop properties, also of `hadoop.security.credential.provider.path`."""
     properties = {}
     for name in names:
         value = conf.getPassword(name)

@@ -287,10 +287,10 @@ def test_places(tmp_path, monkeypatch):
         resolve_path(" ")
     weird = resolve_path("weird+scheme://x/y")
     assert (weird.uri, weird.root, weird.is_local) == ("weird+scheme://x/y", "x/y", False)
-    assert not weird.has_spool and "pyarrow" in weird.problem
+    assert weird.spools == (weird.driver_folder,) and "pyarrow" in weird.problem
     with pytest.raises(LedgerError, match="all lanes can use this ledger"):
         weird.filesystem()
-    assert resolve_path("/a").has_spool and not resolve_path("/a").problem
+    assert resolve_path("/a").spools == (resolve_path("/a"),) and not resolve_path("/a").problem
 
 
 def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
-from rocket_sink.ledger.path import is_object_store
+from rocket_sink.ledger.path import first_line, is_object_store
 from rocket_sink.ledger.schema import IN_FLIGHT, KINDS, LEDGER_SCHEMA, MOMENTS_US, SEND
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBa
         _check_values(batch)
     # Arrow raises its own errors, OSError, ValueError or MemoryError.
     except Exception as error:
-        raise _damaged(path, _first_line(error)) from error
+        raise _damaged(path, first_line(error)) from error
     if is_complete:
         is_send = pc.equal(batch.column("kind"), SEND)
         is_waiting = pc.and_(is_send, pc.equal(batch.column("outcome"), IN_FLIGHT))
@@ -194,7 +194,3 @@ def _check_values(batch: pa.RecordBatch) -> None:
 
 def _damaged(path: str, why: str) -> DamagedSpoolError:
     return DamagedSpoolError(f"the spool file {path} is damaged: {why}", path=path)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
