@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.transport.files import waiting_epochs
+from rocket_sink.ledger.transport.files import spooled_epochs
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -101,7 +101,7 @@ class Accounts:
         """Log the accounts of a run that ended, and return them; do nothing if the ledger has no
         rows of it."""
         if (counts := self._sums.pop(run, None)) is not None:
-            spools = [s for s in self._place.spools if waiting_epochs(s, s.filesystem())]
-            more = "; the last epochs wait for `rocket-sink ledger fold`" if spools else ""
+            waits = spooled_epochs(self._place)
+            more = "; the last epochs wait for `rocket-sink ledger fold`" if waits else ""
             say_end(f"the query {query}", counts, self._place.uri, more)
         return counts or Counter()

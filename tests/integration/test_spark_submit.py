@@ -16,7 +16,7 @@ from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.transport.files import waiting_epochs
+from rocket_sink.ledger.transport.files import spooled_epochs
 from rocket_sink.testing import FakeCluster
 from tests.integration.test_ctrl_c import of_session
 from tests.jvms import submit_words
@@ -86,6 +86,6 @@ def test_a_signal_ends_the_query_with_its_accounts(
     assert "Traceback" not in out + err
     assert "\tat " not in out + err
     place = resolve_path(str(tmp_path / "ledger"))
-    assert not any(waiting_epochs(spool, spool.filesystem()) for spool in place.spools)
+    assert not spooled_epochs(place)
     (row,) = view_rows(place.uri.removeprefix("file:"), "SELECT sum(acked) AS acked FROM epochs")
     assert row.acked == sent

@@ -72,7 +72,7 @@ def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
         writer.append(sends(context(epoch=epoch), 2))
         writer.seal()
     files = spool_files.sealed_files(place, filesystem)
-    assert len(files) == spool_files.waiting_epochs(place, filesystem) == EPOCHS
+    assert len(files) == len(spool_files.spooled_epochs(place)) == EPOCHS
     assert sum(b.num_rows for info in files for b in read_batches(info.path, filesystem)) == (
         2 * EPOCHS
     )
@@ -86,7 +86,7 @@ def test_a_damaged_object_is_put_aside(store: Any, place: LedgerPath) -> None:
     writer.append(sends(context(), 2))
     sealed = writer.seal()
     moved = spool_files.put_aside(place, place.filesystem(), sealed)
-    assert spool_files.quarantined(place, place.filesystem()) == [moved]
+    assert spool_files.quarantined(place) == [moved]
     assert spool_files.sealed_files(place, place.filesystem()) == []
 
 

@@ -440,7 +440,7 @@ def test_an_object_store_gets_no_folder_per_epoch(tmp_path):
         ["q-query", "3"],
     ]
     assert all(p.is_file() for p in spool.iterdir())
-    assert spool_files.waiting_epochs(place, LOCAL) == 2
+    assert len(spool_files.spooled_epochs(place)) == 2
 
 
 def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
@@ -452,8 +452,8 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
     assert moved.name == sealed.name
     assert moved.relative_to(place.quarantine) == sealed.relative_to(place.spool)
     assert taken(tmp_path) == []
-    assert spool_files.quarantined(place, LOCAL) == [str(moved)]
-    assert spool_files.waiting_epochs(place, LOCAL) == 0
+    assert spool_files.quarantined(place) == [str(moved)]
+    assert not spool_files.spooled_epochs(place)
 
 
 @pytest.mark.parametrize("is_local", [True, False])

@@ -26,7 +26,7 @@ from rocket_sink.ledger.append.table import (
 from rocket_sink.ledger.driver.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, first_line, resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.transport.files import quarantined, waiting_epochs
+from rocket_sink.ledger.transport.files import quarantined, spooled_epochs
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
 from rocket_sink.ledger.upkeep.growth import keep_small, merge
 from rocket_sink.tables import html_table
@@ -131,7 +131,7 @@ class Ledger:
 
     def unfolded_epochs(self) -> int:
         """Count the epochs of which some rows are not in the table yet."""
-        return sum(waiting_epochs(spool, spool.filesystem()) for spool in self._place.spools)
+        return len(spooled_epochs(self._place))
 
     def quarantined(self) -> list[str]:
         """Return the damaged spool files that folds have set aside; the table lacks their rows.
@@ -139,8 +139,7 @@ class Ledger:
         If a file proves readable later (a disk error that passed), move it back to its folder below
         `_spool`; the next fold takes it.
         """
-        spools = self._place.spools
-        return [path for spool in spools for path in quarantined(spool, spool.filesystem())]
+        return quarantined(self._place)
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
         """Append rows from a driver: resolutions by hand, exported dead letters."""

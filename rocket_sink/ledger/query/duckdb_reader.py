@@ -35,7 +35,7 @@ from rocket_sink.ledger.schema import (
     columns_of,
 )
 from rocket_sink.ledger.sql import Query
-from rocket_sink.ledger.transport.files import quarantined, unfolded_rows, waiting_epochs
+from rocket_sink.ledger.transport.files import quarantined, spooled_epochs, unfolded_rows
 from rocket_sink.ledger.views import VIEWS, reader, views_of
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ class QuickLedger:
         import duckdb
 
         self.path = place.root
-        spools = [(spool, spool.filesystem()) for spool in place.spools]
-        self.unfolded_epochs = sum(waiting_epochs(*spool) for spool in spools)
+        self.unfolded_epochs = len(spooled_epochs(place))
         """Number of epochs with rows in the spool that are not in the table yet."""
-        self.quarantined_files = sum(len(quarantined(*spool)) for spool in spools)
+        self.quarantined_files = len(quarantined(place))
         # Rows that do not fit into memory go to this folder. They may be letters' bodies, which
         # nobody else may read.
         self._scratch = tempfile.TemporaryDirectory(prefix="rocket-sink-duckdb-")
@@ -224,11 +223,10 @@ def _rows_of(kind: str, source: str) -> str:
 
 
 def _names_of(kind: str) -> dict[str, str]:
-    """Return {column: its term} for the columns of a kind, or all columns if it is not ours."""
-    names = columns_of(kind) if kind in KINDS else [c.name for c in COLUMNS if c.name != "kind"]
+    """Return {column: its term} for the columns of a kind."""
     # A row without query_id comes from a file with a damaged column name.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
-    return {name: _name(name) for name in names} | checked
+    return {name: _name(name) for name in columns_of(kind)} | checked
 
 
 def _name(column: str) -> str:

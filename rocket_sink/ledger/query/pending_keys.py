@@ -58,11 +58,6 @@ class _Note(NamedTuple):
         return self.query, self.epoch, self.partition
 
     @property
-    def sql_place(self) -> str:
-        """Epoch and partition as a text of SQL."""
-        return f"{self.epoch}~{self.partition}"
-
-    @property
     def attempt(self) -> tuple[str, int, str, str, str]:
         """The name of the task attempt."""
         return (*self.place, self.run, self.task)
@@ -142,9 +137,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         if not notes:
             return 0
         # List the spool before the table is read: a fold deletes files that are in the table.
-        unfolded = {
-            epoch for spool in place.spools for epoch in spooled_epochs(spool, spool.filesystem())
-        }
+        unfolded = spooled_epochs(place)
         with reading(place):
             query = reader_of(spark, place)
             if query is None:
@@ -198,7 +191,7 @@ class _Attempts:
         if not ids:
             return
         # Query the attempts at these places only, however large the ledger is.
-        places = ", ".join(f"'{place}'" for place in {note.sql_place for note in notes})
+        places = ", ".join({f"'{note.epoch}~{note.partition}'" for note in notes})
         queries = " OR ".join(is_text("query_id", query_id) for query_id in ids)
         attempts = query(
             "SELECT query_id, epoch, coalesce(CAST(partition AS STRING), 'None') AS part, run_id, "  # noqa: S608

@@ -148,15 +148,11 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
     return any(info.base_name.startswith(start) for info in _files(place, filesystem))
 
 
-def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
-    """Count the epochs with files, sealed or still written, without sealing any."""
-    return len(spooled_epochs(place, filesystem))
-
-
-def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[str, str]]:
-    """Return the epochs in the spool: the query as `folder_part` has it, and the number."""
-    epochs = (_epoch(info) for info in _files(place, filesystem))
-    return {(query.removeprefix(folder_part("")), epoch) for query, epoch in epochs}
+def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
+    """Return the epochs with files, sealed or still written, in the ledger's spools: the query as
+    `folder_part` has it, and the number. No file is sealed."""
+    infos = (info for spool in place.spools for info in _files(spool, spool.filesystem()))
+    return {(query.removeprefix(folder_part("")), epoch) for query, epoch in map(_epoch, infos)}
 
 
 def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
@@ -191,9 +187,10 @@ def _epoch(info: fs.FileInfo) -> tuple[str, str]:
     return query, epoch
 
 
-def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
-    """Return the paths of damaged files that folds have set aside."""
-    return sorted(info.path for info in _listed(filesystem, place.quarantine) if info.is_file)
+def quarantined(place: LedgerPath) -> list[str]:
+    """Return the paths of damaged files that folds of the ledger's spools have set aside."""
+    folders = [(spool.filesystem(), spool.quarantine) for spool in place.spools]
+    return sorted(info.path for each in folders for info in _listed(*each) if info.is_file)
 
 
 def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
