@@ -35,7 +35,6 @@ from rocket_sink.ledger.schema import (
     RUN_COLUMNS,
     SEND,
     SEQUENCE,
-    TRANSACTION,
     columns_of,
 )
 from rocket_sink.text import storable
@@ -261,11 +260,6 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
     if isinstance(values.get("note"), str):
         values["note"] = storable(values["note"])
     return build_rows(RESOLUTION, count, values, ctx)
-
-
-def transaction_rows(columns: Mapping[str, Any], count: int, ctx: RunContext) -> pa.RecordBatch:
-    """Return rows for the end of a transactional epoch, or for messages that brokers refused."""
-    return build_rows(TRANSACTION, count, columns, ctx)
 
 
 def in_order(

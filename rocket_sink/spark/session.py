@@ -100,7 +100,9 @@ def prepare_environment() -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     silence_pandas_warning()
     if _java_is_needed():
-        _set_java_home()
+        from rocket_sink.java import find_java
+
+        os.environ["JAVA_HOME"] = str(find_java().home)
 
 
 def silence_pandas_warning() -> None:
@@ -115,14 +117,6 @@ def silence_pandas_warning() -> None:
 def _java_is_needed() -> bool:
     """Return False inside spark-submit (its JVM runs already) and for Spark Connect."""
     return "PYSPARK_GATEWAY_PORT" not in os.environ and "SPARK_REMOTE" not in os.environ
-
-
-def _set_java_home() -> None:
-    from rocket_sink.java import find_java
-
-    java = find_java()
-    home = java.home if hasattr(java, "home") else java
-    os.environ["JAVA_HOME"] = str(home)
 
 
 def _submitted_settings() -> set[str]:

@@ -36,7 +36,8 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.epoch_starts import CommitMarker
 from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.records import RunContext, transaction_rows
+from rocket_sink.ledger.records import RunContext, build_rows
+from rocket_sink.ledger.schema import TRANSACTION
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -189,12 +190,13 @@ class TransactionCommitter:
 
     def _note(self, report: CommitReport, ctx: RunContext, duration_s: float) -> None:
         batches = [
-            transaction_rows(
+            build_rows(
+                TRANSACTION, 1,
                 {
                     "committed": [report.committed], "found_stored": [report.found_stored],
                     "refused": [len(report.refused)], "duration_ms": [duration_s * 1000],
                 },
-                1, ctx,
+                ctx,
             )
         ]  # fmt: skip
         if report.refused:
@@ -205,7 +207,7 @@ class TransactionCommitter:
                 "message_id": [half.message_id for half in gone],
                 "remark": [storable(remark) for _, remark in report.refused],
             }
-            batches.append(transaction_rows(columns, len(gone), ctx))
+            batches.append(build_rows(TRANSACTION, len(gone), columns, ctx))
         self._ledger.append(self._spark, *batches)
 
 

@@ -119,18 +119,16 @@ class ClaimCheck:
 
 def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
     """Return a row per dead letter; `letters` has arrays `letter_id`, `topic` and `message_id`."""
-    return _rows({**letters, "outcome": IN_FLIGHT}, ctx)
+    values = {**letters, "outcome": IN_FLIGHT}
+    return build_rows(BACKFILL, len(letters["letter_id"]), values, ctx)
 
 
 def not_stored(
     letters: Mapping[str, Any], ctx: RunContext, *, outcome: list[str], error_code: list[str]
 ) -> pa.RecordBatch:
     """Return a row per dead letter that was not stored: rejected, not_sent or unknown."""
-    return _rows({**letters, "outcome": outcome, "error_code": error_code}, ctx)
-
-
-def _rows(values: dict[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    return build_rows(BACKFILL, len(values["letter_id"]), values, ctx)
+    values = {**letters, "outcome": outcome, "error_code": error_code}
+    return build_rows(BACKFILL, len(outcome), values, ctx)
 
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:

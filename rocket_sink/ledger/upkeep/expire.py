@@ -33,7 +33,7 @@ from rocket_sink.ledger.schema import (
     TRANSACTION,
     columns_of,
 )
-from rocket_sink.ledger.sql import Query
+from rocket_sink.ledger.sql import Query, micros
 from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
 from rocket_sink.net import log
 
@@ -175,7 +175,7 @@ def expire(
     cleared = 0
     for file in stored_files(place, table):
         before = before_us.get(file.kind)
-        is_old = before is not None and (file.oldest is None or _micros(file.oldest) < before)
+        is_old = before is not None and (file.oldest is None or micros(file.oldest) < before)
         has_bodies = file.kind == DEAD_LETTER and len(bodies) > 0
         if not (is_old or has_bodies):
             continue
@@ -298,7 +298,3 @@ def replaced(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.Recor
         place = batch.schema.get_field_index(name)
         batch = batch.set_column(place, batch.schema.field(place), values)
     return batch
-
-
-def _micros(moment: Any) -> int:
-    return int(moment.timestamp() * 1_000_000)

@@ -16,7 +16,7 @@ from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
-from rocket_sink.ledger.records import in_order, resolution_rows, transaction_rows
+from rocket_sink.ledger.records import build_rows, in_order, resolution_rows
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire, expire_daily
 from rocket_sink.ledger.upkeep.growth import merge
@@ -129,8 +129,8 @@ def test_an_open_transaction_stays_whole(tmp_path: Path) -> None:
         half = sends(ctx)
         place = half.schema.get_field_index("half")
         batches += [half.set_column(place, half.schema.field(place), pa.array([True]))]
-    end_rows = transaction_rows(
-        {"committed": 7}, 1, context(query_id="half", epoch=0, lane="batch")
+    end_rows = build_rows(
+        "transaction", 1, {"committed": 7}, context(query_id="half", epoch=0, lane="batch")
     )
     batches = [at(batch, days_ago(30)) for batch in (*batches, end_rows)]
     store(tmp_path / "ledger", in_order(batches, 2 << 32))
