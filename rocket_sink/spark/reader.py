@@ -221,8 +221,8 @@ class MessageReader(DataSourceReader):
 
     def _range(self, admin: Admin, queue: MessageQueue) -> QueueRange:
         read, lowest, highest = self._read, admin.min_offset(queue), admin.max_offset(queue)
-        begin = _resolved(_named(read.starts, queue), lowest, highest)
-        end = _resolved(_named(read.ends, queue), lowest, highest)
+        begin = _resolved(read.starts, queue, lowest, highest)
+        end = _resolved(read.ends, queue, lowest, highest)
         if begin > highest:
             self._lost(f"{queue} ends at offset {highest}; startingOffsets asks for {begin}")
         if read.start_timestamp >= 0:
@@ -290,12 +290,11 @@ def _name(queue: MessageQueue) -> str:
     return f"{queue.broker_name}:{queue.queue_id}"
 
 
-def _named(offsets: tuple[int, dict[str, int]], queue: MessageQueue) -> int:
+def _resolved(
+    offsets: tuple[int, dict[str, int]], queue: MessageQueue, lowest: int, highest: int
+) -> int:
     default, by_queue = offsets
-    return by_queue.get(_name(queue), default)
-
-
-def _resolved(offset: int, lowest: int, highest: int) -> int:
+    offset = by_queue.get(_name(queue), default)
     return {EARLIEST: lowest, LATEST: highest}.get(offset, offset)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -146,7 +145,7 @@ class DeadLetters:
         conditions = [F.col("reason").isin(*selection.classes), F.col("body").isNotNull()]
         if selection.where:
             conditions.append(F.expr(selection.where))
-        return _all([*conditions, *_common(selection, F.col("at"))])
+        return _met(selection, F.col("at"), *conditions)
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ class Table:
                 "one with the option columns='event_time=<column>', or filter with where",
                 column="event_time",
             )
-        return _all(_common(selection, F.col("event_time")))
+        return _met(selection, F.col("event_time"))
 
     @property
     def _was_stored(self) -> bool:
@@ -389,21 +388,15 @@ def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
     return joined.withColumns({"tries": F.coalesce("tries", F.lit(0)), "open": is_open})
 
 
-def _common(selection: Selection, when: Column) -> list[Column]:
+def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
+    """Return whether a row meets all of the conditions, and the selection's for all sources; null
+    is false, as after WHERE."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    conditions = []
     if selection.topic:
-        conditions.append(F.col("topic") == selection.topic)
+        conditions += (F.col("topic") == selection.topic,)
     if selection.since:
-        conditions.append(when >= F.lit(selection.since))
+        conditions += (when >= F.lit(selection.since),)
     if selection.until:
-        conditions.append(when < F.lit(selection.until))
-    return conditions
-
-
-def _all(conditions: Sequence[Column]) -> Column:
-    """Return the conjunction of conditions; null is false, as after WHERE."""
-    from pyspark.sql import functions as F  # noqa: N812
-
+        conditions += (when < F.lit(selection.until),)
     return F.coalesce(reduce(and_, conditions, F.lit(True)), F.lit(False))
