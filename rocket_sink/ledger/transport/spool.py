@@ -56,8 +56,6 @@ class SpoolWriter:
         self._stream: BatchWriter | None = None
         self._path = ""
         self._name = ""
-        self.rows = 0
-        """Number of rows that this writer has appended."""
 
     def append(self, *batches: pa.RecordBatch) -> None:
         """Write rows; they outlive a kill of this process, not a crash of the machine."""
@@ -65,7 +63,6 @@ class SpoolWriter:
             for batch in batches:
                 if batch.num_rows:
                     self._opened().write(batch)
-                    self.rows += batch.num_rows
             if self._file is not None:
                 self._file.flush()
 
@@ -177,12 +174,9 @@ class SpoolWriter:
             yield
         except FileNotFoundError as error:
             self._forget()
-            if not self._place.is_local:
-                raise LedgerError(
-                    f"cannot write the spool of the ledger {self._place.uri}: {error}",
-                    path=self._path,
-                ) from error
-            raise LedgerError(self._gone(), path=self._path) from error
+            text = f"cannot write the spool of the ledger {self._place.uri}: {error}"
+            text = self._gone() if self._place.is_local else text
+            raise LedgerError(text, path=self._path) from error
         except (OSError, pa.ArrowException) as error:
             self._leave()
             raise LedgerError(
