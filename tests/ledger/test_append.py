@@ -30,7 +30,7 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 from rocket_sink.ledger.transport import data_files
-from rocket_sink.ledger.transport.data_files import DataFile, DataFileWriter, write_data_files
+from rocket_sink.ledger.transport.data_files import DataFile, write_data_files
 from rocket_sink.ledger.upkeep.growth import keep_small
 
 from .values import accounts, context, letter, sends
@@ -235,10 +235,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(spark: Any, place: L
 
 
 def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
-    writer = DataFileWriter(resolve_path(root))
-    for batch in batches:
-        writer.write(batch)
-    return {file.kind: file for file in writer.close()}
+    return {file.kind: file for file in write_data_files(resolve_path(root), batches)}
 
 
 def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

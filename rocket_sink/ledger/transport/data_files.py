@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -45,58 +46,37 @@ class DataFile:
     stats: str
 
 
-class DataFileWriter:
-    """Writes ledger rows as files of the table at `place`.
+def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
+    """Write the rows as files of the table at `place`; remove the files after an error.
 
     Raises:
-        LedgerError: the files cannot be written; also from `write` and `close`.
+        LedgerError: the files cannot be written.
     """
+    # The import is here because the processes that plan and commit a stream write no files.
+    import pyarrow.compute as pc
 
-    def __init__(self, place: LedgerPath) -> None:
-        self._place = place
-        self._filesystem = place.filesystem()
-        self._files: dict[str, _KindFile] = {}
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        column = batch.column(_KIND)
-        # The import is here because the processes that plan and commit a stream write no files.
-        import pyarrow.compute as pc
-
-        kinds = pc.unique(column).to_pylist()
-        with self._errors():
-            for kind in kinds:
-                rows = batch if len(kinds) == 1 else batch.filter(pc.equal(column, kind))
-                if kind not in self._files:
-                    self._files[kind] = _KindFile(self._place.root, self._filesystem, kind)
-                self._files[kind].write(rows)
-
-    def close(self) -> list[DataFile]:
-        with self._errors():
-            return [file.close() for file in self._files.values()]
-
-    def abort(self) -> None:
-        """Remove what is written; never raises."""
-        for file in self._files.values():
-            file.abort()
-
-    def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return failing(
-            f"cannot write data files of the ledger {self._place.uri}", self._place.uri,
-            ". Driver and executors need to write below the ledger's folder",
-            (OSError, pa.ArrowException),
-        )  # fmt: skip
-
-
-def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-    """Write the rows as files; remove the files after an error."""
-    writer = DataFileWriter(place)
+    errors = partial(
+        failing, f"cannot write data files of the ledger {place.uri}", place.uri,
+        ". Driver and executors need to write below the ledger's folder",
+        (OSError, pa.ArrowException),
+    )  # fmt: skip
+    filesystem, files = place.filesystem(), dict[str, _KindFile]()
     try:
         for batch in batches:
-            writer.write(batch)
-        return writer.close()
+            column = batch.column(_KIND)
+            kinds = pc.unique(column).to_pylist()
+            with errors():
+                for kind in kinds:
+                    rows = batch if len(kinds) == 1 else batch.filter(pc.equal(column, kind))
+                    if kind not in files:
+                        files[kind] = _KindFile(place.root, filesystem, kind)
+                    files[kind].write(rows)
+        with errors():
+            return [file.close() for file in files.values()]
     except BaseException:
         # Any exception, also the GeneratorExit of a killed task.
-        writer.abort()
+        for file in files.values():
+            file.abort()
         raise
 
 
@@ -156,6 +136,7 @@ class _KindFile:
         )  # fmt: skip
 
     def abort(self) -> None:
+        """Remove what is written; never raises."""
         with contextlib.suppress(Exception):
             self._writer.close()
         with contextlib.suppress(Exception):
