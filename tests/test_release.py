@@ -137,3 +137,9 @@ def test_the_stability_page_names_what_is_tested(monkeypatch: pytest.MonkeyPatch
     assert public_names.deprecated(page, rocket_sink.__version__) == set()
     for words in ("Semantic Versioning", "exit code", "130", "half a year", "ledger"):
         assert words in page, words
+
+
+def test_the_readme_has_the_sentence_that_ends_the_page_of_a_registry() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [sentence] = re.findall(r'^end-before = "(.+)"$', text, re.MULTILINE)
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count(sentence) == 1
