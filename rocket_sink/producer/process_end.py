@@ -66,7 +66,7 @@ class Calls:
             yield
             return
         with _lock:
-            if not _senders:
+            if not (_senders or self._is_over):
                 _register()
             if not self._is_over:
                 self._threads.add(threading.get_ident())
