@@ -217,7 +217,7 @@ class LedgerLock:
             if self._place.is_local:
                 locks = Path(self._place.locks)
                 for folder in (locks.parent, locks):
-                    check_folder(folder)  # Another user's link may stand there.
+                    check_folder(folder)  # Refuse a link that another user has put there.
                     folder.mkdir(parents=True, exist_ok=True)
             return self._lock.acquire(wait_s, on_wait=on_wait)
 

@@ -349,7 +349,7 @@ def _refuse_objects(session: Any) -> None:
 
     A `RocketSink` cannot be callable: in `foreach(sink)` Spark would call it for each row.
     """
-    with contextlib.suppress(AttributeError):  # another py4j may keep them elsewhere
+    with contextlib.suppress(AttributeError):  # another py4j may keep functions elsewhere
         for proxy in list(session.sparkContext._gateway.gateway_property.pool.dict.values()):
             function = getattr(proxy, "func", None)
             if hasattr(function, "write_batch") and not callable(function):

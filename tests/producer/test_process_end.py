@@ -256,12 +256,12 @@ import pyarrow as pa
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.foreach_batch import BatchWriter
 
-schema, begun = pa.schema([("n", pa.int64())]), threading.Semaphore(0)
+schema, reads = pa.schema([("n", pa.int64())]), threading.Semaphore(0)
 
 def batches():
     began_s = time.monotonic()
     while time.monotonic() - began_s < 3:
-        begun.release()
+        reads.release()
         yield pa.record_batch({"n": [1]}, schema)
 
 class Native(BatchWriter):
@@ -278,7 +278,7 @@ for _ in range(4):
     writer = Native(options)
     threading.Thread(target=writer.write_epoch, args=(Frame(), 0), daemon=True).start()
 for _ in range(20):
-    begun.acquire()
+    reads.acquire()
 """
 
 

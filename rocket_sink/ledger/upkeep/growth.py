@@ -35,7 +35,7 @@ _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits between two checkpoints; every reader reads the commits after the last
 one."""
 _ACTIONS_PER_COMMIT: Final = 50
-"""One commit passes before the next checkpoint for so many actions in the last checkpoint."""
+"""Actions in the last checkpoint for each commit that the next checkpoint waits for."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
 """Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""

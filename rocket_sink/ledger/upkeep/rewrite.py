@@ -146,5 +146,5 @@ def rewrite(
                 ) from error
             if not names.issuperset(file.path for file in removed):
                 return False
-            table = newer  # The other rewrite replaced different files, so try again.
+            table = newer  # Try again: the other rewrite has left these files in place.
     return False

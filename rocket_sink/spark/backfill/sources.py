@@ -393,10 +393,11 @@ def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
     is false, as after WHERE."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    terms = list(conditions)
     if selection.topic:
-        conditions += (F.col("topic") == selection.topic,)
+        terms.append(F.col("topic") == selection.topic)
     if selection.since:
-        conditions += (when >= F.lit(selection.since),)
+        terms.append(when >= F.lit(selection.since))
     if selection.until:
-        conditions += (when < F.lit(selection.until),)
-    return F.coalesce(reduce(and_, conditions, F.lit(True)), F.lit(False))
+        terms.append(when < F.lit(selection.until))
+    return F.coalesce(reduce(and_, terms, F.lit(True)), F.lit(False))
