@@ -1,4 +1,4 @@
-"""Rate limits: `TokenBucket` for the options, `AimdWindow` for busy brokers.
+"""Rate limits: `TokenBucket` for the options, `AimdWindow` for busy brokers and for proxies.
 
 After SYSTEM_BUSY or FLOW_CONTROL the in-flight window of a broker is cut by half and grows by one
 per window of stored answers, as in TCP's congestion control (RFC 5681).
@@ -11,6 +11,20 @@ from typing import Final
 BURST_S: Final = 1.0
 """Burst allowed after idle time, in seconds of the rate."""
 CUT: Final = 0.5
+PROXY_PLACES: Final = 120
+"""Limit of single messages in flight on a connection to a RocketMQ proxy.
+
+A proxy drops an answer if more than 64 KiB of earlier answers wait to be written on its connection
+(`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). The answer to a
+message has 260 to 420 bytes; a place is 512 bytes of answers."""
+PROXY_BATCH: Final = 500
+"""Messages in a batch to a proxy, so that two batches fit into the window."""
+
+
+def batch_places(messages: int) -> int:
+    """Return the places that a batch takes in the window of a proxy: the answer has 33 bytes for
+    each message, and 57 if the broker has an IPv6 address."""
+    return min(1 + messages // 9, PROXY_PLACES)
 
 
 class TokenBucket:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 from rocket_sink.errors import RemoteProtocolError
@@ -219,6 +220,19 @@ class TopicPublishInfo:
     def ok(self) -> bool:
         """Whether the topic has a writable queue."""
         return len(self.queues) > 0
+
+    @cached_property
+    def _shared_address(self) -> str:
+        addresses = set(self.masters.values())
+        return addresses.pop() if len(addresses) == 1 else ""
+
+    def proxy(self, name_servers: Container[str]) -> str:
+        """Return the address of the RocketMQ proxy that gave the route; empty for a name server's.
+
+        A proxy gives its own address for each broker, and is asked for routes at that address.
+        """
+        address = self._shared_address
+        return address if len(self.masters) > 1 or address in name_servers else ""
 
     def index_of(self, queue: MessageQueue) -> int | None:
         """Return the queue's index in `queues`; None if it is not in the route."""

@@ -134,13 +134,16 @@ class OrderedQueues:
     Args:
         max_messages, max_bytes: limits up to which waiting requests grow together.
         memory_bytes: limit of the bytes that wait in memory; the rest waits in a temporary file.
+
+    Attributes:
+        max_messages: as above; behind a proxy it is lower.
     """
 
     def __init__(
         self, *, max_messages: int, max_bytes: int, memory_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._max_messages = max_messages
+        self.max_messages = max_messages
         self._max_bytes = max_bytes
         self._lanes: dict[MessageQueue, _Lane] = {}
         self._overflow = SpillBuffer(memory_bytes)
@@ -177,7 +180,7 @@ class OrderedQueues:
             return lane.give_out(request, self._clock())
         last = lane.waiting[-1] if lane.waiting else None
         if last and last.can_absorb(
-            request, max_messages=self._max_messages, max_bytes=self._max_bytes
+            request, max_messages=self.max_messages, max_bytes=self._max_bytes
         ):
             last.absorb(request)
         else:

@@ -29,6 +29,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import by_the_second, is_limited
+from rocket_sink.routing.rate_limit import PROXY_BATCH
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused, validate
 from rocket_sink.rows.contract import ColumnPlan
@@ -234,7 +235,15 @@ class TaskSender:
                 raise
             self._dead_letters.rows(rows, error)
             return None
+        self._limit_batches(info)
         return self._pinned(info) if self._options.ordering == "strict" else info
+
+    def _limit_batches(self, info: TopicPublishInfo) -> None:
+        """Make smaller batches from now on if there is a proxy."""
+        options = self._options
+        if options.request_max_messages > PROXY_BATCH and info.proxy(options.name_servers):
+            self._options = options.with_(requestMaxMessages=PROXY_BATCH)
+            self._ordered.max_messages = PROXY_BATCH
 
     def _is_system(self, rows: RowBatch, info: TopicPublishInfo) -> bool:
         """Refuse rows whose topic column names a topic that brokers made for themselves."""

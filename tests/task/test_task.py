@@ -6,6 +6,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -258,6 +259,19 @@ class TestSends:
             (2, 1), (1, 1), (1, 1),
         ]  # fmt: skip
         assert inflate(bytes(engine.requests[1].body), CompressionType.ZLIB) in data
+
+    @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
+    def test_batches_to_a_proxy_are_small(self, ordering: str) -> None:
+        engine = StubEngine()
+        masters = {"a": "proxy:8080", "b": "proxy:8080"}
+        engine.routes["t"] = replace(publish_info("t", engine.spans), masters=masters)
+        run = Run(engine, ordering=ordering)
+        for start in (0, 2000, 4000):
+            data = [b"%d" % n for n in range(start, start + 2000)]
+            run.feed(body=data, sharding_key=["k"] * 2000)
+        run.finish()
+        assert max(request.message_count for request in engine.requests) == 500
+        assert sorted(map(int, engine.bodies())) == list(range(6000))
 
     @pytest.mark.parametrize("ordering", ["none", "strict"])
     def test_a_proxys_fifo_topic_gets_no_second_batch(self, ordering: str) -> None:

@@ -296,7 +296,7 @@ class SendAttempt:
 
     # Class attributes save two writes per message; a group has properties instead.
     requests: int = 1
-    """Requests that this attempt has in flight."""
+    """Requests that this attempt has in flight; places of a batch at a proxy."""
     places: int = 1
     """Places that this attempt takes in the engine's window."""
 
@@ -366,6 +366,10 @@ class SendAttempt:
         if broker is not None:
             broker.in_flight -= self.requests
 
+    def room_at(self, broker: Broker, reserved: int = 0) -> int:
+        """Return how many of this attempt's requests fit after `reserved` places are used."""
+        return broker.room_for(self.requests, reserved)
+
     def known_history(self) -> AttemptHistory:
         """Return the history; the first call makes it."""
         if self.history is None:
@@ -374,6 +378,15 @@ class SendAttempt:
 
     def on_end(self, result: Result | CheckResult, sent_s: float | None, now_s: float) -> None:
         self.ends.append(End(self, result, sent_s, now_s))
+
+
+class BatchAttempt(SendAttempt):
+    """One attempt at a batch, which takes several places at a proxy, or waits for all of them."""
+
+    def room_at(self, broker: Broker, reserved: int = 0) -> int:
+        self.requests = broker.batch_places(self.request.message_count)
+        room = broker.room_for(self.requests, reserved)
+        return room if room == self.requests else 0
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

@@ -24,7 +24,7 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
-from rocket_sink.routing.rate_limit import AimdWindow
+from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
 from rocket_sink.routing.selectors import (
     FAR,
     ISOLATED,
@@ -41,11 +41,27 @@ from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, Topic
 VIEW_S: Final = 0.02
 """Age at which the (shared) fault table is read again."""
 _DEVIATIONS: Final = 4.0
-_PROXIED: Final = 64
-"""Requests in flight to a broker behind a proxy at first: proxies of 5.3.3 and 5.5.0 lost no answer
-with 128 in flight for two brokers, and hundreds with 2,048."""
 _EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
+
+
+class Proxy:
+    """A RocketMQ proxy. Its brokers share one connection, and so one window."""
+
+    __slots__ = ("address", "brokers", "window")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.brokers: list[Broker] = []
+        self.window = AimdWindow(2 * PROXY_PLACES, 0.0)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(broker.in_flight for broker in self.brokers)
+
+    def add(self, broker: Broker) -> None:
+        """Take a broker. An earlier state of it counts as long as its requests are in flight."""
+        self.brokers = [b for b in self.brokers if b.in_flight or b.name != broker.name] + [broker]
 
 
 class Broker:
@@ -56,12 +72,11 @@ class Broker:
         "suspect", "window",
     )  # fmt: skip
 
-    def __init__(self, name: str, proxy: str = "") -> None:
+    def __init__(self, name: str, proxy: Proxy | None = None) -> None:
         self.name = name
         self.proxy = proxy
-        """The address of the broker's proxy, or None. A proxy drops answers when many requests are
-        in flight."""
         self.in_flight = 0
+        """Requests in flight; behind a proxy a batch counts as `batch_places` says."""
         self.latency_s = 0.0
         self.deviation_s = 0.0
         self.stored_sent_s = 0.0
@@ -69,16 +84,28 @@ class Broker:
         self.suspect = False
         self.silent = False
         """The broker is suspect and does not answer heartbeats: it is frozen, or cut off."""
-        self.window = AimdWindow(2 * _PROXIED, 0.0) if proxy else None
+        self.window = None if proxy is None else proxy.window
         """The window exists from the first busy answer until it has grown to the engine's window.
-        Behind a proxy it exists from the start, and also shrinks when answers are missing."""
+        The window of a proxy exists always, and also shrinks when answers are missing."""
+        if proxy is not None:
+            proxy.add(self)
 
-    def room_for(self, requests: int, taken: int = 0) -> int:
-        """Return how many of these requests fit after `taken` places are used; all of them if the
-        broker has no window."""
+    @property
+    def _in_window(self) -> int:
+        return self.in_flight if self.proxy is None else self.proxy.in_flight
+
+    def room_for(self, requests: int, reserved: int = 0) -> int:
+        """Return how many of these requests fit after `reserved` places are used; all of them if
+        the broker has no window."""
         if self.window is None:
             return requests
-        return self.window.room_for(requests, self.in_flight + taken)
+        return self.window.room_for(requests, self._in_window + reserved)
+
+    def batch_places(self, messages: int) -> int:
+        """Return the places that a batch takes; a large batch takes the whole window."""
+        if self.proxy is None:
+            return 1
+        return min(batch_places(messages), int(self.proxy.window.limit))
 
     def busy(self, sent_s: float, now_s: float) -> None:
         """Shrink the window: the broker gave a busy answer to a request that is still counted as
@@ -86,15 +113,17 @@ class Broker:
         if self.window is None:
             self.window = AimdWindow(self.in_flight, now_s)
         else:
-            self.window.busy(sent_s, self.in_flight, now_s)
+            self.window.busy(sent_s, self._in_window, now_s)
 
     def stored(self, full_size: int, requests: int = 1) -> None:
-        """Let the window grow by stored requests; drop it once it has grown to `full_size`."""
+        """Let the window grow by stored requests; drop it once it has grown to `full_size`. The
+        window of a proxy stays, and grows to `PROXY_PLACES` at most."""
         for _ in range(requests):
             if self.window is None:
                 return
-            self.window.stored()
-            if self.window.limit >= full_size:
+            if self.proxy is None or self.window.limit < PROXY_PLACES:
+                self.window.stored()
+            if self.proxy is None and self.window.limit >= full_size:
                 self.window = None
 
     def measure(self, rtt_s: float) -> None:
@@ -210,7 +239,21 @@ class Brokers:
     def target(self, info: TopicPublishInfo, queue: MessageQueue) -> SendTarget:
         """Return where requests for a queue of the route go."""
         home = info.broker_of(queue)
-        return SendTarget(queue, home, info.masters.get(home, ""), self.of(home))
+        return SendTarget(queue, home, info.masters.get(home, ""), self._of_route(info, home))
+
+    def _of_route(self, info: TopicPublishInfo, name: str) -> Broker:
+        """Return the state of a broker of the route; it begins anew when its proxy changes."""
+        broker = self._brokers.get(name)
+        address = info.proxy(self._name_servers)
+        if not address:
+            return self.of(name) if broker is None else broker
+        if broker is None or broker.proxy is None or broker.proxy.address != address:
+            # Requests in flight at another proxy take no place at this one.
+            proxies = (other.proxy for other in self._brokers.values() if other.proxy)
+            proxy = next((p for p in proxies if p.address == address), None)
+            broker = self._brokers[name] = Broker(name, proxy or Proxy(address))
+            self.ranks_version += 1  # wake requests that wait for the other proxy
+        return broker
 
     # --- the order of brokers ----------------------------------------------------------------
 
@@ -289,24 +332,16 @@ class Brokers:
         self, info: TopicPublishInfo, turns: dict[str, int]
     ) -> list[RouteBroker[SendTarget]]:
         brokers = []
-        # A proxy gives its own address as that of each broker.
-        addresses = set(info.masters.values())
-        is_proxied = len(addresses) == 1 and (
-            len(info.masters) > 1 or not addresses.isdisjoint(self._name_servers)
-        )
         for name, indices in info.queues_by_broker.items():
             if name in info.masters and indices:
-                if is_proxied and self.of(name).proxy != info.masters[name]:
-                    # Requests in flight at another proxy take no place at this one.
-                    self._brokers[name] = Broker(name, info.masters[name])
-                    self.ranks_version += 1  # wake requests that wait for the other proxy
+                broker = self._of_route(info, name)
                 targets = [
-                    SendTarget(info.queues[index], name, info.masters[name], self.of(name))
+                    SendTarget(info.queues[index], name, info.masters[name], broker)
                     for index in indices
                 ]
                 share = (self._weights.get(name, 1.0) or 1.0) if self._weights else len(targets)
                 turn = turns.get(name, self._rng.randrange(len(targets)))
-                brokers.append(RouteBroker(name, targets, self.of(name), share, turn))
+                brokers.append(RouteBroker(name, targets, broker, share, turn))
         return brokers
 
     # --- events ------------------------------------------------------------------------------
@@ -314,7 +349,11 @@ class Brokers:
     def forget_requests(self) -> None:
         """Set all in-flight counts to zero after a reset of the engine."""
         for broker in self._brokers.values():
-            broker.in_flight, broker.window = 0, None
+            if broker.proxy is None:
+                broker.in_flight, broker.window = 0, None
+            else:
+                for state in broker.proxy.brokers:
+                    state.in_flight = 0
         self.ranks_version += 1
 
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:

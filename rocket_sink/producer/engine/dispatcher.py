@@ -97,10 +97,10 @@ class Dispatcher:
         attempt.wall_ms = time.time_ns() // 1_000_000
         if not target.address:
             raise NoRouteError(f"broker {target.home} has no master now", topic=request.topic)
-        broker, requests = target.broker, attempt.requests
-        if broker.window is not None and broker.room_for(requests) < requests:
+        broker = target.broker
+        if broker.window is not None and attempt.room_at(broker) < attempt.requests:
             return Wait.BROKER
-        broker.in_flight += requests
+        broker.in_flight += attempt.requests
         attempt.broker, attempt.handed_s = broker, now_s
         wait = None
         if request.least_version and not self._is_new_enough(attempt, now_s):

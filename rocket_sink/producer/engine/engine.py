@@ -39,7 +39,6 @@ from rocket_sink.producer.engine.attempt import (
     SendAttempt,
     SendRequest,
     Wait,
-    buffers_of,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -168,12 +167,8 @@ class SendEngine:
         """Submit a request if window and rate limit have room; return whether they had."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
-        kind, requests = SendAttempt, 1
-        if request.group is None:
-            body, size = buffers_of(request.body)
-        else:
-            kind, body, size = attempt_kind(request)
-            requests = request.message_count
+        kind, body, size = attempt_kind(request)
+        requests = 1 if request.group is None else request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False
@@ -619,4 +614,4 @@ class SendEngine:
 
 def _room_for(attempt: SendAttempt) -> int:
     """Return how many of the attempt's requests its busy broker has room for; 0 if it must wait."""
-    return attempt.target.broker.room_for(attempt.requests) if attempt.target is not None else 0
+    return attempt.room_at(attempt.target.broker) if attempt.target is not None else 0

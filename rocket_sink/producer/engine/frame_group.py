@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
     AttemptHistory,
+    BatchAttempt,
     SendAttempt,
     SendRequest,
     StoredFrames,
@@ -190,5 +191,5 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
     """Return the class of the request's attempts, its body as buffers, and their bytes."""
     if request.group is None:
-        return SendAttempt, *buffers_of(request.body)
+        return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
     return GroupAttempt, (), request.group.messages.body_bytes

@@ -163,7 +163,7 @@ class WaitingRequests:
         watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
         for broker in watched:
             reserved = 0
-            while line and (room := broker.room_for(line[0][1].requests, reserved)):
+            while line and (room := line[0][1].room_at(broker, reserved)):
                 reserved += room
                 due.append(line.popleft()[1])
         if now_s >= self._next_look_s:

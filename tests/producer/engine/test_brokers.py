@@ -236,25 +236,31 @@ def test_weights_of_zero():
 @pytest.mark.parametrize(
     ("addresses", "room"),
     [
-        ({"a": "p:8080", "b": "p:8080"}, 64),
-        ({"a": "h:9876"}, 64),
+        ({"a": "p:8080", "b": "p:8080"}, 120),
+        ({"a": "h:9876"}, 120),
         ({"a": "a:1", "b": "b:1"}, 1000),
         ({"a": "a:1"}, 1000),
     ],
 )
-def test_brokers_behind_a_proxy_begin_with_a_small_window(addresses, room):
+def test_brokers_behind_a_proxy_share_a_window(addresses, room):
     """A proxy gives its own address for each broker; it may be that of the option nameServer."""
     queues = tuple(QueueData(name, 4, 4) for name in addresses)
     route = tuple(BrokerData("c", name, {0: address}) for name, address in addresses.items())
     brokers = make()
-    brokers.ranking(TopicPublishInfo.of("orders", TopicRoute(queues, route)), NOW_S)
-    broker = brokers.of("a")
+    info = TopicPublishInfo.of("orders", TopicRoute(queues, route))
+    broker = brokers.target(info, info.queues[0]).broker
+    brokers.ranking(info, NOW_S)
+    assert brokers.of("a") is broker
     assert (broker.window is None) == (room == 1000)
-    if room == 64:
-        assert broker.room_for(65) == 64
-        broker.in_flight = 64
-        for _ in range(200):
-            broker.stored(2048)
-        assert broker.window.limit > 66
-        brokers.ranking(TopicPublishInfo.of("later", TopicRoute(queues, route)), NOW_S)
-        assert broker.window.limit > 66, "another topic begins no new window"
+    if room == 120:
+        other = brokers.of(max(addresses))
+        other.in_flight = 20
+        assert broker.room_for(200) == 100
+        broker.stored(2048, 200)
+        assert broker.window.limit == 120, "the proxy drops answers beyond"
+        broker.busy(1.0, 2.0)
+        later = TopicPublishInfo.of("later", TopicRoute(queues, route))
+        brokers.ranking(later, NOW_S)
+        assert broker.window.limit == 10, "another topic begins no new window"
+        brokers.forget_requests()
+        assert broker.room_for(200) == 10

@@ -63,7 +63,7 @@ def test_new_messages_do_not_wait_for_a_frozen_proxy(proxies: list[ScriptedProxy
     with Producer(nameServer=servers(proxies), sendMsgTimeout=90_000) as producer:
         in_use(producer, proxies).freeze()
         # These take all places of a proxy.
-        stuck = [producer.send_async(Message("orders", b"stuck")) for _ in range(128)]
+        stuck = [producer.send_async(Message("orders", b"stuck")) for _ in range(120)]
         later = [producer.send_async(Message("orders", b"later")) for _ in range(300)]
         until(lambda: all(future.done() for future in later))
         assert {future.result().outcome for future in later} == {Outcome.ACKED}
