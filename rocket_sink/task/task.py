@@ -346,9 +346,10 @@ class TaskSender:
             raise error
         if self._replay is not None and (broker := error.facts.get("partly_stored")):
             return self._replay.rest_of(request, broker, self._totals)
-        if self._dead_letters.may_be_one_poison_row(request, completion):
-            if _FIFO in error.text:
-                self._unbatched.add(request.topic)
+        is_fifo = _FIFO in error.text and not (request.alone or request.timed)
+        if is_fifo:
+            self._unbatched.add(request.topic)
+        if is_fifo or self._dead_letters.may_be_one_poison_row(request, completion):
             request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
             request.first_error = request.first_error or error
             return request.split()

@@ -1572,6 +1572,14 @@ ROWS: tuple[Defect, ...] = (
         "a proxy drops answers of 2,048 requests in flight, and rows become unknown or doubled",
     ),
     Defect(
+        "fifo-batches-of-a-row-are-poison",
+        "rocket_sink/task/task.py",
+        "        if is_fifo or self._dead_letters",
+        "        if self._dead_letters",
+        ("tests/task/test_task.py::TestSends",),
+        "behind a proxy a batch of one row to a FIFO topic is a dead letter",
+    ),
+    Defect(
         "answers-of-batches-have-no-size",
         "rocket_sink/routing/rate_limit.py",
         "return min(1 + messages // 9, PROXY_PLACES)",

@@ -274,20 +274,21 @@ class TestSends:
         assert sorted(map(int, engine.bodies())) == list(range(6000))
 
     @pytest.mark.parametrize("ordering", ["none", "strict"])
-    def test_a_proxys_fifo_topic_gets_no_second_batch(self, ordering: str) -> None:
+    @pytest.mark.parametrize("rows", [50, 1])
+    def test_a_proxys_fifo_topic_gets_no_second_batch(self, ordering: str, rows: int) -> None:
         remark = "validate failed, the expected type is FIFO, but actual type is NORMAL"
 
         def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
             return MessageIllegalError(remark) if request.batch else None
 
         run = Run(StubEngine(judge), ordering=ordering)
-        for start in (0, 50):
-            data = [b"%d" % n for n in range(start, start + 50)]
-            run.feed(body=data, sharding_key=["k"] * 50)
+        for start in (0, rows):
+            data = [b"%d" % n for n in range(start, start + rows)]
+            run.feed(body=data, sharding_key=["k"] * rows)
             run.body._poll(1.0)  # type: ignore[union-attr]
         run.finish()
-        assert [r.message_count for r in run.engine.requests if r.batch] == [50]
-        assert run.engine.bodies() == [b"%d" % n for n in range(100)]
+        assert [r.message_count for r in run.engine.requests if r.batch] == [rows]
+        assert run.engine.bodies() == [b"%d" % n for n in range(2 * rows)]
 
     def test_a_single_message_that_does_not_shrink_is_sent_as_it_is(self) -> None:
         noise = random.Random(1).randbytes(9000)
