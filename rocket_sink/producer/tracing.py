@@ -229,6 +229,9 @@ class RequestTraces:
             offset_ids = [raw.decode() for raw in stored.offset_message_ids[drawn].tolist()]
         first, last = completion.attempts[0], completion.attempts[-1]
         topic = without_namespace(self._namespace, result.queue.topic)
+        region, host = result.region_id or DEFAULT_REGION, result.broker_address
+        cost_ms = int(last.started_ms - first.started_ms + last.rtt_ms)
+        is_stored = completion.outcome is Outcome.ACKED
         lines = []
         # A broker may name the first message of a batch only.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
@@ -237,20 +240,12 @@ class RequestTraces:
             # value.
             texts = message.properties.replace("\x02", "\x01").split("\x01")
             properties = dict(zip(texts[::2], texts[1::2], strict=False))
+            value = properties.get
             lines.append(PubTrace(
-                time_ms=first.started_ms,
-                region_id=result.region_id or DEFAULT_REGION,
-                producer_group=self._group,
-                topic=topic,
-                message_id=properties.get(UNIQ_KEY, ""),
-                tags=properties.get("TAGS", ""),
-                keys=properties.get("KEYS", ""),
-                store_host=result.broker_address,
-                body_length=len(message.body),
-                cost_ms=int(last.started_ms - first.started_ms + last.rtt_ms),
-                message_type=_type_of_wire(properties, half=half),
-                offset_message_id=offset_id,
-                success=completion.outcome is Outcome.ACKED,
+                first.started_ms, region, self._group, topic,
+                value(UNIQ_KEY, ""), value("TAGS", ""), value("KEYS", ""), host,
+                len(message.body), cost_ms, _type_of_wire(properties, half=half), offset_id,
+                is_stored,
             ))  # fmt: skip
         self._send(lines)
 

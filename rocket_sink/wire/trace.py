@@ -7,10 +7,8 @@ all message ids and keys in them. It is sent to RMQ_SYS_TRACE_TOPIC or the optio
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias, get_type_hints
 
 from rocket_sink.errors import LocalProtocolError
 
@@ -31,9 +29,9 @@ class MessageType(enum.IntEnum):
     ORDER = 4
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The fields that all traces begin with. `keys` are joined by blanks."""
+class PubTrace(NamedTuple):
+    """The trace of a send. `keys` are joined by blanks; `store_host` is the broker's address;
+    `cost_ms` is the duration with all attempts."""
 
     time_ms: int
     region_id: str
@@ -43,13 +41,6 @@ class Trace:
     tags: str
     keys: str
     store_host: str
-    """The broker's address."""
-
-
-@dataclass(frozen=True)
-class PubTrace(Trace):
-    """The trace of a send. `cost_ms` is the duration with all attempts."""
-
     body_length: int
     cost_ms: int
     message_type: MessageType
@@ -57,26 +48,32 @@ class PubTrace(Trace):
     success: bool
 
 
-@dataclass(frozen=True)
-class EndTransactionTrace(Trace):
+class EndTransactionTrace(NamedTuple):
     """The trace of a transaction's end. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
 
+    time_ms: int
+    region_id: str
+    producer_group: str
+    topic: str
+    message_id: str
+    tags: str
+    keys: str
+    store_host: str
     message_type: MessageType
     transaction_id: str
     state: str
     from_transaction_check: bool
 
 
+Trace: TypeAlias = PubTrace | EndTransactionTrace
+
 _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",
     EndTransactionTrace: "EndTransaction",
 }
-_VALUES: Final[dict[type[Trace], Callable[[Any], tuple[Any, ...]]]] = {
-    kind: attrgetter(*kind.__dataclass_fields__) for kind in _NAMES
-}
 _FORMS: Final[dict[type[Trace], str]] = {
     kind: CONTENT_SEPARATOR.join(
-        [name, *("%d" if field.type in ("int", "MessageType") else "%s" for field in fields(kind))]
+        [name, *("%s" if form in (str, bool) else "%d" for form in get_type_hints(kind).values())]
     )
     for kind, name in _NAMES.items()
 }
@@ -108,10 +105,8 @@ def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]
 
 
 def _encode_line(trace: Trace) -> str:
-    *values, flag = _VALUES[type(trace)](trace)
-    form = _FORMS[type(trace)]
-    line = form % (*values, "true" if flag else "false")
-    if line.count(CONTENT_SEPARATOR) != len(values) + 1 or FIELD_SEPARATOR in line:
+    line = _FORMS[type(trace)] % (*trace[:-1], "true" if trace[-1] else "false")
+    if line.count(CONTENT_SEPARATOR) != len(trace) or FIELD_SEPARATOR in line:
         raise LocalProtocolError(
             f"a trace of the message {trace.message_id!r} holds 0x01 or 0x02, its separators"
         )
