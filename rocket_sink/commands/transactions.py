@@ -154,7 +154,7 @@ def _serve(
     from rocket_sink.ledger.driver.ledger import Ledger
     from rocket_sink.spark.transactions import TransactionChecker
 
-    def told(mark: Any, message_id: str, state: Any) -> None:
+    def on_decision(mark: Any, message_id: str, state: Any) -> None:
         answer = {
             "query_id": mark.query_id, "epoch": mark.epoch, "message_id": message_id,
             "answer": state.name,
@@ -164,10 +164,12 @@ def _serve(
         else:
             note(" ".join(f"{name}={value}" for name, value in answer.items()))
 
-    def ended(report: EndReport) -> None:
+    def on_end(report: EndReport) -> None:
         note(_text(Settled.of(report)))
 
-    answerer = TransactionChecker(spark, options, told=told, ended=ended, ordered=True)
+    answerer = TransactionChecker(
+        spark, options, on_decision=on_decision, on_end=on_end, ordered=True
+    )
     until_s = None if seconds is None else time.monotonic() + seconds
     try:
         note(f"answering for {options.ledger}; Ctrl-C ends it")

@@ -1,6 +1,6 @@
-"""Lines for a user's console about queries and writes, all by `logging`: one at the start of a
-query, one with the accounts at its end (INFO, shown even without logging set up; a table in
-notebooks), and a warning when rows were given up. The accounts sum the rows that came into the
+"""Log lines for a user's console about queries and writes: one at the start of a query, one with
+its accounts at the end, and a warning of rows that were not delivered. The first two are shown even
+if logging is not set up, and as tables in notebooks. The accounts count the rows that reached the
 ledger's table since the start, so a task that ran twice counts twice.
 """
 
@@ -67,7 +67,7 @@ def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
 
 
 class Accounts:
-    """Sums of a ledger table's new rows since this object was made, by run of a query."""
+    """Sums of the rows that a ledger's table got since this object was made, by run of a query."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -75,7 +75,7 @@ class Accounts:
         self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
 
     def read(self, runs: Mapping[str, str]) -> None:
-        """Take in the new rows of these runs ({run: query}); warn of rows that were not delivered.
+        """Add the table's new rows; warn of undelivered rows of these runs ({run: query}).
 
         Raises:
             OSError, ValueError: as `LedgerFollower.new_rows`.

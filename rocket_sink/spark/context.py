@@ -31,8 +31,8 @@ def run_context(
     """Return the context of the running task, or of the driver if no task runs.
 
     Args:
-        epoch: the epoch, if the lane knows it without the local properties.
-        query_id, run_id: ids that the driver knew; a batch has no query and gives its own id.
+        epoch: the epoch; None: read it from Spark's local properties.
+        query_id, run_id: ids from the driver; a batch has no query, so it passes its own id.
     """
     from pyspark import TaskContext
 

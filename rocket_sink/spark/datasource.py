@@ -1,16 +1,16 @@
 """The data source lane: `df.write.format("rocketmq")` and `df.writeStream.format("rocketmq")`;
 `spark.read.format("rocketmq")` is in `spark.reader`.
 
-    register(spark)                       # once per session; also folds the ledger as queries run
+    register(spark)                       # once per session
     df.write.format("rocketmq").mode("append").option("nameServer", ...).option(...).save()
     df.writeStream.format("rocketmq").option("checkpointLocation", c)....start()
 
-Spark hands over Arrow record batches if it has Arrow writers (batch from 4.0, streams from 4.1),
-else rows. Spark makes the writer in a process of its own without a session; there options and
-columns are checked, before any task runs. Commit and abort run in another such process, and get
-only the messages of successful tasks. The sends of failed attempts are in the spool. Both processes
-live for one call, and a stream has two of them per epoch. So imports that only tasks, reads or the
-session need are local.
+Tasks get Arrow record batches (batch writes from Spark 4.0 on, streams from 4.1 on), else rows.
+Spark creates the writer in a Python process without a session, and the writer checks options and
+columns there, before any task runs. Spark calls commit and abort in a second such process, which
+sees only the messages of successful tasks; the sends of failed attempts are in the spool. Each
+process serves one call, and a stream starts two of them per epoch. So imports that only tasks,
+reads or the session need are local.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     """Make `format("rocketmq")` known to the session.
 
     Args:
-        ledger: fold this ledger while the session's queries run (the writer runs in another process
-            and cannot start a fold; it logs a warning once if the session does not fold a stream's
-            ledger).
+        ledger: move what tasks write into this ledger's table while queries of the session run
+            ("fold"). A writer has no session and cannot fold; it logs a warning if the ledger of a
+            stream is not folded.
     """
     warn_of_settings(spark)
-    # The writer's process has no session, so facts of this session are attributes of a class, which
-    # Spark pickles by value because no module has it.
+    # The writer's process has no session, so it gets this session's facts as attributes of a class.
+    # Spark pickles the class by value, because no module contains it.
     attributes: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
         attributes["is_local"] = not has_executors(spark)
@@ -109,16 +109,16 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
 
 
 class RocketMQDataSource(DataSource):
-    """Writes to RocketMQ, options as in `rocket_sink.options`; reads a topic, `spark.reader`."""
+    """The source `rocketmq`: writes messages (`rocket_sink.options`), reads topics (`.reader`)."""
 
     task_slots = 0
-    """Task slots of the session that `register` was called with; 0 if they are not known."""
+    """Task slots of the session that called `register`; 0 if they are unknown."""
     speculates = False
-    """Whether that session runs second copies of slow tasks."""
+    """Whether the session runs second copies of slow tasks."""
     is_local = False
-    """Whether that session's tasks run on the driver's host."""
+    """Whether the session's tasks run on the driver's host."""
     storage: ClassVar[Properties] = {}
-    """How that session reaches object stores."""
+    """The settings with which the session reaches object stores."""
     folded: ClassVar[frozenset[str]] = frozenset()
     """The ledgers that the session folds while queries run."""
 
@@ -168,10 +168,10 @@ class RocketMQDataSource(DataSource):
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """Return the query id of a batch write: its run's id, with the `appId` before it if there is
-    one. Each write has its own id, because equal ids would replace each other's accounts. With
-    effectively once, an unfinished last write of the `appId` passes its id on, so that tasks look
-    up its messages."""
+    """Return the query id of a batch write: `run`, or `appId/run`. Each write has its own id,
+    because rows of a later write with the same id would replace its rows. With effectively once, a
+    write takes over the id of the unfinished write of its `appId`, so that tasks look up the
+    messages of that write."""
     if not options.app_id:
         return run
     if not (options.ledger and options.delivery == "effectively_once"):
@@ -183,8 +183,8 @@ def _begin_write(options: SinkOptions, run: str) -> str:
 
 
 def _token(options: SinkOptions) -> LedgerToken | None:
-    """Return the ledger's token. Spark makes writers on the driver's host, also for Connect
-    clients."""
+    """Return the token by which tasks recognise the driver's ledger. Spark creates writers on the
+    driver's host, even for Connect clients."""
     if not options.ledger or options.ledger_via == "spark":
         return None
     return ledger_token(resolve_path(options.ledger), spools=True)
@@ -202,11 +202,11 @@ class TaskMessage(WriterCommitMessage):
 
 
 class _Writer:
-    """Base of the batch and stream writers; pickled to the tasks."""
+    """The base of the batch and stream writers; Spark pickles it to the tasks."""
 
     lane = "datasource"
     epoch: int | None = None
-    """The epoch; None if Spark passes it."""
+    """The epoch; None if tasks read it from Spark's local properties."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", query_id: str = "", *,
@@ -245,11 +245,11 @@ class _Writer:
         return self._send(feed)
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> None:
-        """Note in the ledger that Spark has confirmed the epoch, or the batch write (None).
+        """Note in the ledger that the epoch (None: the batch write) is done.
 
         Raises:
-            ConfigurationError: Spark has no message of a task, so its sends are not confirmed.
-            DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
+            ConfigurationError: a task sent no message, so nobody knows whether it sent its rows.
+            DeliveryError: more rows failed than `maxEpochFailures` or its ratio allows.
         """
         done = [message for message in messages if isinstance(message, TaskMessage)]
         if silent := len(messages) - len(done):
@@ -258,7 +258,7 @@ class _Writer:
                 f"told what they have sent: it is not committed. {CONTINUOUS}"
             )
         rows = sum(message.summary.rows_in for message in done)
-        # Check before the rows are kept: after an error Spark calls `abort`, which keeps them.
+        # Check before `_keep_handed`: after an error Spark calls `abort`, which keeps the rows.
         sums = _sums([message.summary for message in done])
         check_budget(self._options, sums, epoch)
         self._keep_handed(done)
@@ -277,9 +277,9 @@ class _Writer:
             spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
             spool.seal()
         except Exception as error:
-            # The rows are sent, and a failed commit would send them again.
+            # Do not raise: the rows are sent, and a failed commit would send them again.
             _LOG.warning(
-                "the ledger %s is not told that epoch %d is done: %s",
+                "cannot note in the ledger %s that epoch %d is done: %s",
                 self._options.ledger, ctx.epoch, error,
             )  # fmt: skip
 
@@ -305,7 +305,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """A batch write. In a stream's function, too, it does not count as an epoch of the stream."""
+    """A batch write. Inside a stream's foreachBatch function, too, it is no epoch of the stream."""
 
     lane = "batch"
     epoch = 0
@@ -328,12 +328,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             self._keep_handed(messages)
             self._end(well=False)
         finally:
-            error = "the write failed: the error of its call of save() says why"
+            error = "the write failed: see the error of its save()"
             lineage.ended_elsewhere(self._run_id, self.lineage_run, {}, error)
 
     def _end(self, *, well: bool) -> None:
-        """Remove the notes of tasks, unless this write failed: the next write of its `appId` needs
-        them."""
+        """Remove the notes of tasks. Keep them if a write with an `appId` failed, because the next
+        write of the `appId` needs them."""
         options = self._options
         if not options.ledger or options.delivery != "effectively_once":
             return
@@ -348,12 +348,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # Each epoch runs in a new process: warn only in the first epoch, which users watch.
+        # Warn in the first epoch only: each epoch has a new process, and no flag to stop repeats.
         if batchId == 0 and not self._folded:
             _LOG.warning(
-                "nothing folds the ledger %s while this query runs, so its rows pile up in its "
-                "_spool: name it, register(spark, ledger=...), or, as over Connect, run "
-                "`rocket-sink ledger fold` now and then",
+                "nothing folds the ledger %s while this query runs, so its rows pile up in _spool: "
+                "call register(spark, ledger=...), or over Spark Connect run `rocket-sink ledger "
+                "fold` from time to time",
                 self._options.ledger,
             )  # fmt: skip
 
@@ -368,14 +368,14 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
         from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 
-        pile = RowBuffer(RowBatcher(self._options, self._plan), self._options.gather_rows)
+        buffer = RowBuffer(RowBatcher(self._options, self._plan), self._options.gather_rows)
 
         def feed(run: TaskRunner) -> None:
             for row in iterator:
-                pile.rows.append(row)
-                if len(pile.rows) >= pile.look_at and pile.is_full():
-                    run.feed(pile.take(), self._plan)
-            if (remainder := pile.take()) is not None:
+                buffer.rows.append(row)
+                if len(buffer.rows) >= buffer.look_at and buffer.is_full():
+                    run.feed(buffer.take(), self._plan)
+            if (remainder := buffer.take()) is not None:
                 run.feed(remainder, self._plan)
 
         return self._send(feed)

@@ -1,7 +1,7 @@
-"""The half messages that the ledger has decided to commit, as a driver reads them.
+"""The driver's reader of the half messages that the ledger has decided to commit.
 
-delta-rs reads them if it can open the table, because a Spark job would delay each epoch by a second
-or more.
+It reads by delta-rs if delta-rs can open the table, because a Spark job would delay each epoch by a
+second or more.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class DecidedEpoch:
-    """An epoch that the table has, with half messages.
+    """An epoch with half messages whose rows are in the table, which decides to commit them.
 
     Attributes:
-        halves: `half_commits.HALVES`; some hundred bytes each.
+        halves: the half messages, as `half_commits.HALVES`; some hundred bytes each.
         since_ms: time of the epoch's first answer, ms since 1970.
         is_ended: a row of the table says that all half messages are committed.
     """
@@ -55,11 +55,11 @@ class DecidedEpoch:
 def decided_epoch(
     spark: SparkSession, place: LedgerPath, query_id: str, epoch: int
 ) -> DecidedEpoch | None:
-    """Read a decided epoch; return None if it is not in the table, or has no half messages.
+    """Read an epoch; return None if the table does not have it, or it has no half messages.
 
     Raises:
         LedgerError: there is no ledger, or some of its files are gone.
-        DeliveryError: a row has no place of its half message.
+        DeliveryError: a row does not say where its half message is.
     """
     table = open_direct(spark, place)
     rows = (
@@ -105,16 +105,16 @@ def read_halves(sends: pa.Table) -> pa.Table:
     """Return the half messages of `send` rows as `HALVES`; a row has one, or a group of them.
 
     Raises:
-        DeliveryError: a row has no place of its half message.
+        DeliveryError: a row does not say where its half message is.
     """
     is_group = pc.is_valid(sends.column("half_messages"))
-    alone = sends.filter(pc.invert(is_group))
+    singles = sends.filter(pc.invert(is_group))
     groups = sends.filter(is_group)
     names = ("topic", "broker_name", "queue_id")
     try:
         row, broker_ids, queue_offsets, ids = _half_messages(groups.column("half_messages"))
         rows = pa.concat_tables([
-            alone.select([*names, "queue_offset", "offset_message_id", "message_id"]),
+            singles.select([*names, "queue_offset", "offset_message_id", "message_id"]),
             groups.select(names).take(row)
             .append_column("queue_offset", queue_offsets)
             .append_column("offset_message_id", broker_ids)
@@ -156,6 +156,6 @@ def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
     is_good = pc.fill_null(pc.match_substring_regex(ids, _FORM), False)
     bad = pc.index(is_good, False).as_py()
     if bad >= 0:
-        decode_offset_message_id(str(ids[bad].as_py()))
+        decode_offset_message_id(str(ids[bad].as_py()))  # raises the error
     digits = "".join(pc.utf8_slice_codeunits(ids, -_DIGITS).to_pylist())
     return pa.array(np.frombuffer(binascii.unhexlify(digits), ">i8").astype(np.int64))

@@ -1,9 +1,9 @@
 """The foreachBatch lane and batch writes: sending and the append to the ledger are one action.
 
-The appended rows are the results of the sends. So if the ledger already has a replayed epoch (its
-transaction, `txn`), no part of the plan runs, and nothing is sent. Delta's test is "not newer", so
-the app id holds the query id, and a start whose ledger is ahead of its checkpoint is refused
-(`ledger.append.table.check_not_ahead`).
+The rows that Spark appends are the results of the sends. If the ledger already has the epoch
+(Delta's transaction, `txn`), Delta skips the append: no part of the plan runs, and nothing is sent.
+Delta skips each epoch that is not newer than the last. So the query id is part of `txn`'s app id,
+and a query whose ledger is ahead of its checkpoint is refused (`check_not_ahead`).
 """
 
 from __future__ import annotations
@@ -111,16 +111,16 @@ class Send:
         try:
             for batch in batches:
                 run.feed(batch, self.plan)
-                yield from self._taken(rows)
+                yield from self._drained(rows)
             run.finish()
         except BaseException:
-            # Abort even after GeneratorExit: a killed task must leave no requests in a reused
-            # engine.
+            # Abort after GeneratorExit, too: a killed task must leave no request in the engine,
+            # which later tasks reuse.
             run.abort()
             raise
-        yield from self._taken(rows)
+        yield from self._drained(rows)
 
-    def _taken(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _drained(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batches, rows[:] = list(rows), []
         for batch in batches:
             yield batch if self.sequence is None else placed(batch, self.sequence)
@@ -143,8 +143,8 @@ class BatchWriter:
             CheckpointError: the ledger is ahead of the query's checkpoint, or the `appId` names
                 another query.
             ConfigurationError: no query id, or this run of the query has already written the epoch.
-            DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow; or half
-                messages of a decided epoch could not be committed (a restart does it).
+            DeliveryError: more rows failed than `maxEpochFailures` or its ratio allows; or half
+                messages of a decided epoch were not committed (a restart commits them).
         """
         session = df.sparkSession
         query, run = self._query_of(session)
@@ -209,7 +209,7 @@ class BatchWriter:
             )
         started_s = time.monotonic()
         check_rights(self._options)
-        plan_of(df, self._options)  # a refused frame must leave no note
+        plan_of(df, self._options)  # refuse a bad frame before `_begin_write` notes the write
         check_reachable(self._options, session)
         if self._options.ledger:
             place, token = self._ledger(session, on_driver=is_classic(session))
@@ -231,8 +231,7 @@ class BatchWriter:
                 raise
             counts = _counts(append.accounts(_ACCOUNTS, query, run, 0))
             over = over_budget(self._options, counts)
-            # A write over its budget has failed, so its note stays for the next write of the
-            # `appId`.
+            # A write over its budget has failed: keep its note for the next write of the `appId`.
             if over is None and self._options.app_id:
                 end_write(place, self._options.app_id)
             if over is None or not self._options.app_id:
@@ -271,7 +270,7 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Release the query's keys: no later write has its id, so none would release them."""
+        """Release the keys that a failed write holds; no later write has its id and would do so."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the first error is being raised
@@ -279,7 +278,7 @@ class BatchWriter:
                 withdraw(place, query)
 
     def _transactions(self, session: SparkSession) -> Transactions | None:
-        """Return the object that ends epochs' transactions; None if no delivery needs it."""
+        """Return the object that ends epochs; None without `delivery=transactional`."""
         if self._options.delivery != "transactional":
             return None
         transactions = Transactions(session, self._options)
@@ -305,9 +304,10 @@ class BatchWriter:
         return self._located
 
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
-        """Return query id and version of the write, and whether an earlier write of this `appId`
-        has not ended. With effectively once the id is that write's, so that tasks look up its
-        messages. The ledger may have that write's rows, if it died before it noted its end."""
+        """Return query id and `txn` version of the write, and whether an earlier write of the
+        `appId` has not ended. With effectively once the query id is the earlier write's, so that
+        tasks look up its messages. Then the version is the next, since the ledger may have its
+        rows."""
         options = self._options
         if not options.app_id:
             return run, 0, False
@@ -326,7 +326,7 @@ class BatchWriter:
             forget_tasks(place, query)
 
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
-        """Claim the appId on the driver, too: if Delta skips the epoch, no task checks it."""
+        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs to do so."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)
@@ -351,9 +351,9 @@ class BatchWriter:
 
 @contextlib.contextmanager
 def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
-    """Refuse a second write of an epoch in one run: Delta would skip it, and its rows would be
-    lost. A failed write may be repeated. If the run has no id (a call outside of a stream, a
-    Connect client), a second write is allowed, because it may be the epoch run again.
+    """Refuse a second write of an epoch in one run: Delta would skip it, and lose its rows. A
+    failed write may be repeated. If the run has no id (a call outside of a stream, a Connect
+    client), allow a second write, because it may be the epoch run again.
 
     Raises:
         ConfigurationError: this run has written the epoch, or does so now.
@@ -390,13 +390,13 @@ def _append(results: DataFrame, append: Append) -> None:
 
 
 def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: int) -> None:
-    """Note that the write is done. The ledger already has its sends, so raise no error."""
+    """Note that the write is done. If that fails, only warn: the ledger already has its sends."""
     try:
         append = begin_append(session, place)
         row = confirmed_row(ctx, num_input_rows=rows, rows_in=rows)
         append.save_rows(list(in_order([row], append.sequence)))
     except Exception as error:
-        _LOG.warning("the ledger %s is not told that a write is done: %s", place.uri, error)
+        _LOG.warning("cannot note in the ledger %s that a write is done: %s", place.uri, error)
 
 
 def _accounts_of(rows: DataFrame) -> list[Any]:

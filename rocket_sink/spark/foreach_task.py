@@ -1,17 +1,17 @@
 """A task attempt of the foreach lane: rows from Spark's thread, batches to the `TaskRunner`.
 
-Spark calls `process` when it has a row, and nothing while it has none. So a thread of the task
-sends rows that have waited for `gatherMaxDelayMs`, and reads the answers while Spark is silent. Two
-threads then use the task and its engine, under one lock:
+Spark calls `process` for each row, and calls nothing while no row comes. So a second thread of the
+task sends rows that have waited for `gatherMaxDelayMs`, and reads the answers meanwhile. One lock
+guards the task and its engine:
 
-- `process` appends without the lock, and takes it only when `RowBuffer.look_at` says so: at the
-first row of a batch, then about every hundred rows;
+- `process` appends a row without the lock. It takes the lock only when `RowBuffer.look_at` says so:
+  at the first row of a batch, then about every hundred rows;
 - the thread takes rows out of the buffer and feeds them under the lock, so rows keep their order;
-- an error of the thread makes `look_at` 0: the next `process`, or `close`, raises it. The thread
-  has ended by then, and nothing more is sent;
-- `close` ends the thread's work under the lock; from then on the thread touches nothing.
+- a thread that fails sets `look_at` to 0 and ends, and nothing more is sent. The next `process`, or
+  `close`, raises the error;
+- `close` ends the thread under the lock; afterwards the thread touches nothing.
 
-A forked child has no such thread, and neither sends the rows nor reads the answers of its parent.
+A forked child has no such thread. It raises an error instead of sending its parent's rows.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 _DRIVE_ROWS: Final = 500
-"""Answers are read after so many rows (some milliseconds of Spark's time)."""
+"""Rows between two looks for answers; Spark delivers them within some milliseconds."""
 _ANSWERS_S: Final = 0.002
-"""Seconds between two looks for answers while Spark is silent."""
+"""Time between two looks of the thread for answers while no row comes."""
 
 
 def _time_of(micros: int | None) -> datetime | None:
-    """Return a TIMESTAMP as Spark does, or a `FarTime` for a value with which Spark's worker would
-    fail."""
+    """Return a TIMESTAMP as Spark does; return a `FarTime` if no datetime can hold the value, where
+    Spark's own conversion would fail the task."""
     try:
         return TimestampType.fromInternal(TimestampType(), micros)  # type: ignore[arg-type]
     except (OverflowError, ValueError):
@@ -85,7 +85,7 @@ class ForeachTask:
         self._answers_s = math.inf
         """The time at which the thread must look for answers."""
         self._sleeps_until_s = math.inf
-        # Spark converts the rows of a task while it iterates, with the one instance of each type.
+        # Spark converts each row with the one instance of `TimestampType`, which all tasks share.
         TimestampType().__dict__["fromInternal"] = _time_of
 
     def process(self, row: Any) -> None:
@@ -153,8 +153,8 @@ class ForeachTask:
     # --- the thread --------------------------------------------------------------------------
 
     def _expect_thread(self, *, first_row: bool = False) -> None:
-        """Set the time at which the thread must act: to send old rows, or to read answers if Spark
-        falls silent."""
+        """Set the time at which the thread must send the oldest row, or must look for answers
+        because no row came."""
         if not self._max_delay_s:
             return
         due_s = time.monotonic() + self._max_delay_s
@@ -190,7 +190,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # Rows may have been appended meanwhile, without a call of `look_at`.
+                # `process` has appended rows meanwhile, too few for a look.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

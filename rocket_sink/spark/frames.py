@@ -1,4 +1,4 @@
-"""The frame that tasks get: only the columns that the row contract needs."""
+"""The frame that tasks get, with only the columns that the row contract needs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def _warn_of_key(sharding_key: str | None) -> None:
 
 
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
-    """Return the needed columns, packed into JSON on request, and the plan for this frame. Names
-    with other characters are replaced, because Spark's Arrow functions take `a.b` for a field of
-    `a`."""
+    """Return a frame of the needed columns, packed into JSON if the plan says so, and its plan.
+    Names that are no identifiers are replaced, because Spark's Arrow functions take `a.b` for a
+    field of `a`."""
     packed = pack_json(df, plan)
-    plain = {
+    aliases = {
         name: name if name.isidentifier() else f"_column_{number}"
         for number, name in enumerate(plan.needed)
     }
-    columns = [packed[quoted(name)].alias(alias) for name, alias in plain.items()]
-    sources = tuple((column, plain[source]) for column, source in plan.sources)
+    columns = [packed[quoted(name)].alias(alias) for name, alias in aliases.items()]
+    sources = tuple((column, aliases[source]) for column, source in plan.sources)
     return packed.select(*columns), replace(plan, sources=sources)
 
 

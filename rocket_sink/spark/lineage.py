@@ -35,7 +35,7 @@ _LAST_S: Final = 10.0
 _CALL_S: Final = 3.0
 """Longest wait for a collector in a process that Spark starts for one call."""
 _SILENT_S: Final = 0.5
-"""Longest wait there after the process that started the run had waited in vain."""
+"""Longest wait in such a process if the one that started the run has waited in vain."""
 _lock: Final = ForkLock()
 _runs: Final[dict[str, Run]] = {}
 emitters: Final[list[_Emitter]] = []
@@ -43,8 +43,8 @@ emitters: Final[list[_Emitter]] = []
 
 @dataclass
 class Run:
-    """A run that has started: name and kind of its job, destination of its rows, and its error. A
-    data source's run travels from the process that plans the write to the one that commits it.
+    """A started run: its job's name and kind, the destination of its rows, and its error. Spark
+    pickles a data source's run from the process that plans the write to the one that commits it.
     """
 
     job: str
@@ -105,8 +105,8 @@ def ended_elsewhere(
 
 
 def flush(state: Run | None) -> None:
-    """Wait for the collector, because this process ends soon and without notice. Note in the run
-    whether the wait was in vain, so that the next process waits less.
+    """Wait for the collector, because Spark ends this process soon and without notice. Note in the
+    run whether the wait was in vain, so that the next process waits less.
     """
     if state is not None:
         for emitter in emitters:

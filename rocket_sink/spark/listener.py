@@ -1,9 +1,9 @@
 """Folds the spool into the ledger while queries run, and notes the epochs that Spark has confirmed.
 
-One listener per session, one background thread for all its ledgers. Events come late, and at a
-shutdown perhaps never. So a fold takes all finished files, and only `Ledger.sync` is certain to
-fold. The thread is a daemon: at the driver's end the remaining files wait in the spool. Python's
-end waits for a running fold, because a thread within delta-rs would crash it.
+A session has one listener, and one background thread for all its ledgers. Spark's events come late,
+and at a shutdown perhaps never. So a fold takes all finished files, and only `Ledger.sync` is
+certain to fold. The thread is a daemon: at the driver's end the remaining files wait in the spool.
+The end of Python waits for a running fold, because a thread inside delta-rs would crash it.
 """
 
 from __future__ import annotations
@@ -50,21 +50,20 @@ _LAST_S: Final = 5.0
 _END_S: Final = 60.0
 """Longest wait for a fold when the driver ends."""
 _UNCOUNTED: Final = 10_000
-"""Limit of epochs that wait for a count. If no fold succeeds, the oldest ones are dropped
-uncounted."""
+"""Limit of epochs that wait for a count. If no fold succeeds, the oldest are never counted."""
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
-    """Fold this ledger whenever a query of the session makes progress; once per session.
+    """Install the session's listener once, and fold this ledger whenever a query makes progress.
 
-    Without a ledger the listener only checks queries at their start. Returns None if there is
-    nothing to fold, or no listener (no ledger, no session, Connect).
+    Without a ledger the listener only checks queries at their start. Return None if the options
+    have no ledger, or there is no classic session.
     """
     session = session or active_session()
     if not is_classic(session):
         return None
     assert session is not None
-    # Keep the thread at the context, which all wrapper objects of a session share.
+    # Keep the thread in the context, which all wrapper objects of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(FOLDERS, {})
         key = session._jsparkSession.hashCode()
@@ -102,8 +101,7 @@ class FoldThread:
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
         self._gone: set[LedgerPath] = set()
         self._new: dict[LedgerPath, set[str]] = {}
-        """{ledger: queries whose first epoch is done, and that were not looked up in the ledger
-        yet}"""
+        """{ledger: queries whose first epoch is done, for `_warn_of_successors`}"""
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
@@ -142,8 +140,8 @@ class FoldThread:
         self, place: LedgerPath, interval_s: float, app_id: str = "",
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger, too; its queries write under the `appId`, if there is one. The shortest
-        of all intervals counts, and the longest retention."""
+        """Fold this ledger, too. Its queries write under the `appId`, if they have one. Of all
+        calls for a ledger the shortest interval counts, and the longest retention."""
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
@@ -161,8 +159,7 @@ class FoldThread:
             self._running.add(run_id)
             self._queries[run_id] = query_id
             places = [p for p in self._intervals if p not in self._accounts and not p.problem]
-        # Do this now, because the first commit of a foreachBatch query comes before its first
-        # event.
+        # Begin to count now: a foreachBatch query commits its first epoch before its first event.
         for place in places:
             with contextlib.suppress(LedgerError, OSError):  # The first fold logs the error.
                 self._accounts[place] = Accounts(place)
@@ -173,7 +170,7 @@ class FoldThread:
             self._notify([progress], urgent=False)
 
     def ended(self, run_id: str | None = None, error: str | None = None) -> None:
-        """Note the end of a query, and fold soon, so that its last rows do not wait."""
+        """Note the end of a query, and fold at once, so that its last rows do not wait."""
         lineage.failed(run_id or "", error or "")
         with self._wake:
             self._running.discard(run_id or "")
@@ -187,11 +184,11 @@ class FoldThread:
         active = {str(query.runId) for query in self._session.streams.active}
         with self._wake:
             while self._running - active or self._events or self._is_confirming:
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
+                remaining_s = until_s - time.monotonic()
+                if remaining_s <= 0:
                     self._running &= active  # Wait only once for runs without events.
                     return
-                self._wake.wait(left_s)
+                self._wake.wait(remaining_s)
 
     def _notify(self, events: list[Any], *, urgent: bool) -> None:
         with self._wake:
@@ -215,8 +212,8 @@ class FoldThread:
                 ended_runs, self._ended = self._ended, set()
                 places = dict(self._intervals)
             for place, interval_s in places.items():
-                # Confirm before each fold, because a fold of all ledgers takes longer than a sync
-                # waits.
+                # Confirm before each fold: `Ledger.sync` waits for events only briefly, and a fold
+                # of all ledgers takes longer.
                 self._confirm_new()
                 now = time.monotonic()
                 if self._is_finished and not urgent:
@@ -304,14 +301,14 @@ class FoldThread:
                     self._note(place, query, progress)
             except Exception as error:
                 _LOG.warning(
-                    "the ledger %s is not told that epoch %s of the query %s is done: %s",
+                    "cannot note in the ledger %s that epoch %s of the query %s is done: %s",
                     place.uri, progress.batchId, progress.id, first_line(error),
                 )  # fmt: skip
 
     def _note(self, place: LedgerPath, query: str, progress: Any) -> None:
         ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
-        # -1 says that Spark does not count this sink's rows. Rows read are no substitute: a query
-        # may filter.
+        # -1 says that Spark does not count this sink's rows. The rows read are no substitute,
+        # because a query may filter.
         handed = int(progress.sink.numOutputRows)
         spool = SpoolWriter(place.spools[0], ctx)
         spool.append(
@@ -331,15 +328,15 @@ class FoldThread:
 
     def _warn_of_successors(self, place: LedgerPath) -> None:
         """Warn of queries with a new checkpoint that write to an earlier query's topics."""
-        # Workers import this module, too, and read no ledger.
+        # Import here, because workers import this module, too, and read no ledger.
         from rocket_sink.ledger.report.queries import successors
         from rocket_sink.ledger.sql import Scope, Scoped
 
         for query_id in sorted(self._new.pop(place, ())):
             if self._is_finished:
                 return
-            # Confirm now, because each look takes a while, and a sync waits only some seconds for
-            # ends of queries.
+            # Confirm now: each look takes a while, and `Ledger.sync` waits for the events of ended
+            # queries only some seconds.
             self._confirm_new()
             try:
                 query = reader_of(self._session, place)
@@ -372,9 +369,9 @@ class FoldThread:
         return query_id
 
     def _count(self, place: LedgerPath) -> None:
-        """Warn of epochs noted since the last count that lack rows which Spark handed over. The sum
-        is over all complete attempts, so an epoch that is named lacks rows whichever attempts
-        count."""
+        """Log an error for each epoch, noted since the last count, for which the table has fewer
+        rows than Spark handed to the tasks. The sum is over all complete attempts, so an epoch that
+        is named lacks rows for certain."""
         waiting = self._uncounted.pop(place, {})
         if not waiting:
             return
@@ -401,7 +398,7 @@ class FoldThread:
                 )  # fmt: skip
 
     def _is_gone(self, place: LedgerPath) -> bool:
-        """Return whether the table is gone. It existed before: epochs wait for a count only after a
+        """Return whether the table was deleted: it existed, because epochs are counted after a
         fold."""
         try:
             return not is_table(self._session, place)
@@ -409,14 +406,14 @@ class FoldThread:
             return False  # The state is unknown; the next count raises the error.
 
     def _say_gone(self, place: LedgerPath) -> None:
-        """Log that the table is gone, once until a table is there again."""
+        """Log that the table was deleted, once until there is a table again."""
         if place in self._gone:
             return
         self._gone.add(place)
         _LOG.warning(
-            "the ledger %s was deleted while its query ran: whether rows are missing in it cannot "
-            "be told any more. Put the folder back from a backup; if it was deleted on purpose, "
-            "stop the queries that write to it, for they make a new ledger there",
+            "the ledger %s was deleted while its query ran, so nobody can tell whether it lacks "
+            "rows. Put the folder back from a backup; if it was deleted on purpose, stop the "
+            "queries that write to it, because they make a new ledger there",
             place.uri,
         )  # fmt: skip
 

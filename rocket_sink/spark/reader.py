@@ -5,9 +5,8 @@ when the read is planned, so a task that runs again reads the same. The reader u
 group and stores no offset, so consumers do not notice it. It is for verification and for
 dead-letter topics (`%DLQ%group`); messages are decoded one by one.
 
-The options of `spark.read.format("rocketmq")` that the sink does not have; one typed table.
-
-Connection options (name servers, credentials, TLS, time-outs) and `topic` are the sink's own.
+`ReadOptions` has the reader's own options. Connection options (name servers, credentials, TLS,
+time-outs) and `topic` are those of the sink.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 _R: Final = "reading"
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""Numbers for "latest" and "earliest", as in Spark's Kafka source."""
+"""The numbers of "latest" and "earliest", as in Spark's Kafka source."""
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -171,15 +170,15 @@ class QueueRange(InputPartition):
     to_ms: int = -1
 
     def takes(self, message: StoredMessage) -> bool:
-        """Return whether the message's store time is in the range; brokers' offsets by time are
-        inexact."""
+        """Return whether the message was stored in the time range: the offsets that brokers give
+        for a time are inexact."""
         return message.store_ms >= self.from_ms and (
             self.to_ms < 0 or message.store_ms < self.to_ms
         )
 
 
 class MessageReader(DataSourceReader):
-    """Reads the ranges that it planned; pickled to the tasks.
+    """Plans ranges of queues, and reads them in the tasks, to which Spark pickles it.
 
     Raises, from `partitions`:
         NoRouteError: the name servers do not know the topic.
@@ -268,11 +267,7 @@ class MessageReader(DataSourceReader):
 
 
 def check_schema(schema: StructType) -> None:
-    """Refuse a schema of the user's own: the reader has its own.
-
-    Raises:
-        ConfigurationError
-    """
+    """Raise a ConfigurationError for a schema of the user's: the reader has its own."""
     if schema.names != STORED_SCHEMA.names:
         raise ConfigurationError(
             'format("rocketmq") reads the columns '

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
-"""First Delta with jars for a Spark (Maven: `io.delta:delta-spark_4.x_2.13`)."""
+"""{Spark: the first Delta with jars for it on Maven (`io.delta:delta-spark_4.x_2.13`)}."""
 _OLDEST_INSTALLED: Final = (4, 2)
-"""Lower bound of delta-spark's version in setup.cfg."""
+"""The lower bound of delta-spark's version in setup.cfg."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 _DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
-"""Range in setup.cfg: each Delta names its newest Spark, so pip takes a pair that works."""
+"""The range in setup.cfg. Each Delta requires Sparks that it works with, so pip picks a pair."""
 
 _PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 
@@ -59,8 +59,8 @@ def build_session(
     """Return a session with Delta, in UTC, with quiet logs; an active one is returned as is.
 
     Args:
-        master: as in spark-submit; None leaves it to spark-submit, or `local[*]` without one.
-        conf: settings that win over ours.
+        master: as in spark-submit; None: the one of spark-submit, else `local[*]`.
+        conf: settings that override `DELTA_SETTINGS` and `QUIET_SETTINGS`.
         packages: further Maven coordinates besides Delta's.
 
     Raises:
@@ -120,7 +120,8 @@ def _java_is_needed() -> bool:
 
 
 def _submitted_settings() -> set[str]:
-    """Return the names of spark-submit's settings; PYSPARK_SUBMIT_ARGS has a bare shell's."""
+    """Return the names of spark-submit's settings. Outside of spark-submit, look only for a master
+    in PYSPARK_SUBMIT_ARGS, from which Spark starts its JVM."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         from pyspark import SparkConf, SparkContext
 
@@ -144,9 +145,8 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 
 
 def _add_jars(builder: SparkSession.Builder) -> None:
-    """Start Java and resolve the packages in it; spark-submit would print sixty lines about them.
-
-    The resolver is private to Spark. If a Spark version has a different one, spark-submit resolves.
+    """Start Java and resolve the packages in it: spark-submit would print sixty lines about them.
+    The resolver is private to Spark; spark-submit resolves if this Spark has another one.
 
     Raises:
         ConfigurationError: a package cannot be fetched.
@@ -179,7 +179,7 @@ def _add_jars(builder: SparkSession.Builder) -> None:
             "registry, or name another one by spark.jars.repositories"
         ) from None
     except (Py4JError, TypeError):
-        # spark-submit resolves only at the start of a JVM, so end this JVM by closing its input.
+        # spark-submit resolves when it starts a JVM, so end this JVM, by closing its input.
         gateway: Any = SparkContext._gateway
         gateway.shutdown()
         gateway.proc.stdin.close()

@@ -1,11 +1,12 @@
-"""Checks of the driver for a write: its session, its ledger, the error budget.
+"""Checks that the driver makes for a write: its session, its ledger, its error budget.
 
-Settings of the session that weaken a sink's promises are refused, or logged as a warning. Tasks get
-the token of the ledger's folder (`ledger.token`), which they check before they send. The error
-budget of an epoch is checked after its tasks, so sent messages stay sent, and the dead letters stay
-in the ledger. After a stop, a data source runs the epoch again at a restart; a foreachBatch query
-goes on behind it, because the epoch is in the ledger; a batch write raises. The foreach lane has no
-step on the driver, and no such budget.
+The driver refuses session settings that break a sink's promises, and warns of those that weaken
+them. Tasks get the token of the ledger's folder (`ledger.token`) and check it before they send.
+
+The driver checks an epoch's error budget after the tasks, so messages stay sent and dead letters
+stay in the ledger. Over the budget a write fails. A restarted data source runs the epoch again. A
+restarted foreachBatch query goes on with the next epoch, because the ledger has this one. foreach
+runs no step on the driver after an epoch, so it has no such budget.
 """
 
 from __future__ import annotations
@@ -78,18 +79,18 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 
 def _look_up(options: SinkOptions) -> None:
-    """Look for a proxy, and with credentials look a message up, unless this host has done so
-    lately.
+    """Ask whether there is a proxy and, with credentials, look a message up. Do nothing if this
+    host has asked within `_ASK_AGAIN_S`.
 
     Raises:
         RocketSinkError: there is a proxy, the user may not look up, or the brokers do not answer.
     """
-    # The imports are here because the processes that plan and commit a stream ask nothing.
+    # Import here, because most processes that plan or commit an epoch ask nothing.
     from rocket_sink.producer.admin.admin import Admin, proxy_error
     from rocket_sink.producer.engine.shared_state import local_directory
 
-    # Remember the result in a file, because Spark plans each epoch of a data source in a new
-    # process. A frozen broker would otherwise cost each epoch the time-out.
+    # Keep the time in a file, because Spark plans each epoch of a data source in a new process.
+    # Otherwise a frozen broker would delay each epoch by the time-out.
     with contextlib.suppress(OSError):
         stamp = local_directory() / f"rocket-sink-{options.digest[:24]}.asked"
         if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:
@@ -109,8 +110,8 @@ def _look_up(options: SinkOptions) -> None:
 
 def check_rights(options: SinkOptions) -> None:
     """Check that the option `delivery` can work, before anything is sent. A replay of
-    `delivery=effectively_once` would fail for ever if the user may not look messages up; a proxy
-    allows nobody to. Brokers that do not answer now are left to the first send.
+    `delivery=effectively_once` would fail for ever if the user may not look messages up; behind a
+    proxy nobody may. If no broker answers now, leave the error to the first send.
 
     Raises:
         ConfigurationError: the user may not look up, or there is a proxy.
@@ -131,14 +132,15 @@ def check_rights(options: SinkOptions) -> None:
 
 
 _reached: Final[set[str]] = set()
-"""Digests of options; their name servers have answered this process."""
+"""Digests of the options whose name servers have answered this process."""
 _PAUSES_S: Final = (1.0, 2.0)
 """Pauses between the questions to name servers that may be starting."""
 
 
 def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
-    """Check that a name server answers, before tasks wait for it for minutes and fail with traces
-    of a hundred lines. If the driver gets no answer, an executor asks: only executors need one.
+    """Check that a name server answers. Without one, tasks would wait for minutes, and fail with
+    traces of a hundred lines. If the driver gets no answer, ask from an executor: only executors
+    have to reach the name server.
 
     Raises:
         NameServerUnavailableError, TlsRefusedError: no name server answers.
@@ -191,11 +193,11 @@ def refuse_query(
     """Fail a query of the sink before its first epoch if it would lose rows or read its own files,
     or if its columns do not fit.
 
-    Return the options and the lane of a query of foreach or `format("rocketmq")` that may run.
+    Return the options and the lane of a query that may run; None for a failed query, for
+    foreachBatch, and for a query without the sink.
 
-    Under a continuous trigger Spark never calls `write` of a Python data source, and foreach in
-    Python ends in a thread that Spark does not watch. Both commit epochs whose rows nobody has
-    sent.
+    Under a continuous trigger Spark commits epochs whose rows nobody has sent: it never calls
+    `write` of a Python data source, and foreach in Python ends in a thread that it does not watch.
 
     Args:
         ledgers: URIs of the ledgers that the session's queries write to.
@@ -211,7 +213,7 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
-    # A foreach sink names its ledger; the session's other ledgers are not this query's.
+    # A foreach sink writes to the ledger of its options only, another query to any of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))
@@ -231,22 +233,20 @@ def refuse_query(
     if not reason:
         return (options, lane) if options is not None else None
     if kind == "ForeachBatchSink":
-        # Spark does not show the function of a foreachBatch query, so `write_batch` raises the
-        # error.
+        # Spark hides the function of a foreachBatch query, which may be foreign. So the error is
+        # left to `write_batch`.
         refused_queries[query_id] = reason
         return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
-    # `stop` would end the query as if it had succeeded. Cancelled jobs let it fail.
+    # Cancel the jobs to let the query fail: `stop` would end it as if it had succeeded.
     jobs = session.sparkContext._jsc.sc()
     jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
     return None
 
 
 def _source_options(query: Any) -> SinkOptions | None:
-    """Return the options of a query with `format("rocketmq")`; None where Spark hides them.
-
-    Illegal options are an error of the query itself.
-    """
+    """Return the options of a query with `format("rocketmq")`. Return None if Spark hides them, or
+    if they are illegal: the query itself then raises the error."""
     try:
         field = query.getClass().getDeclaredField("extraOptions")
         field.setAccessible(True)
@@ -285,7 +285,7 @@ refused_queries: Final[dict[str, str]] = {}
 
 
 class ForeachSink(NamedTuple):
-    """A sink that was pickled for `foreach`; it has a `plan` if it was made for a known frame."""
+    """A sink that was pickled for `foreach`; `plan` is None if it was not made for one frame."""
 
     options: SinkOptions
     plan: ColumnPlan | None
@@ -295,8 +295,8 @@ _foreach_sinks: Final[dict[str, ForeachSink]] = {}
 
 
 def note_sink(options: SinkOptions, plan: ColumnPlan | None) -> str:
-    """Return a mark for the pickled sink, by which the driver recognises it in a query's
-    function."""
+    """Return a random mark that is pickled with the sink. The driver looks for it in a query's
+    pickled function to recognise the sink."""
     mark = uuid.uuid4().hex
     _foreach_sinks[mark] = ForeachSink(options, plan)
     return mark
@@ -311,7 +311,7 @@ def _foreach_sink(writer: Any) -> ForeachSink | None:
         fields["PythonFunction"].setAccessible(True)
         numbers = fields["PythonFunction"].get(writer).command().mkString(",")
     except Exception:
-        # This Spark keeps the function elsewhere. Assume a query of the sink: ending a foreign
+        # This Spark keeps the function elsewhere. Assume that it is the sink's: failing a foreign
         # query is better than losing rows silently.
         return next(iter(_foreach_sinks.values()))
     marks = (mark for mark in _foreach_sinks if ",".join(map(str, mark.encode())) in numbers)
@@ -334,7 +334,7 @@ def _wrong_columns(plan: Any, options: SinkOptions) -> str:
     """Return the error text if the columns of a query do not fit the row contract; empty if they
     do.
 
-    Tasks of a foreach query see values only, and cannot tell a time without a zone.
+    Tasks of a foreach query see values only, and do not recognise a TIMESTAMP_NTZ.
     """
     try:
         resolve_columns(_schema_of(plan), options)
@@ -385,7 +385,7 @@ def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
 
 def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
     """Return whether an input folder, or pattern of folders, includes the files in `place`. Spark
-    leaves out names that begin with `_` or `.`, unless they name a partition."""
+    skips names that begin with `_` or `.`, except partitions (`_a=1`)."""
     below = place[len(pattern) :]
     is_hidden = any(part.startswith(("_", ".")) and "=" not in part for part in below)
     is_inside = len(pattern) <= len(place) and all(map(fnmatchcase, place, pattern))
@@ -398,12 +398,12 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _input_folders(plan: Any) -> list[str]:
-    """Return the folders of plain files that Spark's plan shows as its input.
+    """Return the folders of plain files that a query's plan reads.
 
-    A folder of a table is left out, since the table's log names the files that belong to it.
+    Folders of Delta tables are left out, since a table's log names the files that belong to it.
     """
     folders: list[str] = []
-    # The classes are internal to Spark: another version may lack them, and then shows no folders.
+    # The classes are internal to Spark. In a version without them no folder is seen.
     with contextlib.suppress(Exception):
         leaves = plan.collectLeaves()
         for leaf in map(leaves.apply, range(leaves.size())):
@@ -419,8 +419,8 @@ def _input_folders(plan: Any) -> list[str]:
 
 
 def warn_of_settings(session: Any) -> None:
-    """Warn once of a package that will not reach the workers, of workers that Spark kills, and of
-    batches without a limit."""
+    """Warn once of a wheel in --py-files, which will not reach the workers; of workers that Spark
+    kills when they are idle; and of Arrow batches without a limit."""
     _check_files(setting(session, "spark.submit.pyFiles"))
     for prefix in ("spark.python.worker", "spark.sql.execution.pyspark.udf"):
         seconds = setting(session, f"{prefix}.idleTimeoutSeconds")
@@ -476,7 +476,7 @@ def setting(session: Any, name: str) -> str:
 
 
 def case_sensitive(session: Any) -> bool:
-    """Return spark.sql.caseSensitive of the session; the application's may differ."""
+    """Return the session's own spark.sql.caseSensitive, which may differ from its application's."""
     name = "spark.sql.caseSensitive"
     with contextlib.suppress(Exception):
         return str(session.conf.get(name)).lower() == "true"
@@ -509,7 +509,7 @@ def with_task_rate(
 
 
 def task_slots(session: Any) -> int:
-    """Return the tasks that the session's application runs at once; 0 if unknown here."""
+    """Return how many tasks the session's application runs at once; 0 if Connect hides it."""
     if not is_classic(session):
         return 0
     context = session.sparkContext
@@ -529,11 +529,7 @@ def has_budget(options: SinkOptions) -> bool:
 
 
 def refuse_budget(options: SinkOptions) -> None:
-    """Refuse an epoch's budget in the foreach lane.
-
-    Raises:
-        ConfigurationError: an epoch's budget is set.
-    """
+    """Raise a ConfigurationError if an epoch's budget is set, which foreach cannot keep."""
     if has_budget(options):
         raise ConfigurationError(
             "maxEpochFailures and maxEpochFailureRatio need a step on the driver after each epoch, "
@@ -543,13 +539,11 @@ def refuse_budget(options: SinkOptions) -> None:
 
 
 def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None) -> None:
-    """Raise if the epoch, or batch write (None), gave up more rows than the options allow.
+    """Raise a DeliveryError if more rows of the epoch (None: of the batch write) failed than the
+    options allow.
 
     Args:
-        counts: sums over the epoch's tasks: rows_in, dead, unknown, and the first_error.
-
-    Raises:
-        DeliveryError
+        counts: sums over the tasks of rows_in, dead and unknown, and the first_error.
     """
     error = over_budget(options, counts, epoch)
     if error is not None:
@@ -570,9 +564,9 @@ def over_budget(
         return None
     where, advice = f" of epoch {epoch}", ""
     if epoch is None:
-        where, advice = "", ": backfill them, for another write would send the stored rows again"
+        where, advice = "", ": backfill them; another write would send the stored rows again"
         if options.app_id and options.delivery == "effectively_once":
-            advice = ", and written again under its appId only what is not stored is sent"
+            advice = "; another write under the same appId sends only rows that are not stored"
     return DeliveryError(
         f"{given_up} of {rows_in} rows{where} could not be sent, more than {reason} allows: "
         f"{counts['first_error']}. They are dead letters in the ledger{advice}",
@@ -582,9 +576,9 @@ def over_budget(
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
-    """Return the token for tasks that spool (foreach); None if tasks need no ledger. Files of a
-    Spark Connect client prove nothing, because it may be on any host. There the server makes the
-    table, and tasks check that it exists.
+    """Return the token for tasks that write to the spool (foreach); None if they write no files. A
+    Spark Connect client may be on any host, so its files prove nothing. There the server makes the
+    table, and tasks check that the table exists.
 
     Raises:
         LedgerError: the driver cannot write files to the ledger's folder.
@@ -608,11 +602,8 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
 
 
 def without_files(options: SinkOptions) -> SinkOptions:
-    """Return options for foreach and the data source, with `ledgerVia=spark` if necessary.
-
-    This is necessary if pyarrow cannot reach the ledger on the driver either, for example in a
-    store that only Spark knows.
-    """
+    """Return the options for foreach and the data source: with `ledgerVia=spark` if pyarrow cannot
+    reach the ledger from the driver, for example in a store that only Spark knows."""
     if not options.ledger or options.ledger_via != "auto" or options.using_ledger_files:
         return options
     place = resolve_path(options.ledger)
@@ -622,15 +613,16 @@ def without_files(options: SinkOptions) -> SinkOptions:
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
     """Return the token for tasks whose rows Spark itself appends (foreachBatch, batch writes).
 
-    A local path must be shared, so tasks need a token. In a store Spark proves its access by making
-    the table, so only options that keep files beside the table need a token.
+    Driver and tasks must share a local folder, so tasks need a token to check that. A store is
+    proved by Spark, which makes the table there: only options that keep files beside the table need
+    a token.
 
     Args:
         on_driver: whether this process is on the driver's host; a Spark Connect client may be
             elsewhere.
 
     Raises:
-        LedgerError: an option needs such files and pyarrow cannot write them.
+        LedgerError: an option needs such files, and pyarrow cannot write them.
     """
     needed = options.using_ledger_files
     if place.problem and needed:

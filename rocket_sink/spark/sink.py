@@ -6,18 +6,18 @@
     df.writeStream.foreachBatch(sink.write_batch).start() # Arrow, the send is the ledger append
     print(sink.write(df))                                 # a batch
 
-Times of the checks: options here; speculation here and when Spark pickles the sink, which
-`foreach()` does on the driver; columns on the driver by `stream`, `check`, `write` and
-`write_batch`. A bare `foreach(sink)` gives no writer a look at the schema, so there a missing
-column is found with the first rows of the first task, before any of them is sent.
+The constructor checks the options. The constructor and the pickling by `foreach()`, both on the
+driver, check speculation. `stream`, `check`, `write` and `write_batch` check the columns on the
+driver. A bare `foreach(sink)` sees no schema: a classic session's listener checks its columns at
+the query's start, and over Connect the first task does, before it sends its first rows.
 
 Behaviour of Spark that the foreach lane must bear (pyspark 4.2 `_construct_foreach_function`):
 
-- `open` returning None would drop all rows in silence; an `open` that raises is never closed;
-- `close(None)` is not success: an upstream failure ends the input in the same way. So `close` waits
-for every answer and balances the accounts of the rows so far; only the driver knows whether the
-epoch is done;
-- an error in `close` replaces the one from `process`, so close never raises after an error.
+- if `open` returns None, Spark drops all rows silently; if `open` raises, `close` is never called;
+- `close(None)` does not mean success: Spark also calls it after an upstream failure. So `close`
+  waits for every answer and balances the accounts of the rows so far; only the driver knows whether
+  the epoch is done;
+- an error in `close` replaces the error of `process`, so `close` raises nothing after an error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class RocketSink:
-    """A sink to Apache RocketMQ. Options as in `rocket_sink.options`, by any spelling.
+    """A sink to Apache RocketMQ. It takes the options of `rocket_sink.options`, in any spelling.
 
     Raises:
         OptionError: unknown or illegal options, no name server.
@@ -80,7 +80,7 @@ class RocketSink:
         return self._options
 
     def check(self, df: DataFrame) -> ColumnPlan:
-        """Check a frame's columns against the row contract, on the driver; sends nothing.
+        """Check a frame's columns against the row contract, on the driver, and send nothing.
 
         Raises:
             ColumnError: names the column or option that mends it.
@@ -137,7 +137,7 @@ class RocketSink:
         self._task = ForeachTask(
             self._options, self._plan, partition_id, epoch_id, self._token, self._handed
         )
-        # Spark looks `process` up for each row; this saves one of two calls.
+        # Spark looks up `process` for each row, and then calls the task's method directly.
         self.__dict__["process"] = self._task.process
         return True
 
@@ -164,7 +164,7 @@ class RocketSink:
         self._batches.write_epoch(df, epoch_id)
 
     def write(self, df: DataFrame, *epoch: int) -> WriteSummary:
-        """Send a batch with the same guarantees; the summary prints well."""
+        """Send a batch with the guarantees of `write_batch`; return its counts."""
         if epoch:
             raise ConfigurationError(
                 "write() takes a batch alone; for a stream write foreachBatch(sink.write_batch)"
@@ -172,8 +172,8 @@ class RocketSink:
         return self._batches.write(df)
 
     def __getstate__(self) -> dict[str, Any]:
-        # foreach() pickles the sink on the driver. This is the last chance for a check before tasks
-        # run, and the session may be younger than the sink.
+        # `foreach()` pickles the sink on the driver. Check again, because this is the last chance
+        # before tasks run, and the session may be younger than the sink.
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)

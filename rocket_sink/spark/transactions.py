@@ -1,24 +1,24 @@
 """The driver's side of `delivery=transactional`: it ends epochs that the ledger has decided.
 
-An epoch's append to the ledger is the decision. Then its half messages are committed, and the
-ledger gets a row that says so. If the driver is killed in between, the next start of the query ends
-the epoch, or an answerer, or `rocket-sink transactions settle`: all by `TransactionCommitter.end`,
-one at a time. Only this function commits. A broker's question about a half message is never
-answered by a commit, so no message becomes visible twice or out of order.
+An epoch is decided when the ledger has its append. Then the driver ends it: it commits the epoch's
+half messages and appends a row that says so. If the driver is killed in between, a later caller
+ends the epoch: the next start of the query, a `TransactionChecker` that a broker asks, or
+`rocket-sink transactions settle`. All of them call `TransactionCommitter.end`, one at a time, and
+nothing else commits, so no message becomes visible twice or out of order.
 
-What to answer when a broker asks about a half message: the ledger decides.
+The answers to a broker that asks about a half message:
 
-    not decided yet                                     -> UNKNOWN: asked again
-    decided, and the message is not in the epoch        -> ROLLBACK: an attempt's that failed
+    its epoch is not decided                            -> UNKNOWN: the broker asks again
+    decided, and the message is not in the epoch        -> ROLLBACK: a failed attempt has sent it
     decided, in the epoch, and consumers see it         -> ROLLBACK of this copy
-    decided, in the epoch, and consumers do not see it  -> its epoch is ended now, UNKNOWN
+    decided, in the epoch, and consumers do not see it  -> end the epoch now; UNKNOWN
 
-Never COMMIT. A broker writes the half message anew before it asks (TransactionalMessageServiceImpl.
-putBackHalfMsgQueue), so two copies can be committed, and the broker commits each time it is told
-to. While an epoch is being ended, a commit as an answer would double the message, or make it
-visible before earlier ones of its queue. `TransactionCommitter.end` commits instead, once and in
-order. The other copy is rolled back at a later question, or given up by the broker after
-transactionCheckMax questions; neither touches the visible message.
+The answer is never COMMIT. A broker stores the half message again before it asks
+(TransactionalMessageServiceImpl.putBackHalfMsgQueue), so there can be two copies, and the broker
+commits each copy on request. A COMMIT during `TransactionCommitter.end` would double the message,
+or make it visible before earlier messages of its queue. After `end` has committed one copy, the
+other is rolled back at a later question, or the broker gives it up after transactionCheckMax
+questions; neither touches the visible message.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _ALARM_S: Final = 300
-"""Age at which an undecided half message is logged as an alarm. Brokers check for 450 s by default
-(transactionCheckMax 15, transactionCheckInterval 30 s); then they move the half message away and
-ask no more."""
+"""Age of half messages, when they are committed, above which a warning is logged. By default
+brokers ask for 450 s (transactionCheckMax 15, transactionCheckInterval 30 s); then they move the
+half message away and ask no more."""
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class EndReport:
-    """The result of ending an epoch; `committed` includes `found_stored`, which were visible
-    before.
+    """The result of ending an epoch.
 
     Attributes:
+        committed: messages that are visible now, with the `found_stored` that were visible before.
         refused: messages that their brokers have dropped, and that are not visible.
         busy: another process is ending epochs of the ledger; nothing was done.
     """
@@ -87,11 +87,11 @@ class TransactionCommitter:
 
     Args:
         options: how to reach the brokers, and the ledger.
-        ordered: keep the order per queue; None: follow the options' `ordering`.
+        ordered: commit in the order of each queue; None: only if the options set an `ordering`.
 
     Raises:
-        LedgerError: no ledger there, or a Spark Connect session, which cannot read Delta's
-            transactions.
+        LedgerError: there is no ledger, or the session is a Spark Connect session, which cannot
+            read Delta's transactions.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TransactionCommitter:
         self.group = check_group(check_table(spark, self._place), options)
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
-        """Return the decided but not ended epochs, as rows of `Ledger.transactions`, in order."""
+        """Return decided epochs that have not ended, in order, as rows of `Ledger.transactions`."""
         epochs = self._ledger.transactions(self._spark, pending=True)
         if query_id is not None:
             epochs = epochs.where(epochs.query_id == query_id)
@@ -134,14 +134,14 @@ class TransactionCommitter:
 
         Args:
             wait_s: longest wait for another process that ends epochs of this ledger.
-            again: check the messages even if the ledger has the epoch's end; commit those that are
-                not visible.
+            again: look at the messages even if the epoch has ended; commit those that are not
+                visible.
 
         Raises:
             DeliveryError: a broker did not commit; the call can be repeated.
-            SendError: a fatal one (credentials).
-            LedgerError: the ledger's lock was lost, for example because this process was stopped
-                for long.
+            SendError: the error is fatal (credentials).
+            LedgerError: the lock of the ledger was lost, for example because this process was
+                stopped for long.
         """
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
@@ -152,7 +152,7 @@ class TransactionCommitter:
             return self._end(decision, query_id, epoch, lock, again=again, progress=progress)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
-        """Return ids of the half messages that the epoch commits; None if it is undecided."""
+        """Return the ids of the half messages that the epoch commits; None if it is undecided."""
         last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
@@ -160,19 +160,19 @@ class TransactionCommitter:
         return frozenset(decision.halves.column("message_id").to_pylist() if decision else ())
 
     def _end(
-        self, found: DecidedEpoch, query_id: str, epoch: int, lock: LedgerLock, *, again: bool,
+        self, decision: DecidedEpoch, query_id: str, epoch: int, lock: LedgerLock, *, again: bool,
         progress: Progress,
     ) -> EndReport:  # fmt: skip
-        started_s, since_ms = time.monotonic(), found.since_ms
+        started_s, since_ms = time.monotonic(), decision.since_ms
         mark = CommitMarker(self._place, query_id, epoch)
         begun_before = not mark.begin()
         with self._pool.engine(self._options) as engine:
             commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
-                since_ms=since_ms, progress=lambda done: progress(done, len(found.halves)),
+                since_ms=since_ms, progress=lambda done: progress(done, len(decision.halves)),
                 check=lock.check,
             )  # fmt: skip
-            report = commits.commit(found.halves, doubtful=begun_before or again)
+            report = commits.commit(decision.halves, doubtful=begun_before or again)
         age_s = time.time() - since_ms / 1000
         if age_s > _ALARM_S:
             _LOG.warning(
@@ -180,12 +180,12 @@ class TransactionCommitter:
                 "stop asking about them after transactionCheckMax * transactionCheckInterval "
                 "(450 s by default): shorter epochs, please", epoch, age_s,
             )  # fmt: skip
-        ctx = RunContext(query_id, found.run_id, epoch, lane=found.lane)
+        ctx = RunContext(query_id, decision.run_id, epoch, lane=decision.lane)
         self._note(report, ctx, time.monotonic() - started_s)
         mark.remove()
         return EndReport(
             query_id, epoch, report.committed, report.found_stored, len(report.refused),
-            topics=tuple(sorted(found.halves.column("topic").unique().to_pylist())),
+            topics=tuple(sorted(decision.halves.column("topic").unique().to_pylist())),
         )  # fmt: skip
 
     def _note(self, report: CommitReport, ctx: RunContext, duration_s: float) -> None:
@@ -200,23 +200,19 @@ class TransactionCommitter:
             )
         ]  # fmt: skip
         if report.refused:
-            gone = [half for half, _ in report.refused]
+            halves = [half for half, _ in report.refused]
             columns = {
-                "topic": [half.topic for half in gone],
-                "broker_name": [half.broker_name for half in gone],
-                "message_id": [half.message_id for half in gone],
+                "topic": [half.topic for half in halves],
+                "broker_name": [half.broker_name for half in halves],
+                "message_id": [half.message_id for half in halves],
                 "remark": [storable(remark) for _, remark in report.refused],
             }
-            batches.append(build_rows(TRANSACTION, len(gone), columns, ctx))
+            batches.append(build_rows(TRANSACTION, len(halves), columns, ctx))
         self._ledger.append(self._spark, *batches)
 
 
 def check_ended(report: EndReport) -> None:
-    """Raise an error if the epoch is not ended, or if messages of it are lost.
-
-    Raises:
-        DeliveryError
-    """
+    """Raise a DeliveryError if the epoch is not ended, or if messages of it are lost."""
     if report.busy:
         raise DeliveryError(
             f"epoch {report.epoch} is in the ledger, and its half messages are not committed: "
@@ -233,25 +229,25 @@ def check_ended(report: EndReport) -> None:
 
 
 _EPOCHS: Final = 4
-"""Number of decided epochs whose members are remembered."""
+"""Number of decided epochs whose members are cached."""
 _UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
-"""Time until the next try after an epoch could not be ended; brokers ask again as often."""
+"""Shortest time between two tries to end an epoch: brokers ask about a half message as often."""
 
 Members = Callable[[str, int], "frozenset[str] | None"]
 IsVisible = Callable[[str, str], bool]
 End = Callable[[str, int], object]
-Told = Callable[[HalfMark, str, TransactionState], None]
+OnDecision = Callable[[HalfMark, str, TransactionState], None]
 
 
 class CheckBacks:
-    """The decision on half messages, one at a time, for one thread.
+    """Decides on one half message at a time; for one thread.
 
     Args:
         members: returns the ids of an epoch's half messages, which never change; None if undecided.
-        is_visible: tells whether consumers see (topic, message id).
+        is_visible: returns whether consumers see (topic, message id).
         end: ends an epoch; it may raise `RocketSinkError`.
-        told: called with each decision.
+        on_decision: called with each decision.
     """
 
     def __init__(
@@ -260,29 +256,29 @@ class CheckBacks:
         is_visible: IsVisible,
         end: End,
         *,
-        told: Told = lambda mark, message_id, state: None,
+        on_decision: OnDecision = lambda mark, message_id, state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._members = members
         self._is_visible = is_visible
         self._end = end
-        self._told = told
+        self._on_decision = on_decision
         self._clock = clock
         self._known: OrderedDict[tuple[str, int], frozenset[str]] = OrderedDict()
         self._not_before_s: dict[tuple[str, int], float] = {}
         self._undecided: tuple[tuple[str, int], float] | None = None
 
     def __call__(self, message: StoredMessage) -> TransactionState:
-        """Return the decision on a half message; UNKNOWN if the ledger does not tell."""
+        """Return the decision on a half message; UNKNOWN if the ledger cannot be read now."""
         mark, message_id = HalfMark.read(message.properties), message.message_id
         if mark is None or message_id is None:
             return UNKNOWN
         try:
             state = self._decide(message.topic, message_id, mark)
         except RocketSinkError as error:
-            _LOG.warning("nothing is known of the half message %s now: %s", message_id, error)
+            _LOG.warning("cannot decide on the half message %s now: %s", message_id, error)
             state = UNKNOWN
-        self._told(mark, message_id, state)
+        self._on_decision(mark, message_id, state)
         return state
 
     def _decide(self, topic: str, message_id: str, mark: HalfMark) -> TransactionState:
@@ -310,8 +306,8 @@ class CheckBacks:
         return members
 
     def _is_undecided(self, epoch: tuple[str, int]) -> bool:
-        """Return whether the epoch was undecided a moment ago: brokers ask about thousands of
-        messages at once."""
+        """Return whether the epoch was undecided a moment ago. Brokers ask about thousands of
+        messages at once, so not each question reads the ledger."""
         undecided = self._undecided
         return undecided is not None and undecided[0] == epoch and self._clock() < undecided[1]
 
@@ -320,8 +316,8 @@ class TransactionChecker:
     """Answers the brokers' questions about one ledger's half messages, on threads of its own.
 
     Args:
-        told: called with each decision.
-        ended: called with the report of each epoch that was ended because a broker asked.
+        on_decision: called with each decision.
+        on_end: called with the report of each epoch that was ended because a broker asked.
         ordered: see `TransactionCommitter`.
     """
 
@@ -330,17 +326,19 @@ class TransactionChecker:
         spark: SparkSession,
         options: SinkOptions,
         *,
-        told: Told = lambda mark, message_id, state: None,
-        ended: Callable[[EndReport], None] = lambda report: None,
+        on_decision: OnDecision = lambda mark, message_id, state: None,
+        on_end: Callable[[EndReport], None] = lambda report: None,
         ordered: bool | None = None,
     ) -> None:
-        self._endings = TransactionCommitter(spark, options, ordered=ordered)
-        self._ended = ended
+        self._committer = TransactionCommitter(spark, options, ordered=ordered)
+        self._on_end = on_end
         self._admin = Admin(options)
         self._watched: set[str] = set()
-        decide = CheckBacks(self._endings.members, self._visible, self._end, told=told)
+        decide = CheckBacks(
+            self._committer.members, self._is_visible, self._end, on_decision=on_decision
+        )
         self._producer = Producer(
-            options.with_(producerGroup=self._endings.group, autoBatch=False, enableTrace=False),
+            options.with_(producerGroup=self._committer.group, autoBatch=False, enableTrace=False),
             transaction_listener=lambda message: _decided(decide, message),
         )
 
@@ -359,26 +357,26 @@ class TransactionChecker:
         self._producer.close(timeout_s=1.0)
         self._admin.close()
 
-    def _visible(self, topic: str, message_id: str) -> bool:
+    def _is_visible(self, topic: str, message_id: str) -> bool:
         messages = self._admin.query_by_unique_key(topic, message_id, max_messages=1, bodies=False)
         return bool(messages)
 
     def _end(self, query_id: str, epoch: int) -> None:
-        report = self._endings.end(query_id, epoch, wait_s=0.0, again=True)
+        report = self._committer.end(query_id, epoch, wait_s=0.0, again=True)
         if report.refused:
             _LOG.warning(
                 "%d messages of query %s epoch %d are lost: their brokers do not have their half "
                 "messages any more; the ledger names them", report.refused, query_id, epoch,
             )  # fmt: skip
         if report.committed or report.refused:
-            self._ended(report)
+            self._on_end(report)
 
 
 def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
     try:
         return decide(message)
     except Exception as error:
-        # The session may have ended; the broker asks again, and perhaps another client.
+        # The session may have ended. The broker asks again, and perhaps asks another client.
         _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
         return UNKNOWN
 
@@ -388,14 +386,14 @@ _lock: Final = ForkLock()
 
 
 def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
-    """Return this process's answerer for these options; it lives as long as the application.
+    """Return this process's checker for these options; it lives as long as the Spark application.
 
     Raises:
         LedgerError, OptionError
     """
     key = (spark.sparkContext.applicationId, options.digest)
     with _lock:
-        for old in [answerer_key for answerer_key in _answerers if answerer_key[0] != key[0]]:
+        for old in [checker_key for checker_key in _answerers if checker_key[0] != key[0]]:
             _answerers.pop(old).close()
         checker = _answerers.get(key)
         if checker is None:
@@ -437,8 +435,8 @@ class Transactions(TransactionCommitter):
         check_ended(report)
 
     def _watch(self, *topics: str) -> None:
-        """Answer the brokers' checks. If that fails, the half messages stay unanswered, but are
-        safe."""
+        """Answer the brokers' questions about these topics. If that fails, only warn: half messages
+        without an answer are safe."""
         try:
             driver_answerer(self._spark, self._options).watch(*topics)
         except RocketSinkError as error:

@@ -1,1 +1,1 @@
-"""Backfill: dead letters or the rows of a table are sent again."""
+"""Backfill: dead letters, or the rows of a table, are sent again."""

@@ -5,10 +5,10 @@
         work.run(plan.selected)
 
 A backfill sends in order per key and under the same message ids. It is safe to run a backfill
-twice, or again after it was killed. It writes resolutions as it goes, a dead letter with a
-resolution is no longer pending, and brokers are asked about messages that were on their way
-(`.resend`). The ledger also has the state of a table's backfill, and is made if it is missing.
-History is never edited: a resolution is a new row. A ledger has one backfill at work at a time:
+twice, or again after it was killed: it writes resolutions as it goes, a dead letter with a
+resolution is no longer pending, and it asks brokers about messages that were on their way
+(`.resend`). A resolution is a new row; no row is ever changed. A table's backfill keeps its state
+in the ledger, too, and makes the ledger if it is missing. One backfill of a ledger runs at a time:
 `with` claims the ledger from before the plan to the end; the next backfill waits, or is refused.
 
 The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
@@ -53,19 +53,19 @@ _SAMPLE: Final = 10
 _PROGRESS_S: Final = 0.5
 _ORDER_WAIT_MS: Final = 10_000
 _QUERY: Final = "backfill-"
-"""Start of every backfill's query id, by which its open spool files are recognised."""
+"""Prefix of every backfill's query id, by which its open spool files are recognised."""
 _OTHERS_WAIT_S: Final = 20.0
-"""Longest wait for the workers of a killed driver, which outlive it for a moment."""
+"""Longest wait for the workers of a killed driver, which end a moment later."""
 
 
 @dataclass
 class Plan:
     """The plan of a backfill: numbers of dead letters (of a table: rows), and a sample of them.
 
-    `left_alone` failed in as many backfills as the selection allows; `behind` wait behind one of
-    these with the same key. `asked` may be stored, because their outcome is unknown or a killed
-    backfill may have sent them, so the brokers are asked first. Letters `without_body`, or
-    `without_topic` if the option names none, cannot be sent.
+    `left_alone` letters failed in as many backfills as the selection allows; `behind` letters wait
+    behind one of these with the same key. `asked` letters may be stored, because their outcome is
+    unknown or a killed backfill may have sent them: the brokers are asked first. Letters
+    `without_body` cannot be sent, nor those `without_topic` if the option `topic` is empty.
     """
 
     pending: int = 0
@@ -152,8 +152,8 @@ class Backfill:
             claim.release()
 
     def plan(self, *, sample: int = _SAMPLE) -> Plan:
-        """Fold, then count the dead letters; nothing is sent. Without a claim another backfill may
-        run.
+        """Fold, then count the dead letters; send nothing. Outside of `with` another backfill may
+        run meanwhile.
 
         Raises:
             OptionError, ColumnError: filter, columns or times that do not fit the source.
@@ -169,7 +169,7 @@ class Backfill:
 
     def waiting(self) -> dict[str, int] | None:
         """Return {broker that is in no route now: number of selected dead letters that wait for
-        it}. None if no name server answers.
+        it}; None if no name server answers.
 
         Raises:
             OptionError: no name server.
@@ -192,7 +192,8 @@ class Backfill:
         return None if "" in counts else dict(counts)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
-        """Send the selected dead letters and write their resolutions; claims the ledger if need be.
+        """Send the selected dead letters and write their resolutions; outside of `with`, claim the
+        ledger first.
 
         Args:
             selected: number of selected dead letters, from `plan`; it sets the number of tasks.
@@ -211,7 +212,7 @@ class Backfill:
             return self.run(selected, progress=progress)
 
     def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
-        # Make the table of a new ledger before the first send.
+        # The table of a new ledger must exist before the first send.
         self.ledger.create(self._spark)
         self._source.begin(self._spark, self.ledger)
         version = self.ledger.version(self._spark)
@@ -321,8 +322,8 @@ class Backfill:
         return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
-        """Wait until the workers of a killed backfill have ended; without claim and driver they end
-        soon."""
+        """Wait until the workers of a killed backfill have ended, which they do soon without its
+        driver."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
         while writers := open_files(place, place.filesystem(), query=_QUERY):
@@ -354,7 +355,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
         "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
     }  # fmt: skip
     if options.delivery == "transactional":
-        # Dead letters have marks of their own, and no epochs that could decide on half messages.
+        # A backfill has no epochs that could decide on half messages.
         changes["delivery"] = "at_least_once"
     if options.order_wait_ms == SinkOptions().order_wait_ms:
         # A broker that is still away costs one wait per chunk of dead letters.

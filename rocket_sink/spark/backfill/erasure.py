@@ -21,8 +21,8 @@ _KEY: Final = ("topic", "sharding_key")
 def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
     """Remove bodies, keys, tags, properties and errors' texts of dead letters, settled or not.
 
-    Pending letters are first noted as dropped, because they cannot be sent any more. An erasure
-    that was killed is finished by the next one, whatever its condition.
+    First note pending letters as dropped, because they cannot be sent any more. The next erasure,
+    with any condition, finishes one that was killed.
 
     Raises:
         OptionError: the condition cannot be used.

@@ -1,10 +1,10 @@
-"""The queues that dead letters sent again must go to, so that a key's order holds on its queue.
+"""The queues to which a backfill sends dead letters, so that a key's order holds on its queue.
 
-A sharding key's queue is an index into its query's list of queues (`task.queue_snapshot`). While a
-broker is away the route gives another list, which would move keys unnoticed. So a dead letter uses
-the list and the hash of the query that gave it up, and waits while its queue's broker is in no
-route. Dead letters of a query without strict order have no such list, and use the route that the
-task sees first. A table's rows use the list that its first backfill noted.
+A sharding key's hash is an index into a list of queues (`task.queue_snapshot`). While a broker is
+away the route has another list, which would move keys unnoticed. So a dead letter uses the list and
+the hash of the query that gave it up, and waits while its queue's broker is in no route. Dead
+letters of a query without strict order have no such list, and use the route that the task sees
+first. Rows of a table use the list that the table's first backfill noted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lists = Mapping[str, Pinned]
 
 
 class HomeQueues:
-    """The queues to which the dead letters of a task belong.
+    """The home queues of one task's dead letters.
 
     Args:
         options: the backfill's options; a `topic` among them replaces the dead letters' topics.
@@ -59,8 +59,8 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """Yield parts of the dead letters, each with its lists; a new part begins where a topic's
-        list changes."""
+        """Yield parts of the dead letters, each with its lists of queues. A new part begins where
+        a topic's list changes."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()
@@ -80,13 +80,13 @@ class HomeQueues:
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
-        """Return what each letter waits for: a broker that is in no route, a queue, or null for
-        nothing."""
+        """Return for each letter the name of the broker (or queue) that is in no route, for which
+        the letter must wait; null if it can be sent."""
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            # Treat null apart, because it equals nothing; rows without a topic take the option's
-            # topic.
+            # `is_in` selects rows without a topic, too, which take the option's topic: null equals
+            # nothing.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
@@ -139,16 +139,17 @@ class HomeQueues:
         return info
 
 
-def _differs(found: Pinned, topic: str, lists: Lists) -> bool:
-    """Return whether the lists differ from the current part's: a task body has one list per topic
-    and one hash."""
+def _differs(wanted: Pinned, topic: str, lists: Lists) -> bool:
+    """Return whether a topic's list does not fit those of the current part: a `TaskSender` takes
+    one list per topic, and one hash."""
     return any(
-        pinned.sharding_hash != found.sharding_hash or (name == topic and pinned != found)
+        pinned.sharding_hash != wanted.sharding_hash or (name == topic and pinned != wanted)
         for name, pinned in lists.items()
     )
 
 
 def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
+    """Return the broker (or queue) that the route lacks for each key; None if it lacks nothing."""
     queues: QueueList = pinned.queues
     names = np.array([_absence(queue, info) for queue in queues], object)
     by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
@@ -177,8 +178,8 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return the absent brokers of rows that name their queue; logical brokers for a static
-    topic."""
+    """Return each row's broker if no route has it, else None. For a static topic these are the
+    logical brokers."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
     if info is None:

@@ -1,4 +1,4 @@
-"""Parking: dead letters put aside by hand, and taken back, as resolutions in the ledger."""
+"""Parking: users put dead letters aside, and take them back, by resolutions in the ledger."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NAMED: Final = ("letter_id", "topic", "message_id")
 
 @dataclass(frozen=True)
 class Parked:
-    """The number of dead letters that were parked or unparked, and the named ones that could not
-    be."""
+    """The number of dead letters that were parked (or unparked), and the ids of named ones that
+    were not pending (or not parked)."""
 
     count: int
     left_out: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ def unpark(
 ) -> Parked:
     """Take back the parking, or dropping, of these dead letters, and of all that meet `where`. They
     are pending again, in their old place. Their keys are not held again (`onPendingKey`), because
-    later messages passed while they were parked.
+    later messages have passed them already.
 
-    Raises: Like `park`.
+    Raises: as `park`.
     """
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])

@@ -5,17 +5,17 @@ Dead letters come sorted per key and are sent in chunks through the task body of
     marks "about to send", durable -> send, await all answers -> resolutions of what was stored and
     marks of what was not, durable
 
-A killed backfill leaves at most one chunk per task without notes. The next backfill asks the
-brokers for these dead letters by message id before it sends them, and likewise for dead letters
-with an unknown outcome. It asks the brokers of the topic's route, in effectively_once also the
-broker that had not answered; a message that they do not have within `storedCheckDelay` is not
-stored. A dead letter that is not stored stays pending as it is: it gets no second dead letter.
-Later dead letters of its key are held back, so that the key's order holds.
+A killed backfill leaves at most one chunk per task whose results are not noted. The next backfill
+asks brokers for these dead letters, and for those with an unknown outcome, by message id before it
+sends them. It asks the brokers of the topic's route, with effectively_once also the broker that had
+not answered; a message that they do not have within `storedCheckDelay` is not stored. A dead letter
+whose resend fails stays pending as it is: it gets no second dead letter. Later dead letters of its
+key are held back, so that the key's order holds.
 
 Brokers are not asked for messages that a consumer gave up, or that were read from a topic
-(`was_stored`): the topic has a message with this id anyway. A dead letter that was settled since
-the plan, for example parked by hand, is left out. Before each chunk the task makes sure that no
-other backfill has taken over (`ledger.query.backfill_marks`).
+(`was_stored`): a message with this id exists in any case. A dead letter that was settled since the
+plan, for example parked by a user, is left out. Before each chunk the task makes sure that no other
+backfill has claimed the ledger (`ledger.query.backfill_marks`).
 
 A dead letter whose queue's broker is in no route waits for it (`.home_queues`): it stays pending,
 and the report names the broker. Only `move_keys` sends it to another queue.
@@ -73,13 +73,13 @@ class StoredLetters:
     """Asks brokers which dead letters they have stored already. It asks the brokers in the topic's
     route; with `delivery=effectively_once` also the broker that did not answer the dead letter's
     send (column `unknown_at`), which may be in no route now. Before the first question to a broker
-    it waits until earlier requests must have arrived.
+    it waits `storedCheckDelay`, so that earlier requests have arrived.
     """
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
-        # Ask for messages of any time: a dead letter does not have the time of its send.
         self._silent: dict[str, set[str]] = {}
+        # Ask for messages of any time: a dead letter does not have the time of its send.
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
@@ -103,8 +103,8 @@ class StoredLetters:
         return set().union(*stored_ids)
 
     def _note_silent(self, letters: pa.RecordBatch) -> None:
-        """Note the brokers that did not answer, unless the resend goes to another topic, where the
-        message is new."""
+        """Note the brokers that did not answer a send, unless the resend goes to another topic,
+        where the message is new."""
         options = self._options
         if options.delivery != "effectively_once" or options.topic:
             return
@@ -125,8 +125,7 @@ class StoredLetters:
 
 
 CHUNK: Final = 2000
-"""Dead letters between two durable notes of what was stored; fewer where a rate limit makes them
-take longer than a second."""
+"""Dead letters per chunk; fewer if a rate limit would make the chunk take more than a second."""
 FOUND: Final = "found at a broker: an earlier send had stored it"
 
 FAILURES_MAX: Final = 1000
@@ -134,7 +133,7 @@ FAILURES_MAX: Final = 1000
 _FAILURE: Final = ("topic", "code", "error")
 _SEPARATOR: Final = "\x1f"
 RESULT_DDL: Final = "result STRING"
-"""Column in which a task tells the driver its `Resent`, as JSON."""
+"""The column in which a task returns its `Resent` to the driver, as JSON."""
 
 
 @dataclass
@@ -217,8 +216,8 @@ class Resender:
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
         ask_all: ask brokers for every dead letter except those of consumers, because an earlier
             attempt of this task may have sent it.
-        on_dead_letters: called with the number of dead letters that have ended, sent or not.
-        pin_new: the letters are rows of a table, whose queues are noted at the first look.
+        on_dead_letters: called after each chunk with its number of dead letters, sent or not.
+        pin_new: the letters are rows of a table: note the queues of a topic that has no note.
         move_keys: if the broker of a dead letter's queue is in no route, send to another queue.
         settled: dead letters that are settled already.
         check: called before each chunk; raises when the task must send nothing more.
@@ -258,8 +257,8 @@ class Resender:
         self.total = Resent()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send dead letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
-        each, `open` and `was_stored`.
+        """Send dead letters: rows with the row contract's columns (`message_id` is never null),
+        `letter_id`, `query_id`, `open` and `was_stored`.
         """
         size = _chunk_rows(batch, self._options)
         for run, lists in self._homes.runs(batch):
@@ -291,7 +290,7 @@ class Resender:
         self._resolve(stored)
         self.total.resent += stored.num_rows
         self._spool.sync()
-        # Stop: the brokers are out of reach, so the next chunk would wait as long in vain.
+        # Stop if the brokers are out of reach: the next chunk would wait as long in vain.
         no_way = all(failure.code in NO_WAY for failure in failed.values())
         self._hopeless = bool(failed) and not stored.num_rows and no_way
 
@@ -303,8 +302,8 @@ class Resender:
         return kept
 
     def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
-        """Leave out rows that wait for a broker; with `move_keys` leave out only rows that name
-        their queue. The column `moved` marks rows that go to another queue than their own.
+        """Leave out rows that wait for a broker (with `move_keys` only those that name a queue),
+        and mark the rows that go to another queue than their own in the column `moved`.
         """
         absent = self._homes.absent(chunk, lists)
         away = pc.is_valid(absent)
@@ -318,7 +317,7 @@ class Resender:
         return self._without_stopped_keys(kept)
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out letters that an earlier send or attempt of this task stored without a note."""
+        """Leave out letters that an earlier send, or attempt of this task, has stored unnoted."""
         doubtful = chunk["open"]
         if self._ask_all:
             doubtful = pc.invert(chunk["was_stored"])
@@ -341,9 +340,8 @@ class Resender:
         return chunk.filter(pc.invert(is_found))
 
     def _deliver(self, chunk: pa.RecordBatch, lists: Lists) -> None:
-        """Send a chunk; letters that are not in `_failed` afterwards are stored.
-
-        Strict order refuses rows without a sharding key: they go on their own, unordered.
+        """Send a chunk; letters that are not in `_failed` afterwards are stored. Rows without a
+        sharding key are sent apart and unordered, because strict order refuses them.
         """
         has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
         hashes = [pinned.sharding_hash for pinned in lists.values()]
@@ -486,8 +484,8 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 
 
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count the dead letters that wait for each broker, as rows of WAITING_DDL; send nothing. Yield
-    one row without a name if no name server answers."""
+    """Count the dead letters that wait for each broker, as rows of WAITING_DDL; send nothing. If no
+    name server answers, yield one row with an empty name."""
     from rocket_sink.producer.pool import worker_pool
 
     counts: Counter[str] = Counter()
@@ -514,7 +512,7 @@ def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
 
 
 def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut where `was_stored` changes, because the two kinds are sent differently."""
+    """Cut where `was_stored` changes, because `_deliver` sends the two kinds differently."""
     kinds = letters["was_stored"].to_numpy(zero_copy_only=False)
     cuts = (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
     for start, end in itertools.pairwise([0, *cuts, len(kinds)]):

@@ -1,17 +1,19 @@
-"""Sources of a backfill: dead letters of a ledger, or rows of any table. Both give one frame of
-pending rows: the row contract's columns (`SENT_COLUMNS`), `letter_id`, `tries` and `open` (what
-earlier backfills did, see `ledger.query.backfill_marks`; `open` also where the dead letter's own
-outcome is unknown; `unknown_at` is the broker that did not answer; never where `was_stored`: a
-consumer had the message, or the row was read from a topic), `reason`, `at`, and `_place`, which
-sorts a key's dead letters. `query_id` names the query whose queues they use (`.home_queues`); for a
-table it is a digest of its name.
+"""Sources of a backfill: dead letters of a ledger, or rows of any table. Both give a frame of
+pending rows, with the row contract's columns (`SENT_COLUMNS`), `letter_id`, `reason`, `at` and
 
-A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
-table's name, the topic option and all its columns, numbered where rows are equal. This id names the
-row's resolution in the ledger, and is its message id if it has none. So a table is sent once,
-however often a backfill runs; under another path or to another topic its rows count as new ones.
-Other types would make new ids, too: Spark infers types from all files, so one new file could send
-all old rows again. The first backfill notes the types, and a later one with other types is refused.
+    tries       number of earlier backfills that failed to send the row
+    open        ask brokers before sending: an earlier send or backfill may have stored the row
+    was_stored  a consumer had the message, or the row was read from a topic: never `open`
+    unknown_at  the broker that did not answer the send
+    query_id    the query whose queues the row uses (`.home_queues`); a digest of a table's name
+    _place      sorts the dead letters of a key
+
+A row of a table has no dead letter. Its `letter_id` is a digest of the table's name, the topic
+option and all its columns, numbered where rows are equal, so it is the same in each backfill. It
+names the row's resolution in the ledger, and makes a message id if the row has none. So a table is
+sent once, however often a backfill runs; under another path or to another topic its rows are new.
+Other types would give new ids, too: Spark infers types from all files, so one new file could send
+all old rows again. The first backfill notes the types, and one with other types is refused.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Selection:
             `event_time`.
         limit: at most so many, the oldest of those that the other conditions select.
         max_tries: leave alone dead letters that failed in this many backfills.
-        again: send them nevertheless.
+        again: ignore `max_tries`.
     """
 
     reasons: tuple[str, ...] = ()
@@ -81,8 +83,8 @@ class Selection:
 class DeadLetters:
     """The pending dead letters of the ledger.
 
-    Order per key is that of the epochs and, within a task, of the dead letters' ordinal; the dead
-    letters of different queries go query by query, in the order in which the table got them.
+    A key's letters go in the order of the epochs and, within a task, of their ordinals; different
+    queries go one after the other, in the order in which the table got them.
     """
 
     what = "dead letters"
@@ -102,9 +104,9 @@ class DeadLetters:
         if not ledger.exists(spark):
             return None
         letters = ledger.dead_letters(spark, pending=True)
-        # Order by table and epochs, because clocks differ and are set back. Exported dead letters
-        # have neither epoch nor partition, but their brokers' times. A window over each query would
-        # bring all bodies of a query to one task.
+        # Order by sequence and epoch, because clocks differ and are set back. Exported dead letters
+        # have neither epoch nor partition, so they go by their brokers' times. Join the sequences:
+        # a window over each query would bring all bodies of a query to one task.
         queries = letters.groupBy(F.col("query_id").alias("_query")).agg(
             F.min("sequence").alias("_query_order")
         )
@@ -112,8 +114,8 @@ class DeadLetters:
         letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")
         exported_at = F.when(F.col("partition").isNull(), F.col("at"))
         place = F.struct("_query_order", "query_id", "epoch", "partition", exported_at, "ordinal")
-        # A row that was refused before it got an id gets one from its dead letter's id, the same in
-        # each backfill.
+        # A row that was refused before it got a message id gets one from its dead letter's id, the
+        # same in each backfill.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
         was_stored = F.col("reason").eqNullSafe("consumer")
         placed = letters.withColumns(
@@ -133,7 +135,7 @@ class DeadLetters:
         """Note the state that later backfills must find unchanged; dead letters need none."""
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
-        """Return a condition for the rows that the selection wants, regardless of tries and limit.
+        """Return the condition of the selection, without its `max_tries` and `limit`.
 
         Raises:
             OptionError: the filter cannot be used.
@@ -154,13 +156,13 @@ class Table:
     others).
 
     Args:
-        frame: its rows, in all its columns.
-        name: tells one table from another in the ledger: the path or the table's name.
+        frame: its rows, with all columns.
+        name: the path or the table's name, which identifies the table in the ledger.
         options: options of the write; `columns`, `bodyFormat`, `orderBy` and `topic` define the
             messages.
-        is_text: the files are texts (csv, json), whose timestamps are read in the session's zone.
+        is_text: the files are texts (csv, json), with timestamps in the session's time zone.
 
-    Order per key is that of `orderBy`, else of `event_time`, else of the rows in their files.
+    A key's rows go in the order of `orderBy`, else of `event_time`, else of the files.
 
     Raises, from `pending`:
         ColumnError: the frame does not fit the row contract, or has other types than in the first
@@ -181,8 +183,8 @@ class Table:
 
         self._check_types(spark, ledger)
         plan = plan_of(self.frame, self.options)
-        # Filter before the columns are narrowed. Equal rows pass or fail together, so ids do not
-        # change.
+        # Filter first, while all columns are there. Equal rows pass or fail together, so the filter
+        # does not change ids.
         numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
         columns = self._columns(dict(plan.sources))
         if plan.needs_to_json:
@@ -201,7 +203,7 @@ class Table:
         return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
 
     def begin(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Note the types, on which the rows' ids depend."""
+        """Note the columns' types, on which the rows' ids depend."""
         NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
 
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
@@ -231,7 +233,7 @@ class Table:
         )
 
     def _types(self, spark: SparkSession) -> dict[str, str]:
-        """Return {column: type}, and the session's zone if it makes timestamps of texts."""
+        """Return {column: type}, and the session's time zone if Spark parses timestamps in it."""
         types = {field.name: field.dataType.simpleString() for field in self.frame.schema}
         timed = [name for name, kind in types.items() if re.search(r"\btimestamp\b", kind)]
         if timed:
@@ -259,7 +261,7 @@ class Table:
 
     @property
     def _was_stored(self) -> bool:
-        """Return whether the rows were read from a topic, like those of `dlq export`: messages with
+        """Return whether the rows were read from a topic, as by `dlq export`: then messages with
         their ids exist."""
         return "offset_message_id" in self.frame.columns
 
@@ -268,14 +270,13 @@ class Table:
         return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
 
     def _numbered(self, frame: DataFrame) -> DataFrame:
-        """Return the rows with `letter_id` and `_row`, their place in the table as it is read."""
+        """Return the rows with their `letter_id` and `_row`, a row's number in this reading."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812
 
-        # Sort the columns by name: their order in a folder depends on which file is read first.
+        # Sort the columns by name: their order depends on the file that Spark reads first.
         names = [quoted(name) for name in sorted(frame.columns)]
-        # Use UTC: timestamps in the session's zone would change the digests, and rows would be sent
-        # again.
+        # Use UTC: in another session's zone the digests would differ, and rows would be sent again.
         written = {"ignoreNullFields": "false", "timeZone": "UTC"}
         content = F.to_json(F.struct(*names), written)
         parts = [F.lit(self.name), F.lit(self.options.topic), content]
@@ -285,7 +286,7 @@ class Table:
         return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))
 
     def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
-        """Return the existing columns of the contract, and the three that a resend needs."""
+        """Return the contract's columns that the table has, and all that a resend needs."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = {
@@ -304,15 +305,14 @@ class Table:
 _BEYOND_THE_ROW: Final = re.compile(
     r'"class":"[\w.$]*\.(CallMethodViaReflection|\w*Subquery\w*|Exists|ListQuery)"'
 )
-"""Spark's names of expressions that run code of the class path, or read other tables."""
+"""Spark's names of expressions that call Java methods, or read other tables."""
 
 Source: TypeAlias = DeadLetters | Table
 
 
 def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
-    """Return the rows for which a SQL condition is true; its columns and types are checked now.
-
-    Another person may have written the text, so it may use the row's columns only.
+    """Return the rows for which a SQL condition is true; check its columns and types now. The text
+    may use the row's columns only, because another person may have written it.
 
     Raises:
         OptionError: the text does not parse, names a missing column, is no condition, calls Java
@@ -335,7 +335,7 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
     plan = matches._jdf.queryExecution().analyzed()
     if plan.nodeName() != "Filter":
         raise OptionError(
-            f"the filter {condition!r} uses what is no column: it may only use {of}: "
+            f"the filter {condition!r} uses more than columns; it may only use {of}: "
             f"{', '.join(frame.columns)}",
             option="where",
         )
@@ -350,10 +350,9 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
-    """Return the dead letters with three more flags, at most one of which is true. `_tired`:
-    wanted, but left alone, because it has failed too often. `_behind`: wanted, but behind a tired
-    dead letter of its key, which it would overtake; rows that no broker takes (reason `data`) stop
-    nobody. `_chosen`: to be sent.
+    """Return the dead letters with three flags, of which at most one is true: `_tired` is left
+    alone, because it has failed too often; `_behind` waits behind a tired dead letter of its key,
+    unless no broker takes that one (reason `data`); `_chosen` is to be sent.
 
     Args:
         letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
@@ -367,9 +366,9 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
     candidates = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
     behind: Column = F.lit(False)
     if not selection.again:
-        # Treat each dead letter without a key alone: it does not wait behind another.
-        alone = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
-        earlier = Window.partitionBy("topic", "sharding_key", alone).orderBy("_place")
+        # A dead letter without a key waits behind no other: it is a partition of its own.
+        keyless = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
+        earlier = Window.partitionBy("topic", "sharding_key", keyless).orderBy("_place")
         earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
         stops = F.col("_tired") & ~F.col("reason").eqNullSafe("data")
         behind = F.coalesce(F.max(stops).over(earlier), F.lit(False))
@@ -379,8 +378,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
-    """Add `tries` and `open` of earlier backfills to each dead letter; `open` is false if
-    `was_stored`."""
+    """Add `tries` and `open`, as earlier backfills left them, to each dead letter."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = letters.join(tries, "letter_id", "left")
@@ -389,7 +387,7 @@ def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
 
 
 def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
-    """Return whether a row meets all of the conditions, and the selection's for all sources; null
+    """Return the condition that all of `conditions` hold, and the selection's topic and times; null
     is false, as after WHERE."""
     from pyspark.sql import functions as F  # noqa: N812
 
