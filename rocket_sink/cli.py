@@ -73,7 +73,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code."""
+    """Run a command line; return the exit code."""
     return run(cli, "rocket-sink", arguments)
 
 
@@ -102,19 +102,19 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
     return answer if isinstance(answer, int) else 0
 
 
-def _failed(error: Exception, given: Sequence[str]) -> int:
+def _failed(error: Exception, argv: Sequence[str]) -> int:
     from rocket_sink.commands.common.base import one_line
 
-    if debug_wanted(given):
+    if debug_wanted(argv):
         note_lines(clean_trace("".join(traceback.format_exception(error))))
     note(f"rocket-sink: {one_line(error)}")
-    if not isinstance(error, RocketSinkError) and not debug_wanted(given):
+    if not isinstance(error, RocketSinkError) and not debug_wanted(argv):
         note("rocket-sink: --debug shows where it comes from")
     return 2 if isinstance(error, OptionError) else 1
 
 
 def _forget_stdout() -> None:
-    """After the reader of a pipe has closed it (`| head`): discard output, also at exit."""
+    """Discard further output, also at exit: the reader of the pipe is gone (`| head`)."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

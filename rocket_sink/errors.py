@@ -1,9 +1,10 @@
 """The error tree, and the five outcomes of a send.
 
 docs/reference/errors.md lists all of them with their codes. The four classes directly below
-`SendError` say what is known of a message: not sent, rejected, degraded, or perhaps stored. Retry
-facts are class attributes, from which `rocket_sink.routing.retry` decides. All errors pickle, for
-Spark. The first argument is the text; facts are keyword arguments and become attributes.
+`SendError` say what is known of a message: not sent, rejected, degraded, or perhaps stored. Class
+attributes say how to retry; `rocket_sink.routing.retry` decides by them. All errors pickle, because
+Spark passes them between processes. The first argument is the text; facts are keyword arguments and
+become attributes.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ class Outcome(enum.Enum):
     ACKED = "acked"
     """The broker stored the message (response code 0)."""
     ACKED_DEGRADED = "acked_degraded"
-    """Stored, but a durability condition was missed (codes 10, 11, 12)."""
+    """The broker stored the message, but missed a durability condition (codes 10, 11, 12)."""
     REJECTED = "rejected"
     """The broker answered that it did not store the message."""
     NOT_SENT = "not_sent"
-    """The complete frame was not written."""
+    """The frame was not completely written."""
     UNKNOWN = "unknown"
-    """A complete frame was written, without a valid answer: a retry may store a duplicate."""
+    """The frame was written, and no valid answer came: a retry may store a duplicate."""
 
     @property
     def delivered(self) -> bool:
-        """True when the message is stored."""
+        """Whether the message is stored."""
         return self in (Outcome.ACKED, Outcome.ACKED_DEGRADED)
 
 
 class Isolate(enum.Enum):
-    """The thing to isolate after a failure (input of the fault table)."""
+    """The part of the cluster to avoid for a while after a failure (input of the fault table)."""
 
     NOTHING = "nothing"
     """The broker is healthy."""
@@ -54,8 +55,8 @@ class Isolate(enum.Enum):
 class RocketSinkError(Exception):
     """Base class of the package's errors.
 
-    `code` is a stable name for ledgers and metrics. That of a class here is the class's own name,
-    unless it sets another: CONNECTION_LOST for ConnectionLostError.
+    `code` is a stable name for ledgers and metrics: the class's name, as CONNECTION_LOST for
+    ConnectionLostError, unless the class sets another.
     """
 
     code: str = "ROCKET_SINK_ERROR"
@@ -156,7 +157,7 @@ class SendError(RocketSinkError):
     refreshes_route: ClassVar[bool] = False
     """The route may be stale: refresh it before the next attempt."""
     fatal: ClassVar[bool] = False
-    """Whether all messages would fail, too: the sender stops at once, without dead letters."""
+    """Whether every other message would fail, too: a sender stops at once, without dead letters."""
     avoids_broker: ClassVar[bool] = False
     """The broker is healthy, but another one may accept the message."""
     backs_off: ClassVar[bool] = False
@@ -166,7 +167,7 @@ class SendError(RocketSinkError):
 
 
 class NotSentError(SendError):
-    """The complete frame was not written: sending again cannot store a duplicate."""
+    """The frame was not completely written: sending again cannot store a duplicate."""
 
     outcome = Outcome.NOT_SENT
 
@@ -178,7 +179,7 @@ class ConnectError(NotSentError):
 
 
 class UnknownHostError(ConnectError):
-    """A host name could not be looked up, or not in time. Facts: `address`, `host`."""
+    """A host name was not resolved in time. Facts: `address`, `host`."""
 
 
 class TlsError(ConnectError):
@@ -187,9 +188,7 @@ class TlsError(ConnectError):
 
 class TlsRefusedError(TlsError):
     """A certificate or the protocol was refused: the same settings and files will fail again.
-
-    Facts: `address`.
-    """
+    Facts: `address`."""
 
     isolates = Isolate.NOTHING
     retriable = False
@@ -197,10 +196,7 @@ class TlsRefusedError(TlsError):
 
 
 class LocalResourcesError(ConnectError):
-    """This process has no free descriptor or memory for a connection.
-
-    Facts: `address`, `errno`.
-    """
+    """This process has no free descriptor or memory for a connection. Facts: `address`, `errno`."""
 
     isolates = Isolate.NOTHING
     refreshes_route = False
@@ -279,7 +275,7 @@ class GoAwayError(RejectedError):
 
 
 class TopicNotFoundError(RejectedError):
-    """TOPIC_NOT_EXIST (17) and no automatic creation."""
+    """TOPIC_NOT_EXIST (17): the broker lacks the topic, and does not create topics by itself."""
 
     response_codes = (17,)
     isolates = Isolate.NOTHING
@@ -287,7 +283,7 @@ class TopicNotFoundError(RejectedError):
 
 
 class InvalidQueueError(RejectedError):
-    """INVALID_PARAMETER (29): the queue does not exist any more (a topic was shrunk)."""
+    """INVALID_PARAMETER (29): the queue no longer exists (a topic was shrunk)."""
 
     response_codes = (29,)
     isolates = Isolate.NOTHING
@@ -347,7 +343,7 @@ class UnsupportedRequestError(RejectedError):
 
 
 class NotStoredError(RejectedError):
-    """SYSTEM_ERROR (1) with a remark from before the append."""
+    """SYSTEM_ERROR (1) with a remark that brokers give before they store anything."""
 
 
 class DegradedError(SendError):
@@ -362,7 +358,7 @@ class DegradedError(SendError):
 
 
 class UnknownOutcomeError(SendError):
-    """A complete frame was written, without a valid answer: the message may be stored."""
+    """The frame was written, and no valid answer came: the message may be stored."""
 
     code = "UNKNOWN"
     outcome = Outcome.UNKNOWN
@@ -406,7 +402,7 @@ class ReplyTimeoutError(RocketSinkError):
 
 
 class DeliveryError(RocketSinkError):
-    """A task with failed rows; Spark retries it or fails the epoch.
+    """Rows were not delivered; Spark runs the task again or fails the epoch.
 
     Facts: `counts` {outcome: rows}, `first_error` (str).
     """
@@ -417,7 +413,7 @@ class LedgerError(RocketSinkError):
 
 
 class DamagedSpoolError(LedgerError):
-    """A spool file is corrupt, not cut. A fold moves it to `_spool/_quarantine` and continues."""
+    """A spool file is corrupt, not just cut short. A fold moves it to `_spool/_quarantine`."""
 
     code = "SPOOL_DAMAGED"
 

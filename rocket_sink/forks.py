@@ -1,8 +1,8 @@
 """Locks and lazy values that are safe in forked children.
 
-If a thread of the parent holds a lock during a fork, the child has no such thread, and the lock
-would never be released. Parts of a client that a child makes again (engine, driver, batches) get
-new locks. Locks that are kept must be a `ForkLock`.
+A child has none of its parent's other threads. If one of them holds a lock during the fork, nobody
+in the child releases it. Parts of a client that a child makes again (engine, driver, batches) get
+new locks. Locks that a child keeps must be a `ForkLock`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 pid: int = os.getpid()
-"""The pid of this process. A system call for each message would cost a tenth of its send."""
+"""The pid of this process. `os.getpid()` for each message would cost a tenth of its send."""
 
 _locks: Final[weakref.WeakSet[ForkLock]] = weakref.WeakSet()
 
 
 class ForkLock:
-    """A `threading.Lock` that is free in a forked child.
-
-    A thread that forks while it holds the lock cannot release it in the child.
-    """
+    """A `threading.Lock` that is free in a forked child, also if the forking thread holds it."""
 
     __slots__ = ("__weakref__", "_lock")
 
@@ -62,9 +59,9 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801 (a decorator)
-    """`functools.cached_property` as from Python 3.12 on, without a lock.
+    """A `functools.cached_property` without a lock, as in Python 3.12 and later.
 
-    Before, a forked child could find the lock of the class held by a thread of its parent.
+    Before, a thread of the parent could hold the class's lock during a fork.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
@@ -76,6 +73,6 @@ class lazy(Generic[T]):  # noqa: N801 (a decorator)
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
         value = self._make(instance)
-        # In Python 3.11, two threads that make a `__dict__` at once can end the process.
+        # In Python 3.11, two threads that make a `__dict__` at once can crash the process.
         object.__setattr__(instance, self._name, value)
         return value

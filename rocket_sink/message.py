@@ -1,7 +1,7 @@
-"""Messages, queues and send results: values, validated when they are made.
+"""Messages, queues and send results.
 
-An illegal `Message` cannot be made. The size limit is an option of the producer and is checked by
-the send.
+The constructor of `Message` validates: an illegal message cannot be made. The size limit is an
+option of the producer, and the send checks it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Message:
     priority: int | None = None
     lite_topic: str | None = None
     is_single: bool = field(default=False, init=False, repr=False, compare=False)
-    """True with a delay, a time, a priority or a lite topic: such messages cannot be batched."""
+    """True with a delay, a time, a priority or a lite topic, which forbid a batch."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Message:
         lite_topic: str | None = None,
     ) -> None:
         # The generated __init__ sets each field by a call, which costs more than all these checks.
-        # Fields that are not given stay class attributes: half the time, a third of the memory.
+        # Unset fields stay class attributes, which takes half the time and a third of the memory.
         own = self.__dict__
         try:
             check_topic_once(topic)
@@ -218,8 +218,8 @@ class Message:
         return partial(type(self), **{**values, "properties": dict(self.properties)}), ()
 
 
-# Set the default here, because a dataclass's default must be hashable, and a mapping proxy is
-# hashable only from Python 3.12 on.
+# Set the default here: a dataclass demands a hashable default, and a mapping proxy is hashable only
+# from Python 3.12 on.
 setattr(Message, "properties", NO_PROPERTIES)  # noqa: B010 (mypy knows the class as frozen)
 
 
@@ -227,8 +227,8 @@ class SendResult(NamedTuple):
     """The answer to a stored message (Java: SendResult).
 
     `status` is SEND_OK, FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
-    `offset_message_id` is the broker's id (address and commit-log offset); of a batch one per
-    message, separated by commas. `latency_ms`: from write to answer of the last attempt.
+    `offset_message_id` is the broker's id (address and commit-log offset); a batch has one for each
+    message, separated by commas. `latency_ms` is the time from write to answer in the last attempt.
     `maybe_duplicate`: the outcome of an earlier attempt is unknown, so the message may be stored
     twice with the same `message_id`.
     """

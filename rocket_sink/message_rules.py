@@ -1,8 +1,8 @@
 """Rules for the fields of messages, and namespaces in names of topics and groups.
 
 Java checks in `Validators.checkMessage` and `Message.putUserProperty`, but not the separators 0x01
-and 0x02, which can inject properties (apache/rocketmq#4241). What Java sends is legal here too,
-unless it cannot be encoded. A namespace is a prefix `namespace%`, after a retry or dead-letter
+and 0x02, which can inject properties (apache/rocketmq#4241). Fields that Java sends are legal here,
+too, if they can be encoded. A namespace is a prefix `namespace%`, after a retry or dead-letter
 prefix; RocketMQ's own topics and groups have none (NamespaceUtil.java).
 """
 
@@ -17,23 +17,23 @@ from typing import Any, Final, SupportsIndex
 from rocket_sink.errors import MessageError
 
 TOPIC_MAX_LENGTH: Final = 127
-"""Characters (Validators.TOPIC_MAX_LENGTH)."""
+"""The longest name of a topic, in characters (Validators.TOPIC_MAX_LENGTH)."""
 PROPERTIES_MAX_BYTES: Final = 32_767
-"""Encoded properties, UTF-8 bytes (MessageExtEncoder: Short.MAX_VALUE)."""
+"""The largest size of a message's encoded properties (MessageExtEncoder: Short.MAX_VALUE)."""
 PROPERTIES_HEADROOM_BYTES: Final = 256
-"""Reserved for properties that brokers add (CLUSTER, REAL_TOPIC, REAL_QID, ...)."""
+"""The part of it that is reserved for properties that brokers add (CLUSTER, REAL_TOPIC, ...)."""
 BATCH_MAX_MESSAGES: Final = 16_384
 """The largest number of messages in a batch. Brokers count messages in 16 bits: after a batch of
 32,768 or more, later messages of its queue are lost (`CommitLog.asyncPutMessages` casts to short).
 The answer names each message in up to 57 bytes of its header, which may have 1 MiB."""
 DELAY_LEVEL_MAX: Final = 18
-"""Brokers silently change higher levels to this one; here they are refused."""
+"""The highest delay level. Brokers silently lower higher levels; here they are refused."""
 DELAY_MAX_S: Final = 2**31 - 1
-"""Brokers take no longer delay (timerMaxDelaySec, an int). If a delay and the time of day together
-exceed 2^63 - 1 ms, the sum overflows and the message is delivered at once (HookUtils)."""
+"""The longest delay (timerMaxDelaySec, an int). If a delay and the present time together exceed
+2^63 - 1 ms, the broker's sum overflows, and it delivers the message at once (HookUtils)."""
 
 PRIORITY_MAX: Final = 2**31 - 1
-"""Message.setPriority takes an int from 0 on."""
+"""The highest priority: Message.setPriority takes an int from 0 on."""
 LITE_TOPIC_PATTERN: Final = "[a-zA-Z0-9_-]{1,64}"
 """Names of lite topics (GrpcValidator.validateLiteTopic; maxLiteTopicSize is 64). Brokers do not
 check names, and `$` or `,` in a name would put the message into other queues."""
@@ -50,11 +50,11 @@ FORBIDDEN_TOPICS: Final = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
-"""Topics no client may send to (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET)."""
+"""Topics to which no client may send (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET)."""
 SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {
     "TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC"
 }  # fmt: skip
-"""TopicValidator.SYSTEM_TOPIC_SET; the prefix rmq_sys_ is a system topic too."""
+"""TopicValidator.SYSTEM_TOPIC_SET; topics with the prefix rmq_sys_ are system topics, too."""
 
 RESERVED_PROPERTIES: Final = frozenset(
     """
@@ -72,15 +72,15 @@ RESERVED_PROPERTIES: Final = frozenset(
     """.split()  # noqa: SIM905 (sixty quoted names read worse)
 )
 """Illegal names of user properties: all that MessageConst has in 5.5.1 (Java refuses 54 of them),
-and the delivery time of the cloud's clients."""
+and __STARTDELIVERTIME of the cloud's clients."""
 RESERVED_PREFIX: Final = "__RMQ.TRANSIENT."
-"""Begins names of properties that brokers use and never store (MessageConst)."""
+"""The prefix of properties that brokers use and never store (MessageConst)."""
 
 JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
 """The characters that `String.trim` removes and `Message.putUserProperty` takes for blank."""
 TAG_BLANKS: Final = JAVA_BLANKS[3:]
-"""Removed around a tag, as from the tags of consumers' filters (FilterAPI); without 0x00 to 0x02,
-which are refused."""
+"""The characters that are removed at both ends of a tag, as FilterAPI removes them in consumers'
+filters. 0x00 to 0x02 are not among them: a tag with these is refused."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _UNCARRIED: Final = re.compile(r"[\x01\x02]|\x00\Z")
@@ -91,12 +91,12 @@ _good_topics: Final[set[str]] = set()
 
 
 def is_control_free(text: str) -> bool:
-    """True when `text` has no C0 control character or DEL."""
+    """Return whether `text` has no C0 control character or DEL."""
     return _CONTROL.search(text) is None
 
 
 def is_carried(text: str) -> bool:
-    """True when the text of a property can be encoded and decoded.
+    """Return whether the text of a property can be encoded and decoded.
 
     0x01 and 0x02 separate properties and cannot be escaped (MessageDecoder). 0x00 at the end marks
     properties that a killed broker wrote in part (`wire.stored`).
@@ -127,7 +127,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_topic_once(topic: str) -> None:
-    """Check a topic as `check_topic` does, and remember the good ones."""
+    """Check a topic as `check_topic` does, but only once while it is in a cache of legal names."""
     if type(topic) is str and topic in _good_topics:
         return
     check_topic(topic)
@@ -172,7 +172,7 @@ def _check_utf8(text: str, what: str) -> None:
 
 
 def checked_body(body: Any, topic: str) -> bytes:
-    """The body; MessageError: NULL_BODY, INVALID_BODY, EMPTY_BODY."""
+    """Return the body as bytes; raise MessageError (NULL_BODY, INVALID_BODY, EMPTY_BODY)."""
     if body is None:
         raise MessageError("the message body is null", code="NULL_BODY", topic=topic)
     if isinstance(body, (bytearray, memoryview)):
@@ -188,20 +188,20 @@ def checked_body(body: Any, topic: str) -> bytes:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether the text is visible ASCII without a blank, as most keys and tags are: legal
-    everywhere."""
+    """Return whether the text is visible ASCII without a blank. Most keys and tags are, and need no
+    further check."""
     return text.isascii() and text.isprintable() and " " not in text and text != ""
 
 
 def checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
-    """The user properties, read-only; MessageError as `check_property`."""
+    """Return a read-only copy of the user properties; raise the errors of `check_property`."""
     for name, value in properties.items():
         check_property(name, value)
     return MappingProxyType(dict(properties))
 
 
 def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
-    """The index keys; MessageError: INVALID_KEYS."""
+    """Return the index keys as a tuple; raise MessageError (INVALID_KEYS)."""
     if type(keys) is tuple and len(keys) == 1 and type(keys[0]) is str and _is_word(keys[0]):
         return keys  # most messages with keys have one key
     keys = (keys,) if isinstance(keys, str) else tuple(keys)
@@ -218,7 +218,7 @@ def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
 
 
 def checked_tags(tags: str) -> str:
-    """The tag without TAG_BLANKS around it; MessageError: INVALID_TAGS."""
+    """Return the tag without TAG_BLANKS around it; raise MessageError (INVALID_TAGS)."""
     if type(tags) is str and _is_word(tags) and "|" not in tags:
         return tags
     tags = tags.strip(TAG_BLANKS)
@@ -233,7 +233,7 @@ def checked_tags(tags: str) -> str:
 
 
 def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
-    """The text; MessageError(`code`) when it is empty or cannot be encoded."""
+    """Return the text; raise MessageError(`code`) if it is empty or cannot be encoded."""
     if not isinstance(text, str) or not text or not is_carried(text):
         raise MessageError(
             f"{what} {text!r} is empty or no text, has 0x01 or 0x02, or ends with 0x00", code=code
@@ -243,7 +243,7 @@ def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
 
 
 def checked_flag(flag: int) -> int:
-    """The user flag; MessageError: INVALID_FLAG."""
+    """Return the user flag as an `int`; raise MessageError (INVALID_FLAG)."""
     flag = checked_integer("flag", flag, code="INVALID_FLAG")
     if not -(2**31) <= flag < 2**31:
         raise MessageError(f"flag {flag} is not a 32-bit integer", code="INVALID_FLAG")
@@ -251,7 +251,7 @@ def checked_flag(flag: int) -> int:
 
 
 def checked_integer(what: str, value: SupportsIndex, code: str) -> int:
-    """The number as an `int`; MessageError(`code`): it is a fraction, a text or a truth value."""
+    """Return the number as an `int`; raise MessageError(`code`) for a fraction, text or boolean."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -268,20 +268,20 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def is_system_resource(name: str) -> bool:
-    """True for RocketMQ's own topics and groups."""
+    """Return whether a topic or group is RocketMQ's own."""
     return name in SYSTEM_TOPICS or name.startswith((_SYSTEM_TOPIC_PREFIX, _SYSTEM_GROUP_PREFIX))
 
 
 SYSTEM_TOPIC_PATTERN: Final = "^(?i:rmq_sys_)|^%(RETRY|DLQ|LMQ)%"
-"""The pattern of brokers' own topics, beside SYSTEM_TOPICS. Brokers would take messages in them for
-failed, timed or transactional messages."""
+"""The pattern of brokers' own topics, besides SYSTEM_TOPICS. Brokers would treat messages in them
+as failed, timed or transactional messages."""
 _SYSTEM_TOPIC: Final = re.compile(SYSTEM_TOPIC_PATTERN)
 
 
 def check_no_system_topic(topic: str, *, is_system: bool = False) -> None:
     """Raise MessageError(INVALID_TOPIC) if brokers use the topic themselves.
 
-    `is_system`: its route says so (`TopicPublishInfo.is_system`).
+    `is_system`: the topic's route says that they do (`TopicPublishInfo.is_system`).
     """
     if is_system or topic in SYSTEM_TOPICS or _SYSTEM_TOPIC.match(topic):
         raise MessageError(
@@ -299,7 +299,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """`name` with `namespace`; unchanged if it has it, or belongs to RocketMQ."""
+    """Return `name` with `namespace`; unchanged if it has that, or belongs to RocketMQ."""
     if not namespace or not name or is_system_resource(name):
         return name
     prefix, base_name = _split(name)
@@ -317,9 +317,9 @@ def without_namespace(namespace: str | None, name: str) -> str:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """The parts of `host:port` or `[v6]:port`; None if the text is neither."""
+    """Return the parts of `host:port` or `[v6]:port`; None if the text is neither."""
     host, _, port = address.strip().rpartition(":")
-    # `isdigit` takes some texts that `int` does not.
+    # `isdigit` alone accepts digits that `int` refuses, as in '²'.
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
     if not host or not is_number or not 0 < int(port) < 65_536 or re.search(r"[\s,/]", host):
         return None

@@ -1,4 +1,4 @@
-"""How an option is described, parsed and printed, and secret values. The table is in `options`."""
+"""Descriptions of options, the parsing of their values, and secrets. The table is in `options`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _KEY: Final = "rocket_sink.option"
 class Secret:
     """Text that is not printed: `str`, `repr`, `format` and errors show `***`.
 
-    Compared in constant time. It pickles, because Spark's task closures contain it; if that is a
-    risk, use a reference (`env:NAME`, `file:PATH`).
+    Secrets are compared in constant time. They pickle, because Spark's task closures contain them;
+    if that is a risk, use a reference (`env:NAME`, `file:PATH`).
     """
 
     __slots__ = ("_text",)
@@ -37,7 +37,7 @@ class Secret:
         return self._text
 
     def digest(self) -> str:
-        """A short SHA-256 of the text, for cache keys."""
+        """Return a short SHA-256 of the text, for cache keys."""
         return hashlib.sha256(self._text.encode()).hexdigest()[:16]
 
     def __bool__(self) -> bool:
@@ -80,7 +80,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """An option. `java`: the property of DefaultMQProducer or ClientConfig, if any."""
+    """An option. `java` is the property of DefaultMQProducer or ClientConfig, if there is one."""
 
     name: str
     attribute: str
@@ -96,14 +96,14 @@ class Option:
 
     @property
     def unit(self) -> str:
-        """`ms`, `s`, `bytes` or an empty text."""
+        """The unit of the values: `ms`, `s`, `bytes` or an empty text."""
         return self.kind.value if self.kind in _UNITS else ""
 
     def parse(self, value: Any) -> Any:
         """Convert text or a Python value to the option's type.
 
         Raises:
-            OptionError: another type, or outside the range; the text does not have secrets.
+            OptionError: the type is wrong, or the value out of range; the error shows no secret.
         """
         try:
             parse, expected = _FORMS[self.kind]
@@ -123,7 +123,7 @@ class Option:
         return parsed
 
     def shown(self, value: Any) -> str:
-        """The value as text; secrets are masked."""
+        """Return the value as text; secrets are masked."""
         if value is None:
             return ""
         if isinstance(value, bool):
@@ -183,14 +183,14 @@ def _boolean(value: Any) -> bool:
 
 
 def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
-    """`1500`, `1.5s`, `4 MiB`: a number with an optional suffix, as whole units."""
+    """Return a number with an optional suffix (`1500`, `1.5s`, `4 MiB`) in whole units."""
     if not isinstance(value, str):
         return _integer(value)
     text = value.strip().lower()
     suffix = next((suffix for suffix in scales if text.endswith(suffix)), "")
     if "/" in text:
         raise ValueError(text)
-    # Use fractions: as floats, 1.1 * 1000 is 1100.0000000000002.
+    # Use fractions: 1.1 * 1000 in floats is 1100.0000000000002.
     number = Fraction(text.removesuffix(suffix).strip()) * scales.get(suffix, 1)
     if number.denominator != 1:
         raise ValueError(text)
@@ -213,7 +213,7 @@ _BYTE_SCALES: Final = {
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the parts of a list, or of a text with commas; an empty text has none."""
+    """Return the parts of a list, or of a text with commas; an empty text has no parts."""
     if isinstance(value, str):
         return value.split(",") if value.strip() else []
     return list(value)
@@ -271,7 +271,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
 
 
 def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
-    """Declare a field of `SinkOptions`."""
+    """Declare a field of `SinkOptions`, or of another table of options."""
     facts = {"name": name, "kind": kind, "group": group, "help": help, **more}
     return field(default=default, metadata={_KEY: facts})
 
@@ -282,7 +282,7 @@ def option_of(item: Field[Any]) -> Option:
 
 
 REFERENCES: Final = ("env:", "file:")
-"""Beginnings of a secret's text that say where the secret is."""
+"""Prefixes of a secret's text that refer to another place."""
 
 
 _AROUND_SECRETS: Final = string.whitespace + "\ufeff"
@@ -290,10 +290,8 @@ _AROUND_SECRETS: Final = string.whitespace + "\ufeff"
 
 
 def resolve_secret(name: str, value: Secret) -> Secret:
-    """The secret: `value` itself, or read from `env:NAME` or `file:PATH`, without white space and
-    byte order marks around it.
-
-    To be called where the secret is used (on the executor).
+    """Return the secret, for a reference (`env:NAME`, `file:PATH`) the text there without white
+    space and byte order marks around it. Call this where the secret is used (on the executor).
 
     Raises:
         OptionError: the variable or file is missing or empty.
@@ -308,7 +306,7 @@ def resolve_secret(name: str, value: Secret) -> Secret:
             text = Path(where).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"option {name}: cannot read {where}: {error}", option=name) from None
-    # An editor, or `export KEY=$(cat file)` on Windows, adds these.
+    # Editors, and `export KEY=$(cat file)` on Windows, add white space and byte order marks.
     text = text.strip(_AROUND_SECRETS)
     if not text:
         raise OptionError(f"option {name}: {kind}:{where} is missing or empty", option=name)

@@ -1,9 +1,9 @@
 """The option table: names, defaults, units, ranges and help.
 
-The data source, `RocketSink`, `Producer`, the command line, `conf/` and docs/reference/options.md are
-made from it. Names and defaults are those of Java's `DefaultMQProducer` and `ClientConfig` (5.5.0),
-if they have the option. Names match without regard to case, underscores, dots and dashes; for an
-unknown name the error suggests the nearest one.
+The data source, `RocketSink`, `Producer`, the command line, `conf/` and docs/reference/options.md
+take options from this table. Names and defaults are those of Java's `DefaultMQProducer` and
+`ClientConfig` (5.5.0) if they have the option. Case, underscores, dots and dashes in names do not
+matter; for an unknown name the error suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPS: Final = (_C, _M, _S, _R, _D, _L, _K)
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """The options, parsed and checked. Made by `SinkOptions.parse`; immutable; pickles.
+    """The options, parsed and checked by `SinkOptions.parse`. Immutable; Spark can pickle them.
 
     Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit.
     """
@@ -37,7 +37,7 @@ class SinkOptions:
     # fmt: off
     name_server: str = option("nameServer", Kind.TEXT, "", _C, "name servers, host:port separated by ';'", aliases=("namesrvAddr", "name.srv.addr", "bootstrap"), java="namesrvAddr")
     producer_group: str = option("producerGroup", Kind.TEXT, "rocket-sink", _C, "producer group, seen by the brokers' tools", aliases=("group",), java="producerGroup")
-    instance_name: str = option("instanceName", Kind.TEXT, "", _C, "tells two clients of one process apart; made when empty", java="instanceName")
+    instance_name: str = option("instanceName", Kind.TEXT, "", _C, "distinguishes two clients of one process; generated when empty", java="instanceName")
     client_ip: str = option("clientIp", Kind.TEXT, "", _C, "address in the client id; the local one when empty", java="clientIP")
     namespace: str = option("namespace", Kind.TEXT, "", _C, "instance id put before topics and groups (namespace%topic)", java="namespace")
     namespace_v2: str = option("namespaceV2", Kind.TEXT, "", _C, "namespace that each request names in its header (fields ns and nsd), for proxies and clouds that keep namespaces apart", java="namespaceV2")
@@ -70,7 +70,7 @@ class SinkOptions:
     serializer: str = option("serializeType", Kind.CHOICE, "json", _M, "header serialisation on the wire", choices=("json", "rocketmq"), java="rocketmq.serialize.type")
 
     send_msg_timeout_ms: int = option("sendMsgTimeout", Kind.MILLISECONDS, 3000, _S, "total time for a send with all its attempts", low=1, java="sendMsgTimeout")
-    attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of what is left", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
+    attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of the remaining time", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
     retry_times: int = option("retryTimesWhenSendFailed", Kind.INTEGER, 2, _S, "further attempts after the first", low=0, high=100, aliases=("retryTimesWhenSendAsyncFailed",), java="retryTimesWhenSendFailed")
     retry_response_codes: tuple[int, ...] = option("retryResponseCodes", Kind.INTEGERS, (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500), _S, "response codes after which another attempt is made", java="retryResponseCodes")
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", Kind.BOOLEAN, False, _S, "send a degraded message again (doubles it)", java="retryAnotherBrokerWhenNotStoreOK")
@@ -97,16 +97,16 @@ class SinkOptions:
     start_detector_enable: bool = option("startDetectorEnable", Kind.BOOLEAN, True, _R, "probe unreachable brokers before using them again", java="startDetectorEnable")
     detect_timeout_ms: int = option("detectTimeout", Kind.MILLISECONDS, 200, _R, "longest wait for a probe", low=1, java="detectTimeout")
     detect_interval_ms: int = option("detectInterval", Kind.MILLISECONDS, 2000, _R, "time between probes of a broker", low=10, java="detectInterval")
-    suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another will do", low=10)
+    suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another broker can take them", low=10)
     queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
     broker_weights: tuple[tuple[str, float], ...] = option("brokerWeights", Kind.WEIGHTS, (), _R, "queueSelector=weighted: the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1); empty: number of queues over latency")
-    machine_room: str = option("machineRoom", Kind.TEXT, "", _R, "messages without sharding key go to brokers of this room while one of them will do; a broker's room is what stands before the @ in its name")
+    machine_room: str = option("machineRoom", Kind.TEXT, "", _R, "messages without sharding key go to brokers of this room while one of them is available; a broker's room is what stands before the @ in its name")
     sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key. java: String.hashCode of the key's text, numbers too, as SelectMessageQueueByHash does with a String; java_long: keys that are whole numbers by Long.hashCode, as it does with a Long (or an Integer from 0 on), others as java; siphash24: as the gRPC clients; rendezvous: fewest keys move when brokers come and go", choices=("java", "java_long", "siphash24", "rendezvous"))
 
     delivery: str = option("delivery", Kind.CHOICE, "at_least_once", _D, "effectively_once: ids that a replay repeats, and the brokers are asked before anything is sent that may be stored already; needs a ledger. transactional: half messages, which consumers see once the epoch is in the ledger (foreachBatch and sink.write); needs a ledger", choices=("at_least_once", "effectively_once", "transactional"))
     replay_check: str = option("replayCheck", Kind.CHOICE, "auto", _D, "effectively_once: rows that are looked up before they are sent: those of epochs that were begun before, all, or none", choices=("auto", "always", "never"))
-    stored_check_timeout_ms: int = option("storedCheckTimeout", Kind.MILLISECONDS, 60_000, _D, "effectively_once: longest wait for a request's answer while its connection lives, and then for the brokers' word whether it is stored. transactional: longest wait for a broker that ends nothing", low=1)
-    stored_check_delay_ms: int = option("storedCheckDelay", Kind.MILLISECONDS, 3000, _D, "effectively_once, transactional: a message is not taken for absent before its broker has answered for so long", low=0)
+    stored_check_timeout_ms: int = option("storedCheckTimeout", Kind.MILLISECONDS, 60_000, _D, "effectively_once: longest wait for a request's answer while its connection lives, and then for the brokers' word whether it is stored. transactional: longest wait for a broker that commits no half message", low=1)
+    stored_check_delay_ms: int = option("storedCheckDelay", Kind.MILLISECONDS, 3000, _D, "effectively_once, transactional: a message counts as absent only after its broker has answered for this long", low=0)
     ordering: str = option("ordering", Kind.CHOICE, "none", _D, "none; best_effort: a key moves when its broker is isolated; strict: a key never moves", choices=("none", "best_effort", "strict"))
     order_wait_ms: int = option("orderWaitMs", Kind.MILLISECONDS, 60_000, _D, "strict: longest wait for a key's own queue", low=1)
     delivery_timeout_ms: int = option("deliveryTimeoutMs", Kind.MILLISECONDS, 30_000, _D, "Spark lanes, unordered rows: total time for a request with all its attempts, in the place of sendMsgTimeout", low=1)
@@ -126,7 +126,7 @@ class SinkOptions:
     include_body: bool = option("dlqIncludeBody", Kind.BOOLEAN, True, _L, "keep bodies in dead letters (a backfill needs them)", aliases=("dlq.includeBody",))
     fold_interval_ms: int = option("foldIntervalMs", Kind.MILLISECONDS, 10_000, _L, "shortest time between two folds of the spool into the ledger while a query runs", low=0)
     ledger_retention_ms: tuple[tuple[str, int], ...] = option("ledgerRetention", Kind.DURATIONS, (), _L, "how long rows of the ledger stay, by kind, as in 'send=7d, epoch=400d' (others stay for ever); checked once a day while a query runs. Dead letters that are pending, open transactions and the last epochs of a query stay in any case")
-    settled_body_retention_ms: int = option("settledBodyRetention", Kind.MILLISECONDS, 604_800_000, _L, "how long bodies of dead letters stay that were stored or dropped since; the letters stay, with digests; 0: the bodies stay, too", low=0)
+    settled_body_retention_ms: int = option("settledBodyRetention", Kind.MILLISECONDS, 604_800_000, _L, "how long the ledger keeps the bodies of dead letters that have been stored or dropped; the letters stay, with digests; 0: the bodies stay, too", low=0)
 
     columns: tuple[tuple[str, str], ...] = option("columns", Kind.COLUMNS, (), _K, "row contract columns taken from others, as in 'body=payload, keys=order_id'")
     body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
@@ -164,7 +164,7 @@ class SinkOptions:
         return _checked(cls(**values))
 
     def with_(self, **changes: Any) -> SinkOptions:
-        """A copy with other values."""
+        """Return a copy with these values changed."""
         changed_options = {find_option(name): value for name, value in changes.items()}
         values = {o.attribute: o.parse(_compatible(o, v)) for o, v in changed_options.items()}
         return _checked(replace(self, **values))
@@ -187,14 +187,14 @@ class SinkOptions:
             if host_and_port(address) is None:
                 raise OptionError(
                     f"option nameServer: {address!r} is not an address of the form HOST:PORT, as "
-                    f"127.0.0.1:9876{_meant(self.name_server)}",
+                    f"127.0.0.1:9876{_suggestion(self.name_server)}",
                     option="nameServer",
                 )
         return addresses
 
     @property
     def using_ledger_files(self) -> tuple[str, ...]:
-        """Options that let tasks keep notes of their own in the ledger's folder."""
+        """The options set here for which tasks keep notes of their own in the ledger's folder."""
         entries = []
         if self.delivery != "at_least_once":
             entries.append(f"delivery={self.delivery}")
@@ -207,7 +207,7 @@ class SinkOptions:
         return tuple(entries)
 
     def given(self) -> dict[str, Any]:
-        """{option name: value} of options that differ from their defaults."""
+        """Return {option name: value} of the options that differ from their defaults."""
         return {
             o.name: getattr(self, o.attribute)
             for o in OPTIONS
@@ -216,7 +216,7 @@ class SinkOptions:
 
     @lazy
     def digest(self) -> str:
-        """A digest of all values (of credentials: their digests), the key of producer pools."""
+        """A digest of all values, with digests of credentials; the key of producer pools."""
         parts = []
         for spec in OPTIONS:
             value = getattr(self, spec.attribute)
@@ -229,7 +229,7 @@ class SinkOptions:
         return f"SinkOptions({assignments})"
 
     def to_html(self, title: str = "SinkOptions") -> str:
-        """The options that differ from their defaults, with what they do, as an HTML table."""
+        """Return an HTML table of the options that differ from their defaults, with their help."""
         set_options = [spec for spec in OPTIONS if spec.name in self.given()]
         rows = [(o.name, o.shown(getattr(self, o.attribute)), o.help) for o in set_options]
         return html_table(title, rows or [("", "all options have their defaults", "")])
@@ -240,89 +240,88 @@ class SinkOptions:
 LEDGER_KINDS: Final = (
     "send", "dead_letter", "resolution", "isolation", "epoch", "backfill", "transaction",
 )  # fmt: skip
-"""`ledger.schema.KINDS`."""
+"""The kinds of ledger rows (`ledger.schema.KINDS`)."""
 _APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
 
 
-def _checked(given: SinkOptions) -> SinkOptions:
+def _checked(options: SinkOptions) -> SinkOptions:
     """Return the options; raise OptionError if they contradict each other."""
-    missing = "secretKey" if given.access_key else "accessKey"
+    missing = "secretKey" if options.access_key else "accessKey"
     rules = (
-        (bool(given.access_key) != bool(given.secret_key), missing,
+        (bool(options.access_key) != bool(options.secret_key), missing,
          f"option {missing} is missing: accessKey and secretKey only work together"),
-        (given.namespace and given.namespace_v2, "namespaceV2",
+        (options.namespace and options.namespace_v2, "namespaceV2",
          ("options namespace and namespaceV2 would both put a namespace before each topic; give one "
           "of them: namespaceV2 if the servers read it from headers, else namespace")),
-        (len(given.latency_max_ms) != len(given.not_available_duration_ms), "latencyMax",
+        (len(options.latency_max_ms) != len(options.not_available_duration_ms), "latencyMax",
          "options latencyMax and notAvailableDuration need the same number of values"),
-        (given.broker_weights and given.queue_selector != "weighted", "brokerWeights",
+        (options.broker_weights and options.queue_selector != "weighted", "brokerWeights",
          "option brokerWeights only works with queueSelector=weighted"),
-        (bool(given.tls_cert) != bool(given.tls_key), "tlsCert",
+        (bool(options.tls_cert) != bool(options.tls_key), "tlsCert",
          "options tlsCert and tlsKey only work together"),
-        (given.delivery == "effectively_once"
-         and (given.on_degraded == "retry" or given.retry_another_broker_when_not_store_ok),
+        (options.delivery == "effectively_once"
+         and (options.on_degraded == "retry" or options.retry_another_broker_when_not_store_ok),
          "delivery",
          ("onDegraded=retry and retryAnotherBrokerWhenNotStoreOK send a stored message again, "
           "which delivery=effectively_once must not")),
-        (given.delivery == "transactional" and not given.ledger, "ledger",
+        (options.delivery == "transactional" and not options.ledger, "ledger",
          ("delivery=transactional decides by the ledger which messages become visible; give the "
           "option ledger=PATH")),
-        (given.on_pending_key == "hold" and (given.ordering == "none" or not given.ledger),
+        (options.on_pending_key == "hold" and (options.ordering == "none" or not options.ledger),
          "onPendingKey",
          ("onPendingKey=hold keeps the order of keys whose dead letters the ledger holds: it needs "
           "ordering=strict or best_effort, and a ledger")),
-        (given.ledger_via == "spark" and given.using_ledger_files, "ledgerVia",
+        (options.ledger_via == "spark" and options.using_ledger_files, "ledgerVia",
          (f"ledgerVia=spark lets tasks do without the ledger's folder, in which "
-          f"{' and '.join(given.using_ledger_files)} keeps notes; leave one of them out")),
-        (not {kind for kind, _ in given.ledger_retention_ms} <= set(LEDGER_KINDS), "ledgerRetention",
+          f"{' and '.join(options.using_ledger_files)} keeps notes; leave one of them out")),
+        (not {kind for kind, _ in options.ledger_retention_ms} <= set(LEDGER_KINDS), "ledgerRetention",
          f"option ledgerRetention: the kinds of ledger rows are {', '.join(LEDGER_KINDS)}"),
-        (given.dead_letter_topic
-         and with_namespace(given.namespace, given.dead_letter_topic)
-         == with_namespace(given.namespace, given.topic),
+        (options.dead_letter_topic
+         and with_namespace(options.namespace, options.dead_letter_topic)
+         == with_namespace(options.namespace, options.topic),
          "deadLetterTopic",
          "deadLetterTopic is the topic itself, which would take its own dead letters in"),
     )  # fmt: skip
-    if given.app_id and not _APP_ID.fullmatch(given.app_id):
+    if options.app_id and not _APP_ID.fullmatch(options.app_id):
         raise OptionError(
-            f"option appId: {given.app_id!a} has characters other than letters, digits, spaces and "
+            f"option appId: {options.app_id!a} has characters other than letters, digits, spaces and "
             "._:/@+=,-; it stands in paths, in queries and in commands to paste",
             option="appId",
         )
     for broken, name, text in rules:
         if broken:
             raise OptionError(text, option=name)
-    if given.namespace:
-        check_topic_option("namespace", "x", given.namespace)
-    if given.dead_letter_topic:
-        check_topic_option("deadLetterTopic", given.dead_letter_topic, given.namespace)
-    return given
+    if options.namespace:
+        check_topic_option("namespace", "x", options.namespace)
+    if options.dead_letter_topic:
+        check_topic_option("deadLetterTopic", options.dead_letter_topic, options.namespace)
+    return options
 
 
-def _meant(name_server: str) -> str:
-    """Return what the caller of a wrong nameServer probably meant, as the end of an error."""
+def _suggestion(name_server: str) -> str:
+    """Return a suggestion for a wrong nameServer, as the end of an error; empty if there is none."""
     parts = re.split(r"[;,\s]+", re.sub(r"\w+://|/+(?=$|[;,\s])", "", name_server.strip()))
     parts = [part if host_and_port(part) else f"{part}:9876" for part in parts if part]
-    meant = ";".join(parts)
-    return f"; did you mean {meant!r}?" if all(map(host_and_port, parts)) else ""
+    return f"; did you mean {';'.join(parts)!r}?" if all(map(host_and_port, parts)) else ""
 
 
 def check_topic_option(name: str, topic: str, namespace: str = "") -> None:
-    """Raise OptionError unless clients may send to the topic that the option names."""
+    """Raise OptionError if clients may not send to the topic that the option `name` has."""
     try:
         check_topic(with_namespace(namespace, topic))
     except MessageError as error:
         raise OptionError(f"option {name}: {error.text}", option=name) from None
 
 
-def _compatible(known: Option, value: Any) -> Any:
-    """Convert values of Java's options to ours: its useTLS is a boolean."""
-    if known.attribute == "tls_mode" and str(value).lower() in ("true", "false"):
+def _compatible(spec: Option, value: Any) -> Any:
+    """Convert a value of Java's option useTLS, which is a boolean, to a `tlsMode`."""
+    if spec.attribute == "tls_mode" and str(value).lower() in ("true", "false"):
         return "verify-full" if str(value).lower() == "true" else "off"
     return value
 
 
 OPTIONS: Final[tuple[Option, ...]] = tuple(option_of(item) for item in fields(SinkOptions))
-"""The table, in the order of printing."""
+"""The table of options, in the order in which it is printed."""
 
 
 def _plain(name: str) -> str:
@@ -335,10 +334,10 @@ _BY_NAME: Final[dict[str, Option]] = {
 
 
 def find_option(name: str) -> Option:
-    """The option of a name; the prefix `rocketmq.` is ignored.
+    """Return the option of a name, whose prefix `rocketmq.` is ignored.
 
     Raises:
-        OptionError: no such option.
+        OptionError: no option has the name.
     """
     plain = _plain(name.removeprefix("rocketmq."))
     if plain in _BY_NAME:
@@ -349,6 +348,6 @@ def find_option(name: str) -> Option:
 
 
 def options_in(groups: Iterable[str]) -> tuple[Option, ...]:
-    """The options of some groups, for `--help` and tables."""
+    """Return the options of some groups, for `--help` and tables."""
     wanted = set(groups)
     return tuple(spec for spec in OPTIONS if spec.group in wanted)

@@ -1,8 +1,8 @@
 """The process that owns an open spool file or a lock, and whether it is alive.
 
-A process is identified by host, boot id, pid namespace, pid and start time: pids are reused, and
-containers of one machine have equal pids. Without /proc (not Linux) boot id and namespace are empty
-and the host's name is compared.
+Host, boot id, pid namespace, pid and start time identify a process: pids are reused, and containers
+of one machine have equal pids. Without /proc (not Linux) boot id and namespace are empty, and the
+host's name is compared instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
 _SAME_START_MS: Final = 2000
-"""Tolerance without /proc, where start times are wall-clock times."""
+"""Tolerance of start times without /proc, where they are wall-clock times."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Return the owner that `str` wrote as this text; None for other texts."""
+        """Return the owner of a text that `str` made; None for other texts."""
         parts = text.split("~")
         if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[3:]):
             return None
         return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
 
     def is_alive(self) -> bool | None:
-        """Return whether the process lives; None for a process of another host, boot or pid
-        namespace."""
+        """Return whether the process lives; None if it belongs to another host, boot or pid
+        namespace, which cannot be seen from here."""
         me = this_process()
         if (self.boot, self.pid_namespace) != (me.boot, me.pid_namespace):
             return None
@@ -78,7 +78,7 @@ def this_process() -> Owner:
 
 @functools.cache
 def host_name() -> str:
-    """Return this host's name, in the characters of file names only."""
+    """Return this host's name, reduced to characters that file names may have."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
 
 
@@ -121,11 +121,11 @@ os.register_at_fork(after_in_child=_forget_own)
 
 
 def _start_of(pid: int) -> int:
-    """A process's start, as `Owner.start`.
+    """Return the start of a process, as in `Owner.start`.
 
     Raises:
-        psutil.NoSuchProcess: it has ended, or is a zombie.
-        psutil.AccessDenied: it exists, but its start is not readable.
+        psutil.NoSuchProcess: the process has ended, or is a zombie.
+        psutil.AccessDenied: the process exists, but its start is not readable.
     """
     if not _boot_id():
         process = psutil.Process(pid)
@@ -133,7 +133,7 @@ def _start_of(pid: int) -> int:
             raise psutil.NoSuchProcess(pid)
         return int(process.create_time() * 1000)
     try:
-        # psutil gives seconds since 1970, which move when the clock is set.
+        # Do not use psutil's start: it is a wall-clock time, which moves when the clock is set.
         return _ticks(_PROC / str(pid) / "stat")
     except OSError as error:
         # /proc may hide other users' processes (hidepid).
@@ -143,8 +143,8 @@ def _start_of(pid: int) -> int:
 
 
 def _ticks(path: Path) -> int:
-    """Return field 22 of `stat` (proc(5)); the process's name before it may have blanks and
-    brackets."""
+    """Return field 22 of `stat` (proc(5)). Count from the last bracket, because the process's name
+    before it may have blanks and brackets."""
     fields = path.read_bytes().rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         raise ProcessLookupError(f"{path}: a zombie")

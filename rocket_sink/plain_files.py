@@ -1,9 +1,9 @@
-"""pyarrow's file system of a folder that others may write to: it follows no link below that folder.
+"""A pyarrow file system of a folder that others may write to. It follows no link below that folder.
 
-Whoever can write to a ledger's folder can put a link, a pipe or a device where its files are
-expected. Here each folder on the way to a file is opened by itself, as what it is (`openat` with
-O_NOFOLLOW), so that nothing can be swapped between a look and the use. Links are not listed, and
-only plain files and folders are opened. The folder itself and those above it may be links.
+A user who can write to a ledger's folder can put a link, a pipe or a device where its files are
+expected. So this file system opens each folder on the way to a file by itself (`openat` with
+O_NOFOLLOW): nobody can replace a folder between the check and the use. It lists no links, and opens
+only plain files and folders. The folder itself and those above it may be links.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pyarrow import fs
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Opening a pipe must not wait for its other end."""
+"""O_NONBLOCK: opening a pipe must not wait for its other end."""
 _DEEPEST: Final = 6
-"""Depth of folders that is listed; a ledger needs four, for its quarantine."""
+"""Depth to which folders are listed; a ledger needs four, for its quarantine."""
 _KINDS: Final = {stat.S_IFREG: fs.FileType.File, stat.S_IFDIR: fs.FileType.Directory}
 
 
 class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no stubs
-    """For `pyarrow.fs.PyFileSystem`; paths are absolute and below `root`.
+    """The handler of a `pyarrow.fs.PyFileSystem`; paths are absolute and below `root`.
 
     Raises from all methods:
-        OSError: as the calls of `os`; PermissionError for a path that is not below the folder, or
-            has a link or no plain file in it.
+        OSError: from `os`; PermissionError for a path that is not below the folder, or leads
+            through a link, or to something else than a plain file or folder.
     """
 
     def __init__(self, root: str) -> None:
@@ -70,7 +70,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
         else:
             with self._parent(path) as (handle, name), contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=handle)
-        # Enter the folder, which proves that it is a folder.
+        # Open the folder, to prove that it is a folder.
         with self._parent(f"{path}/-", makes=recursive):
             pass
 
@@ -85,7 +85,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     def move(self, src: str, dest: str) -> None:
         with self._parent(src) as (source, name), self._parent(dest) as (target, new_name):
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
-            # The new name is durable when its folder is.
+            # The new name is durable when its folder is synced.
             os.fsync(target)
 
     def open_input_file(self, path: str) -> pa.PythonFile:
@@ -119,11 +119,11 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
                 raise _named(error, path) from error
 
     def write_whole(self, path: str, data: bytes, *, replace: bool) -> bool:
-        """Write a file that readers see whole or not at all, durably.
+        """Write a file durably, so that readers see all of it or no file.
 
-        Returns False if `replace` is False and the file exists.
+        Return False if `replace` is False and the file exists.
         """
-        # Two writers of one partial file would cut each other's text.
+        # The name is random: two writers of one partial file would mix their texts.
         part = f"{path}.{uuid.uuid4().hex}.part"
         with self.open(part, "xb") as file:
             file.write(data)
@@ -185,9 +185,8 @@ def plain_files(root: str) -> fs.FileSystem:
 
 
 def check_plain(root: str, *folders: str) -> None:
-    """Make sure that these folders below `root` hold plain files and folders only.
-
-    For readers that follow links and wait for pipes (delta-rs, DuckDB, Java).
+    """Check that these folders below `root` have plain files and folders only, before a reader that
+    follows links and waits for pipes (delta-rs, DuckDB, Java) reads them.
 
     Raises:
         OSError: PermissionError names the first link, pipe or device, or a folder that is too deep.
@@ -202,8 +201,8 @@ def check_plain(root: str, *folders: str) -> None:
 
 
 def _check(handle: int, path: str, depth: int) -> None:
-    """Check a folder's entries. Their types come from the listing, without a call per file, because
-    a log has thousands of files."""
+    """Check a folder's entries. The listing has their types, so no call per file is needed: a
+    Delta log has thousands of files."""
     with os.scandir(handle) as entries:
         for entry in entries:
             at = f"{path}/{entry.name}"
@@ -221,7 +220,7 @@ def _list(handle: int, path: str, depth: int, infos: list[fs.FileInfo]) -> None:
     with os.scandir(handle) as entries:
         for entry in entries:
             at = f"{path}/{entry.name}"
-            # A file may be gone since it was listed.
+            # Another process may have deleted the file since it was listed.
             with contextlib.suppress(FileNotFoundError):
                 infos.append(_info(at, entry.stat(follow_symlinks=False)))
                 if depth > 1 and infos[-1].type is fs.FileType.Directory:
@@ -243,7 +242,7 @@ def _enter(handle: int, name: str, path: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
     except OSError as error:
-        # For a link, O_DIRECTORY says that it is no folder.
+        # With O_DIRECTORY the error for a link is ENOTDIR, not ELOOP.
         is_link = error.errno == errno.ENOTDIR and stat.S_ISLNK(
             os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode
         )
@@ -265,8 +264,7 @@ def _remove(handle: int, name: str, path: str) -> None:
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Return the error with the whole path; the error about a link explains why links are
-    refused."""
+    """Return the error with the whole path; for a link, an error that says what to do."""
     if error.errno == errno.ELOOP:
         return _refused(path)
     is_named = error.filename == path

@@ -1,8 +1,8 @@
 """Private files, and locks on them, in folders that other users may write to.
 
 Another user may have put something at the path: a link to one of our files, a blocking pipe, a file
-that the user can lock. Only plain files of this user are opened, and foreign text in them is not
-changed.
+which that user can lock. So this module opens only plain files of this user, and does not change
+foreign text in them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def open_private(path: Path) -> int:
     The file may also belong to the folder's owner, so that root can use the files of a user. The
     mode of a file of this user is changed to 0600, because others who can open it could lock it.
 
-    Returns a descriptor that the caller closes.
+    Return a descriptor, which the caller closes.
 
     Raises:
-        OSError: PermissionError for a link, a file with several names, no plain file, or one of
-            another user; else as `os.open`.
+        OSError: from `os.open`; PermissionError for a link, a file with several names, a file that
+            is not plain, or a file of another user.
     """
     try:
         handle = os.open(path, _FLAGS, 0o600)
@@ -60,11 +60,7 @@ def open_private(path: Path) -> int:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a path that is a symbolic link; it need not exist.
-
-    Raises:
-        PermissionError
-    """
+    """Raise PermissionError if the path is a symbolic link; the path need not exist."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -79,7 +75,7 @@ def _refused(path: Path, what: str) -> PermissionError:
 
 
 class FileLock:
-    """A kernel lock (`flock`) on a file, released when its process ends.
+    """A kernel lock (`flock`) on a file, which the kernel releases when the process ends.
 
     The file is never removed, because two processes could then lock two files of one name. It
     contains the name of its holder.
@@ -95,7 +91,7 @@ class FileLock:
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> bool:
-        """Take the lock; False after `wait_s`.
+        """Take the lock; return False after `wait_s`.
 
         Args:
             wait_s: longest wait; None: no limit.
@@ -121,7 +117,7 @@ class FileLock:
             os.close(handle)
 
     def holder(self) -> str:
-        """A description of the lock's present or last holder."""
+        """Return a description of the lock's present or last holder."""
         handle = open_private(self._path)
         try:
             return _holder(handle)
@@ -132,25 +128,25 @@ class FileLock:
 def wait_for(
     attempt: Callable[[], bool], wait_s: float | None, poll_s: float, on_wait: Callable[[], None]
 ) -> bool:
-    """Repeat `attempt` until it succeeds; False after `wait_s` (None: no limit).
+    """Repeat `attempt` until it succeeds; return False after `wait_s` (None: no limit).
 
     `on_wait` is called once, before the first wait.
     """
     until_s = None if wait_s is None else time.monotonic() + wait_s
     waiting = False
     while not attempt():
-        left_s = poll_s if until_s is None else until_s - time.monotonic()
-        if left_s <= 0:
+        remaining_s = poll_s if until_s is None else until_s - time.monotonic()
+        if remaining_s <= 0:
             return False
         if not waiting:
             waiting = True
             on_wait()
-        time.sleep(min(poll_s, left_s))
+        time.sleep(min(poll_s, remaining_s))
     return True
 
 
 def describe_holder(text: str) -> str:
-    """A description of the holder in a lock file's text."""
+    """Return a description of the holder that a lock file's text names."""
     owner = Owner.parse(text.partition(" ")[0].strip())
     return owner.describe() if owner else "another process"
 

@@ -1,4 +1,4 @@
-"""Tables for terminals, by rich, and for notebooks."""
+"""Tables for terminals, made with rich, and for notebooks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: str = ""
 ) -> Table:
-    """A table; columns of numbers, and those named in `numbers` (blank-separated), align right.
+    """Return a table. Columns of numbers, and those in `numbers` (blank-separated), align right.
 
-    Where it is wider than the terminal even with every cell broken at its blanks, each row becomes
-    lines of `column value` pairs: nothing is cut, and no word is broken that fits a line.
+    If the table is wider than the terminal even with every cell broken at its blanks, each row
+    becomes lines of `column value` pairs: nothing is cut, and no word that fits a line is broken.
     """
     from rich import box
     from rich.console import Group
@@ -79,42 +79,42 @@ def html_grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 _BETWEEN: Final = 3
-"""Blank columns of the terminal between two columns of the table."""
+"""The terminal's blank columns between two columns of the table."""
 _NARROW: Final = 20
 
 
-def _widths(made: Table, room: int) -> list[int] | None:
+def _widths(source: Table, room: int) -> list[int] | None:
     """Return column widths at which no word breaks; None if the room is too small."""
     from rich.cells import cell_len
 
-    texts = [[str(column.header), *map(str, column.cells)] for column in made.columns]
+    texts = [[str(column.header), *map(str, column.cells)] for column in source.columns]
     longest = [max(map(cell_len, cells)) for cells in texts]
     widths = [
         max((cell_len(word) for text in cells for word in text.split()), default=0)
         for cells in texts
     ]
     spare = room - sum(widths) - _BETWEEN * len(widths)
-    if spare < 0 and made.row_count:
+    if spare < 0 and source.row_count:
         return None
     while spare > 0 and (short := [n for n, width in enumerate(widths) if width < longest[n]]):
         for n in short[:spare]:
             widths[n] += 1
         spare -= min(spare, len(short))
-    # A narrow column with a long text would show one word a line.
+    # A long text in a narrow column would have one word a line.
     towers = (
         width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)
     )
-    return None if any(towers) and made.row_count else widths
+    return None if any(towers) and source.row_count else widths
 
 
-def _blocks(made: Table, width: int) -> Iterator[RenderableType]:
-    """Yield each row as `column value` pairs, as many to a line as fit."""
+def _blocks(source: Table, width: int) -> Iterator[RenderableType]:
+    """Yield each row as `column value` pairs, as many on a line as fit."""
     from rich.text import Text
 
-    if made.title:
-        yield Text(str(made.title), style="bold")
-    names = [str(column.header) for column in made.columns]
-    for cells in zip(*(column.cells for column in made.columns), strict=True):
+    if source.title:
+        yield Text(str(source.title), style="bold")
+    names = [str(column.header) for column in source.columns]
+    for cells in zip(*(column.cells for column in source.columns), strict=True):
         lines = [Text()]
         for name, value in zip(names, map(str, cells), strict=True):
             if not value:
@@ -130,7 +130,7 @@ def _blocks(made: Table, width: int) -> Iterator[RenderableType]:
 
 
 def cell(value: Any) -> str:
-    """A value as text of a cell; None is a dash."""
+    """Return a value as the text of a cell; None is a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):

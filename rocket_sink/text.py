@@ -1,8 +1,8 @@
 """Cleaning of untrusted text: remarks, names, bodies, keys, exception texts.
 
 Escape sequences can rewrite a terminal's screen or fill the clipboard (OSC 52), line ends can forge
-log lines, bidirectional controls can reorder text. All output goes through `clean`, `clean_lines`
-or `json_text`; texts in the ledger go through `storable`.
+log lines, and bidirectional controls can reorder text. All output passes `clean`, `clean_lines` or
+`json_text`; texts in the ledger pass `storable`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 TEXT_MAX_BYTES: Final = 2048
-"""UTF-8 bytes that `storable` keeps."""
+"""The number of UTF-8 bytes that `storable` keeps."""
 
 _CUT_MARK: Final = "..."
 _MASK: Final = "***"
 _SHORTEST_SECRET: Final = 4
 """Shorter secrets are not masked: they would match too much."""
 _CLOSE: Final = 0.75
-"""Likeness (0 to 1) of close names. At 0.6 `nosuch` is close to `out`, and `jsn` to `since`."""
+"""The lowest likeness (0 to 1) of close names. At 0.6 `jsn` would be close to `since`."""
 _SHORTEST_START: Final = 3
 _CLOSE_PART: Final = 0.8
 _SHORTEST_PREFIX: Final = 4
@@ -34,7 +34,7 @@ _NOT_ASCII_TEXT: Final = re.compile(r"[^ -~]+")
 
 
 def clean(text: object, max_chars: int | None = None) -> str:
-    """`str(text)` as one printable line of at most `max_chars` characters.
+    """Return `str(text)` as one printable line of at most `max_chars` characters.
 
     Each white-space character, also a line end, becomes a blank. Other characters that are not
     printable (`str.isprintable`: C0, DEL, C1, bidirectional and other format characters,
@@ -56,15 +56,15 @@ def clean_lines(text: str) -> str:
 
 
 def clean_trace(trace: str) -> str:
-    """A traceback, clean and indented, so that none of its lines looks like a log record."""
+    """Clean and indent a traceback, so that none of its lines looks like a log record."""
     return "\n".join(f"  {clean(line)}" for line in trace.rstrip("\n").split("\n"))
 
 
 def counted(
     count: int, noun: str, singular: str = "", plural: str = "", of: int | None = None
 ) -> str:
-    """Return the count with its noun, as `1 row` or `2 rows`, and the verb that agrees with `of`
-    things (default: `count`)."""
+    """Return the count and its noun, as `1 row` or `2 rows`, and the verb, if there is one. It is
+    `singular` or `plural` by the number `of` (default: `count`)."""
     verb = singular if (count if of is None else of) == 1 else plural
     return f"{count:,} {noun}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
 
@@ -72,7 +72,7 @@ def counted(
 def json_text(
     value: Any, *, default: Callable[[Any], Any] | None = None, indent: int | None = None
 ) -> str:
-    """JSON with printable characters unchanged and all others escaped."""
+    """Return JSON with printable characters unchanged and all others escaped."""
     encoded = json.dumps(value, default=default, ensure_ascii=False, indent=indent)
     if indent is None:
         return _NOT_ASCII_TEXT.sub(_escaped, encoded)
@@ -81,7 +81,7 @@ def json_text(
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """The text with `***` in the place of each secret of at least 4 characters."""
+    """Replace each secret of at least 4 characters in a text by `***`."""
     for secret in secrets:
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, _MASK)
@@ -94,17 +94,15 @@ def storable(
     secrets: Iterable[str] = (),
     max_bytes: int = TEXT_MAX_BYTES,
 ) -> str | None:
-    """`text` for the ledger: clean, credentials and `secrets` masked, at most `max_bytes` of UTF-8.
-
-    A truncated text ends in `...`.
-    """
+    """Return `text` for the ledger: clean, with credentials and `secrets` masked, and cut to
+    `max_bytes` of UTF-8 (then it ends in `...`)."""
     if text is None:
         return None
     if isinstance(text, bytes):
         text = text[: 8 * max_bytes].decode(errors="replace")
     text = masked(text, secrets)
-    # Mask before the final cut, which could leave an unrecognisable part of a credential. The cut
-    # here is far behind `max_bytes`.
+    # Mask before the final cut, which could leave a part of a credential that is not recognised.
+    # The cut here is far behind `max_bytes`.
     text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))
     encoded = text.encode()
     if len(encoded) <= max_bytes:
@@ -113,8 +111,8 @@ def storable(
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` that a mistyped `name` probably means; None if no name is close. A
-    beginning of a known name is close, too: `name` of `name-server`.
+    """Return the name in `known` that a mistyped `name` probably means; None if no name is close.
+    The beginning of a single known name is close, too: `name` of `name-server`.
     """
     names = list(known)
     if near := difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE):
@@ -126,8 +124,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def is_misspelled(name: str, word: str) -> bool:
     """Return whether a name was probably meant to be `word`: `shardKey` for `sharding_key`.
 
-    A difference of case alone is none. The parts of both are compared in pairs, so that `order_id`
-    is not taken for `order_by`, nor `message` for `message_id`.
+    A name that differs only in case is not misspelled. The parts of both names are compared in
+    pairs, so that `order_id` is not taken for `order_by`, nor `message` for `message_id`.
     """
     if name.replace("_", "").lower() == word.replace("_", ""):
         return name.lower() != word

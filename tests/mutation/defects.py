@@ -2781,8 +2781,8 @@ VALUES: tuple[Defect, ...] = (
     Defect(
         "app-ids-of-any-form",
         "rocket_sink/options.py",
-        "    if given.app_id and not _APP_ID.fullmatch(given.app_id):\n",
-        "    if given.app_id and given.app_id.isspace():\n",
+        "    if options.app_id and not _APP_ID.fullmatch(options.app_id):\n",
+        "    if options.app_id and options.app_id.isspace():\n",
         ("tests/test_options.py::test_an_illegal_option_is_explained",),
         "quotes and line breaks of an appId are in commands, queries and paths",
     ),
