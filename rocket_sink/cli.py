@@ -30,7 +30,7 @@ from rocket_sink.text import clean_trace
 COMMANDS: Final = {
     "demo": ("demo:demo", "Stream a year of flights into a local cluster, break a broker, count."),
     "cluster": ("cluster:cluster", "Start, inspect and stop a local RocketMQ cluster."),
-    "check": ("check:check", "Tell whether name servers, brokers and topic are ready to be used."),
+    "check": ("check:check", "Check whether name servers, brokers and topic are ready."),
     "routes": ("routes:routes", "Show the brokers and queues of a topic."),
     "send": ("send:send", "Send messages from the command line or from standard input."),
     "tail": ("tail:tail", "Print the messages of a topic, and wait for new ones."),

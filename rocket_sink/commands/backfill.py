@@ -77,7 +77,7 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     "--max-tries", type=click.IntRange(1), default=3, show_default=True, metavar="N",
     help="Leave out dead letters that N backfills failed with, and later ones of their keys.",
 )  # fmt: skip
-@click.option("--again", is_flag=True, help="Send also dead letters that have failed so often.")
+@click.option("--again", is_flag=True, help="Also send dead letters that --max-tries leaves out.")
 @click.option(
     "--move-keys", is_flag=True,
     help="Send dead letters whose queue's broker is gone to other queues of their topic.",
@@ -105,24 +105,24 @@ def backfill(
 ) -> int:  # fmt: skip
     """Send the pending dead letters of a ledger again, or the rows of any table, once.
 
-    In order per sharding key and under the same message ids. Each one stored is noted in the
-    ledger as it goes, so a backfill may be run twice, or again after it was killed; one that is
-    started beside another waits for its end. Exits 0 only when every selected dead letter is
-    stored, or was settled by others meanwhile.
+    It sends in order per sharding key and under the same message ids. It notes each stored letter
+    in the ledger as it goes, so it may be run twice, or again after it was killed; a second
+    backfill waits for the end of the first. Exits 0 only if every selected dead letter is stored,
+    or was settled by others meanwhile.
 
     --path or --table sends rows with the columns of the row contract (docs/reference/columns.md)
-    instead; --columns takes them from other names. The ledger remembers which were sent, and is
-    made when it is not there. Order per key is that of -O orderBy=COLUMN, else of event_time, else
-    of the files.
+    instead; --columns takes them from other names. The ledger remembers the rows that were sent,
+    and is made if it is missing. A key's rows go in the order of -O orderBy=COLUMN, else of
+    event_time, else of the files.
 
     --rate and --max-bytes-per-second are divided over the tasks that run at once: -O rateTasks=N,
     else the backfill's tasks, at most Spark's task slots.
 
-    A sharding key stays on its queue: while the broker of it is in no route, its dead letters are
-    left pending, and the broker is named (also by --dry-run). When it never comes back, --move-keys
-    sends them to other queues; consumers may then see a key's messages out of order.
+    A sharding key stays on its queue: while the queue's broker is in no route, the key's dead
+    letters stay pending, and the broker is named (also by --dry-run). If it never comes back,
+    --move-keys sends them to other queues; consumers may then see a key's messages out of order.
 
-    A backfill that failed for want of a way to the brokers does not count for --max-tries.
+    A backfill that could not reach the brokers does not count for --max-tries.
     """
     if path and name:
         raise click.UsageError("give --path or --table, not both")
@@ -245,9 +245,9 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
 
 def _remarks(plan: Plan) -> Iterator[str]:
     if plan.left_alone:
-        yield f"{plan.left_alone:,} are left alone: so many backfills failed (--again sends them)"
+        yield f"{plan.left_alone:,} are left alone: too many backfills failed (--again sends them)"
     if plan.behind:
-        yield f"{plan.behind:,} wait behind such a one of their key (`ledger park` lets them go)"
+        yield f"{plan.behind:,} wait behind these with the same key (`ledger park` lets them go)"
     if plan.asked:
         yield f"{plan.asked:,} may be stored (no answer, or a killed backfill): brokers are asked"
     if plan.without_body:
@@ -282,9 +282,9 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
     parts += [f"{count:,} {text}" for count, text in (
         (done.degraded, "of these without the durability asked for"),
         (done.found, "found at a broker, stored by an earlier send"),
-        (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
+        (done.failed, "failed"), (done.held_back, "held back behind a failed letter of their key"),
         (done.left_out, "left out, settled since (as by `ledger park`)"),
-        (done.not_tried, "not tried, for no broker could be reached"),
+        (done.not_tried, "not tried, because no broker could be reached"),
         (sum(done.waiting.values()), "left to wait for their broker"),
         (done.moved, "of the stored ones moved to other queues"),
     ) if count]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`rocket-sink benchmark` and `jobs/benchmark.py`: the user's own cluster, from this machine."""
+"""`rocket-sink benchmark` and `jobs/benchmark.py`: measurements on the user's own cluster."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
 @click.option(
     "--keys",
     type=click.IntRange(0),
-    help="Different sharding keys, 0 for none; batch has none. Default 0; with --ordering "
+    help="Number of sharding keys; --mode batch uses none. Default: 0; with --ordering "
     f"{_ORDERED_KEYS}.",
 )
 @click.option(
@@ -110,8 +110,8 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
 @click.option(
     "--scratch",
     metavar="PATH",
-    help="--lane: folder for ledgers and checkpoints that all of Spark's machines see; they stay. "
-    "Default: a temporary one, which does for a local master.",
+    help="--lane: folder for ledgers and checkpoints that all of Spark's machines see; the files "
+    "stay. Default: a temporary folder, which is enough for a local master.",
 )
 @click.option(
     "--out",
@@ -121,8 +121,8 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
 @click.option(
     "--baseline",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Compare with an earlier --out, each case relative to the others of its run; exit 1 when "
-    "one is worse.",
+    help="Compare with an earlier --out, each case relative to the others of its run; exit 1 if a "
+    "case is worse.",
 )
 @click.option(
     "--tolerance",
@@ -150,9 +150,9 @@ def benchmark(
 ) -> int:
     """Measure sending to your cluster: rate, CPU, latency.
 
-    The messages stay in the topic: use one that nobody consumes. A baseline compares ratios, since
-    figures of two runs on a shared machine differ by themselves: what makes all cases slower alike
-    is not found. Exits 1 when messages failed, or a case is worse than the baseline.
+    The messages stay in the topic: use one that nobody consumes. A baseline compares ratios between
+    cases, since all figures of two runs on a shared machine differ; so it does not find a change
+    that slows all cases alike. Exits 1 if messages failed, or a case is worse than the baseline.
     """
     from rocket_sink.commands.benchmark_run import Workload
 
@@ -191,7 +191,7 @@ def benchmark(
 
 @dataclass
 class Results:
-    """Figures of all runs, with the facts of the machine and the settings."""
+    """Figures of all runs, with facts of the machine and the settings."""
 
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -199,7 +199,7 @@ class Results:
 
     @property
     def medians(self) -> list[Figures]:
-        """Return the medians of each case, in the order of the cases."""
+        """The medians of each case, in the order of the cases."""
         from rocket_sink.commands.benchmark_run import median
 
         return [median(runs) for runs in self.runs.values()]
@@ -213,7 +213,7 @@ def _measure(
     cases: Sequence[str], repeat: int, options: SinkOptions, work: Workload, scratch: str | None,
     spark: Mapping[str, Any], results: Results,
 ) -> None:  # fmt: skip
-    """Run all cases in turn, `repeat` times over, into `results`."""
+    """Run all cases in turn, `repeat` times, and add their figures to `results`."""
     from contextlib import ExitStack
 
     from rocket_sink.commands.benchmark_run import ProducerBench
@@ -245,11 +245,8 @@ def _lane_bench(
 
 @dataclass(frozen=True)
 class Change:
-    """A figure compared with the baseline's.
-
-    `relative` is its change divided by the median change of all cases. `worse`: by more than the
-    tolerance.
-    """
+    """A figure beside the baseline's. `relative` is its change divided by the median change of all
+    cases. `worse` says whether it is worse by more than the tolerance."""
 
     case: str
     figure: str

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rocket_sink.options import SinkOptions
 
 Advance: TypeAlias = "Callable[[int], None]"
-"""A function that gets the number of messages submitted so far."""
+"""A callback that gets the number of messages submitted so far."""
 
 _STREAM_LANES: Final = {
     "foreach": "foreach", "source-stream": "datasource", "write_batch": "foreachBatch",
@@ -52,11 +52,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a case: those of a run, or the medians of several runs with the sums of their
+    """The figures of one run of a case, or the medians of several runs with the sums of their
     failures.
 
-    A latency is that of one call, which sends a message, a batch or a lane's request. CPU is that
-    of this process; a lane's has Spark's JVM and Python workers, too.
+    Latencies are those of calls; a call sends a message, a batch, or a request of a lane. CPU is
+    that of this process; for a lane also that of Spark's JVM and Python workers.
     """
 
     case: str
@@ -88,7 +88,7 @@ class Figures:
 
 
 class Calls:
-    """Results of calls; `stored` and `failed` may be called from several threads."""
+    """The results of calls. Several threads may call `stored` and `failed`."""
 
     def __init__(self) -> None:
         self._latencies_ms = array("d")
@@ -105,7 +105,7 @@ class Calls:
         self.last_error = error
 
     def percentiles_ms(self) -> list[float | None]:
-        """p50, p95, p99 and maximum of the successful calls (nearest rank)."""
+        """Return p50, p95, p99 and maximum of the successful calls (nearest rank)."""
         ordered = sorted(self._latencies_ms)
         if not ordered:
             return [None] * 4
@@ -124,7 +124,7 @@ class ProducerBench:
         """Measure one run.
 
         Raises:
-            RocketSinkError: in the warm-up, when no message could be stored.
+            RocketSinkError: no message of the warm-up could be stored.
         """
         work, send = self._work, MODES[case]
         with Producer(self._options) as producer:
@@ -286,7 +286,7 @@ class LaneBench:
         )  # fmt: skip
 
     def _cpu_s(self) -> float:
-        """Return the CPU seconds of all processes; ended processes count in their parents."""
+        """Return the CPU seconds of all processes; parents have those of ended children."""
         processes = {proc.pid: proc for proc in (psutil.Process(), self._jvm)}
         processes |= {proc.pid: proc for proc in self._jvm.children(recursive=True)}
         total = 0.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _WRITE = 2
 _MASTER = 0
 _RECENT = dt.timedelta(days=1)
-"""Age of a broker's last send in the ledger after which the broker is not reported as missing."""
+"""Age of a broker's last send in the ledger above which the broker is not reported as missing."""
 _DISK_FULL = 0.9
 """Used part of a disk above which a broker may refuse messages (the highest value of
 DefaultMessageStore.getDiskSpaceWarningLevelRatio)."""
@@ -71,9 +71,9 @@ class Finding:
 @sink_options("nameServer", "topic", "ledger")
 @json_option
 def check(as_json: bool) -> int:
-    """Tell whether name servers, brokers and topic are ready to be used.
+    """Check whether name servers, brokers and topic are ready.
 
-    Nothing is sent. Exits 0 only when nothing stands in the way.
+    Nothing is sent. Exits 0 only if no check failed.
     """
     options = resolved_options()
     findings = list(look(options))
@@ -191,24 +191,24 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     return bool(brokers_by_server)
 
 
-def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
-    """Return state and text of a finding: one name server's brokers compared with the brokers of
-    the others."""
-    names = {name for name, _ in known[server]}
+def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
+    """Compare a name server's brokers with those of the others; return state and text of a
+    finding."""
+    names = {name for name, _ in brokers[server]}
     if not names:
         return "fail", (
             "answers, but knows no broker: it was started anew less than 30 s ago, or the brokers "
             "do not register with it (their option namesrvAddr)"
         )
     text = f"answers, knows {counted(len(names), 'broker')}"
-    strangers = [other for other in known if known[other] and not known[other] & known[server]]
-    friends = [other for other in known if known[other] & known[server]]
+    strangers = [o for o in brokers if brokers[o] and not brokers[o] & brokers[server]]
+    friends = [other for other in brokers if brokers[other] & brokers[server]]
     if len(strangers) >= len(friends):
         return "fail", (
             f"{text} ({', '.join(sorted(names))}), none that {', '.join(strangers)} knows: one of "
             "them belongs to another cluster, and messages may go there; take it out of nameServer"
         )
-    missing = {name for other in friends for name, _ in known[other]} - names
+    missing = {name for other in friends for name, _ in brokers[other]} - names
     if missing:
         return "note", f"{text}, not {', '.join(sorted(missing))}, which others know"
     return "ok", text
@@ -260,7 +260,7 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
-    """Report brokers that the topic's sends in the ledger have, and its route lacks."""
+    """Report brokers to which the ledger has sends of the topic, and which its route lacks."""
     from rocket_sink.ledger.query.duckdb_reader import open_quick
     from rocket_sink.ledger.sql import timestamp
 
@@ -339,7 +339,7 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
 
 
 def _sent_type(options: SinkOptions) -> str | None:
-    """Return the type of all messages by the options; None if it depends on the rows."""
+    """Return the type that the options give to all messages; None if it depends on the rows."""
     if options.delivery == "transactional":
         return "TRANSACTION"
     columns = {name for name, _ in options.columns}

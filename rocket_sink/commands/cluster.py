@@ -59,7 +59,7 @@ def up(
     tls: str | None,
     as_json: bool,
 ) -> None:
-    """Start the cluster and wait until it stores messages; nothing if it runs already."""
+    """Start the cluster and wait until it stores messages; do nothing if it runs already."""
     from rocket_sink import cluster as clusters
 
     state = clusters.up(
@@ -97,7 +97,7 @@ def topic(name: str, home: Path | None, queues: int) -> None:
 @_home
 @json_option
 def status(home: Path | None, as_json: bool) -> int:
-    """Show the cluster; exit code 1 when it does not run, or not wholly."""
+    """Show the cluster; exit code 1 unless all of it runs."""
     from rocket_sink import cluster as clusters
 
     state = clusters.status(home)
@@ -149,7 +149,7 @@ def _print(state: ClusterState, *, as_json: bool) -> None:
     )  # fmt: skip
     if state.running:
         folder = "" if state.home == default_home() else f" --home {shlex.quote(str(state.home))}"
-        note("name it to commands, create a topic on all its brokers, stop it:")
+        note("let commands find it, create a topic on all its brokers, stop it:")
         note(f"  export NAMESRV_ADDR={state.name_server}")
         note(f"  rocket-sink cluster topic NAME{folder}")
         note(f"  rocket-sink cluster down{folder}")

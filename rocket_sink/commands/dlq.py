@@ -42,9 +42,8 @@ _selection = together(
 
 
 def _selecting(function: Decorated) -> Decorated:
-    """Add options that select messages of --group to a command, which gets both as `query`.
-
-    Without --group `query` is None, if the command allows it: it then takes all groups.
+    """Add options that select messages of --group to a command, which gets group and selection as
+    `query`. If the command does not require --group, `query` is None without it.
     """
 
     @functools.wraps(function)
@@ -163,10 +162,10 @@ def resend(
 ) -> int:  # fmt: skip
     """Send a group's dead letters to the topics they came from.
 
-    With their bodies, keys, tags, sharding keys, user properties and ids, in the order in which
-    they were given up. The property ROCKET_SINK_RESENDS counts; a message whose copy with a higher
-    count is in the topic's index already is not sent again, so this may be run twice. All groups
-    that consume the topic get the message. Exits 0 when nothing failed. The letters that
+    They keep bodies, keys, tags, sharding keys, user properties, ids and the order in which they
+    were given up. The property ROCKET_SINK_RESENDS counts the resends of a message. A message whose
+    copy with a higher count is in the topic already is not sent, so this may be run twice. All
+    groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """
     from rocket_sink.producer.admin import dlq as dead_letters
@@ -203,12 +202,12 @@ def _print_groups(counts: dict[str, int], *, as_json: bool) -> None:
         note("no consumer group has a dead-letter topic")
 
 
-def _cells(one: dict[str, Any]) -> list[Any]:
-    when = dt.datetime.fromtimestamp(one["given_up_ms"] / 1000, dt.timezone.utc)
-    body = one["body"]
+def _cells(letter: dict[str, Any]) -> list[Any]:
+    when = dt.datetime.fromtimestamp(letter["given_up_ms"] / 1000, dt.timezone.utc)
+    body = letter["body"]
     return [
-        when.strftime("%Y-%m-%d %H:%M:%S"), one["topic"], " ".join(one["keys"]),
-        one["reconsume_times"], one["resends"], one["message_id"],
+        when.strftime("%Y-%m-%d %H:%M:%S"), letter["topic"], " ".join(letter["keys"]),
+        letter["reconsume_times"], letter["resends"], letter["message_id"],
         body if len(body) <= 40 else body[:37] + "...",
     ]  # fmt: skip
 
@@ -230,10 +229,10 @@ def _print_report(report: ResendReport, *, as_json: bool) -> None:
     texts = (
         (report.degraded, "of these stored, but not flushed or replicated in time"),
         (report.already, "sent by an earlier resend"),
-        (report.left_alone, "left alone: sent again so often before (--again sends them)"),
-        (report.homeless, "without a word about their topic (--to-topic names one)"),
+        (report.left_alone, "left alone: sent again --max-resends times (--again sends them)"),
+        (report.homeless, "without the name of their topic (--to-topic gives one)"),
         (report.failed, "failed"),
-        (report.held_back, "held back behind a failed one of their key"),
+        (report.held_back, "held back behind a failed letter of their key"),
     )
     note(f"{counted(report.resent, 'dead letter')} sent again")
     for count, text in texts:

@@ -46,7 +46,7 @@ _ledger = click.option(
 )
 
 
-def _which(where_help: str) -> Callable[[Decorated], Decorated]:
+def _letter_options(where_help: str) -> Callable[[Decorated], Decorated]:
     """Add options that select dead letters, and --reason, to a command."""
     return together(
         click.option("--letter", "letters", multiple=True, metavar="ID",
@@ -57,7 +57,7 @@ def _which(where_help: str) -> Callable[[Decorated], Decorated]:
 
 
 def _age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    """Return the milliseconds of an age on the command line."""
+    """Parse an age on the command line; return milliseconds."""
     try:
         return None if text is None else int(find_option("settledBodyRetention").parse(text))
     except OptionError as error:
@@ -215,11 +215,12 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
     if done.loose_files:
         files = counted(done.loose_files, "file", "was", "were")
         note(
-            f"{files} left that no version of the table names: of attempts that run, or died. They "
-            "may hold such rows until `rocket-sink ledger vacuum` deletes them after six hours"
+            f"{files} left that no version of the table names: attempts that run, or died, wrote "
+            "them. They may have such rows until `rocket-sink ledger vacuum` deletes them after "
+            "six hours"
         )
     for name in done.quarantined:
-        note(f"this damaged file was not looked into; delete it if it may hold such rows: {name}")
+        note(f"this damaged file was not looked into; delete it if it may have such rows: {name}")
 
 
 @ledger.command(
@@ -246,7 +247,7 @@ def show_view(
 
     Views: epochs, sends, dead-letters, isolations, resolutions, attempts.
 
-    A condition given by --where is Spark's SQL, so Spark reads the ledger then.
+    --where is a condition in Spark's SQL; with it Spark reads the ledger.
     """
     from rocket_sink.ledger import views
 
@@ -281,7 +282,7 @@ def show_view(
       --reason "empty since the release of May" """
 )
 @_ledger
-@_which("Pending dead letters for which this is true.")
+@_letter_options("Pending dead letters for which this is true.")
 @click.option("--dropped", is_flag=True, help="Note them as not wanted instead of put aside.")
 @spark_options
 @json_option
@@ -291,7 +292,7 @@ def park(
 ) -> int:  # fmt: skip
     """Put dead letters aside by hand: backfills do not send them any more.
 
-    It writes a resolution per dead letter and edits nothing. Exits 1 when a dead letter named by
+    It adds a resolution per dead letter and changes no row. Exits 1 if a dead letter named by
     --letter is not pending; the others are parked all the same.
     """
     from rocket_sink.spark.backfill.parking import park as park_letters
@@ -311,7 +312,7 @@ def park(
     rocket-sink ledger unpark --ledger ledger/ --where "topic = 'orders'" --reason "mended" """
 )
 @_ledger
-@_which("Parked dead letters for which this is true.")
+@_letter_options("Parked dead letters for which this is true.")
 @spark_options
 @json_option
 def unpark(
@@ -320,9 +321,9 @@ def unpark(
 ) -> int:  # fmt: skip
     """Take dead letters back that were parked or dropped: backfills send them again.
 
-    It writes a resolution per dead letter and edits nothing. Exits 1 when a dead letter named by
-    --letter is not parked; the others are taken back all the same. --where is on the dead
-    letters' columns.
+    It adds a resolution per dead letter and changes no row. Exits 1 if a dead letter named by
+    --letter is not parked; the others are taken back all the same. --where uses the columns of
+    dead letters.
     """
     from rocket_sink.spark.backfill.parking import unpark as unpark_letters
 

@@ -1,7 +1,7 @@
 """`rocket-sink options`: the option table in a terminal, as JSON and Markdown; configuration files.
 
-A configuration file has `name = value` lines with `#` comments, with or without `[section]` heads,
-which only structure it. Names are spelled as anywhere else.
+A configuration file has `name = value` lines and `#` comments. `[section]` heads are allowed, and
+only structure it. Names may have any spelling of `rocket_sink.options`.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
         show(table(name, ("option", "default", "what it is"), rows))
 
 
-def _words(known: Option) -> str:
-    if known.choices and not all(choice in known.help for choice in known.choices):
-        return f"{known.help} ({', '.join(known.choices)})"
-    return known.help
+def _words(spec: Option) -> str:
+    if spec.choices and not all(choice in spec.help for choice in spec.choices):
+        return f"{spec.help} ({', '.join(spec.choices)})"
+    return spec.help
 
 
 _FACTS: Final = ("name", "default", "kind", "unit", "group", "choices", "aliases", "java", "help")
@@ -101,13 +101,13 @@ def conf_text() -> str:
     return "".join(parts)
 
 
-def _conf_entry(known: Option) -> str:
-    notes = [known.help]
-    if known.choices:
-        notes.append(f"one of: {', '.join(known.choices)}")
+def _conf_entry(spec: Option) -> str:
+    notes = [spec.help]
+    if spec.choices:
+        notes.append(f"one of: {', '.join(spec.choices)}")
     comment = textwrap.fill("; ".join(notes), 96, initial_indent="# ", subsequent_indent="# ")
-    value = default_text(known) or _EXAMPLES.get(known.name, "")
-    return f"\n{comment}\n#{known.name} = {value}".rstrip() + "\n"
+    value = default_text(spec) or _EXAMPLES.get(spec.name, "")
+    return f"\n{comment}\n#{spec.name} = {value}".rstrip() + "\n"
 
 
 def markdown_table() -> str:
@@ -119,22 +119,22 @@ def markdown_table() -> str:
     return "\n".join(parts).strip() + "\n"
 
 
-def _markdown_row(known: Option) -> str:
-    text = _words(known)
-    if known.java and known.java.lower() != known.name.lower():
-        text += f" (Java: `{known.java}`)"
-    default = default_text(known).replace(",", ", ")  # A table may break the line at blanks.
-    return f"| `{known.name}` | {default} | {text} |"
+def _markdown_row(spec: Option) -> str:
+    text = _words(spec)
+    if spec.java and spec.java.lower() != spec.name.lower():
+        text += f" (Java: `{spec.java}`)"
+    default = default_text(spec).replace(",", ", ")  # A table may break the line at blanks.
+    return f"| `{spec.name}` | {default} | {text} |"
 
 
-def default_text(known: Option) -> str:
+def default_text(spec: Option) -> str:
     """Return the default with its unit; empty if there is none."""
-    shown = known.shown(known.default)
+    shown = spec.shown(spec.default)
     if not shown:
         return ""
-    if known.kind is Kind.BYTES and isinstance(known.default, int):
-        return _size(known.default)
-    return f"{shown} {known.unit}".rstrip()
+    if spec.kind is Kind.BYTES and isinstance(spec.default, int):
+        return _size(spec.default)
+    return f"{shown} {spec.unit}".rstrip()
 
 
 def _size(count: int) -> str:

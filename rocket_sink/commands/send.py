@@ -1,6 +1,6 @@
 """`rocket-sink send`: messages from arguments, lines, or JSON lines.
 
-They are sent one by one, which keeps the order of the input.
+The command sends them one by one, which keeps the order of the input.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _from_json(lines: Iterable[bytes], common: Mapping[str, Any]) -> Iterator[di
 
 
 def _fields(text: bytes) -> dict[str, Any]:
-    """Return a message's fields from JSON; raises ValueError if the text is no such object."""
+    """Return a message's fields from JSON; raise ValueError if the text has another form."""
     try:
         row = json.loads(text)
     except ValueError as error:
@@ -157,7 +157,7 @@ def _send_all(
                 sent += 1
                 _show_result(number, result, as_json)
             except (MessageError, SendError) as error:
-                # If no route is known, each further message would fail in the same way after its
+                # Stop if no name server has answered yet: each message would fail after its
                 # time-out.
                 at_all = sent or not isinstance(error, NameServerUnavailableError)
                 if not at_all and not as_json:

@@ -104,14 +104,14 @@ def stream(
     Columns that the sink reads: body (or value), topic, tags, keys, sharding_key, properties,
     delay_level, delay_ms, delivery_timestamp, message_id and others (docs/reference/columns.md).
 
-    A terminal shows rows per second, brokers, isolations and dead letters as they come; they are
-    known after a fold. SIGTERM and Ctrl-C end the query after the micro-batch that is running.
+    A terminal shows rows per second and, after each fold of the ledger, brokers, isolations and
+    dead letters. SIGTERM and Ctrl-C end the query after the micro-batch that is running.
     """
     from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
     _check(batch, checkpoint, trigger)
     source = Source(form, path, schema, pairs(source_option), where, select)
-    # Fold often, because a user who watches wants to see a broker's trouble soon.
+    # Fold often for a terminal: its user wants to see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
     sink = with_name_server({**live, **given_options()})
     if sink.get("ledger"):

@@ -1,4 +1,4 @@
-"""`rocket-sink tail`: print what a topic holds, then what arrives. Reads as a tool, no group."""
+"""`rocket-sink tail`: print a topic's messages, then new ones. It uses no consumer group."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 0.5
 _DISPATCH_S = 3.0
-"""Longest wait until brokers have dispatched all messages, which never happens under steady
-traffic."""
+"""Longest wait until brokers have dispatched all messages to their queues. Under steady traffic
+they never have."""
 
 
 @click.command(
@@ -73,7 +73,7 @@ def tail(
     shown = 0
     with Admin(options) as admin:
         if not follow:
-            # With --no-follow, messages acknowledged just before must be included.
+            # Messages that were acknowledged just now must be included.
             await_dispatched(admin, options.topic, _DISPATCH_S)
         offsets = {
             queue: _first_offset(admin, queue, from_start, since_ms, last)
@@ -115,8 +115,8 @@ def _messages(
         if time.monotonic() - asked_s >= every_s:
             asked_s = time.monotonic()
             with contextlib.suppress(RocketSinkError):  # Go on with the known queues.
-                # Read new queues from their beginning: a broker gets the topic with its first
-                # message.
+                # Read new queues from their beginning, because a broker gets a topic with the
+                # topic's first message there.
                 for queue in set(admin.queues(admin.options.topic)) - offsets.keys():
                     offsets[queue] = admin.min_offset(queue)
         for queue, offset in offsets.items():
@@ -130,7 +130,7 @@ def _messages(
 def _stored(
     admin: Admin, queue: MessageQueue, offsets: dict[MessageQueue, int]
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Yield a queue's messages up to its present end, and note the next offset."""
+    """Yield a queue's messages up to its present end; keep its next offset in `offsets`."""
     end, before, offset = admin.max_offset(queue), -1, offsets[queue]
     while before < offset < end:
         before = offset
@@ -139,8 +139,8 @@ def _stored(
         yield from ((queue, message) for message in messages if message.queue_offset < end)
 
 
-def _stored_ms(found: tuple[MessageQueue, StoredMessage]) -> int:
-    return found[1].store_ms
+def _stored_ms(pair: tuple[MessageQueue, StoredMessage]) -> int:
+    return pair[1].store_ms
 
 
 def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`rocket-sink transactions`: epochs with half messages that are to be committed."""
+"""`rocket-sink transactions`: epochs whose half messages the ledger has decided to commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _WAIT_S: Final = 60.0
 _LOOK_S: Final = 10.0
 _UNSEEN: Final = (
     "half messages of attempts that failed are in no ledger: nobody commits them, and their "
-    "brokers drop them after transactionCheckMax questions, or when an answerer says so"
+    "brokers drop them after transactionCheckMax questions, or when a query or `rocket-sink "
+    "transactions serve` answers"
 )
 
 
@@ -50,10 +51,10 @@ _UNSEEN: Final = (
 def transactions() -> None:
     """List and settle open transactions of a ledger, and answer for them.
 
-    With delivery=transactional, a transaction is an epoch of a query. Its append to the ledger
-    decides that its half messages are to be seen; after that they are committed. It is open in
-    between: while the query does it, or when its driver was killed before it could. The next start
-    of the query settles it as well.
+    With delivery=transactional, a transaction is an epoch of a query. The epoch's append to the
+    ledger decides that its half messages are committed; then the query commits them. In between the
+    transaction is open. It stays open if the driver was killed, until the next start of the query
+    settles it.
     """
 
 
@@ -100,15 +101,15 @@ def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **
 def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, **spark: Any) -> int:
     """Commit the half messages of open transactions, in order.
 
-    It asks the brokers first which of them are visible already, so it may be run twice, and beside
-    the query. Give it the namespace and the credentials of the query. Exits 0 when no transaction
-    that was chosen is open any more and none has lost a message.
+    It first asks the brokers which messages are visible already, so it may be run twice, and beside
+    the query. Give it the namespace and the credentials of the query. Exits 0 if all chosen
+    transactions are settled, and none has lost a message.
     """
     with _opened("settle", asks=not dry_run, **spark) as (session, options):
         from rocket_sink.spark.transactions import TransactionCommitter
 
-        endings = TransactionCommitter(session, options, ordered=True)
-        rows = [row for row in endings.open_epochs(query) if epoch in (None, row.epoch)]
+        committer = TransactionCommitter(session, options, ordered=True)
+        rows = [row for row in committer.open_epochs(query) if epoch in (None, row.epoch)]
         if dry_run:
             _print_plan(rows, as_json=as_json)
             return 0
@@ -117,7 +118,7 @@ def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, *
             done = []
         else:
             with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
-                done = settled(endings, rows, bar)
+                done = settled(committer, rows, bar)
     if as_json:
         print_json([outcome.as_dict() for outcome in done])
     return 0 if all(outcome.is_good for outcome in done) else 1
@@ -130,7 +131,7 @@ def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, *
 )
 @sink_options("nameServer", "ledger")
 @click.option("--topic", "-t", "topics", multiple=True, metavar="TOPIC",
-              help="Its brokers may ask, too, besides the ledger's; repeatable.")  # fmt: skip
+              help="Answer this topic's brokers, too; repeatable.")  # fmt: skip
 @click.option("--for", "seconds", type=click.FloatRange(0), metavar="SECONDS",
               help="End after so long instead of running until it is stopped.")  # fmt: skip
 @spark_options
@@ -138,8 +139,8 @@ def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, *
 def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark: Any) -> None:
     """Answer what brokers ask about half messages, as the drivers of running queries do.
 
-    For ledgers whose queries are down: their half messages are rolled back, or their transactions
-    settled, without waiting for a restart. Any number may run, beside the queries.
+    Use it for ledgers whose queries are down: it rolls back half messages, or settles their
+    transactions, before the queries are started again. Any number may run, beside the queries.
     """
     for topic in topics:
         check_topic_name(topic)
@@ -167,7 +168,7 @@ def _serve(
     def on_end(report: EndReport) -> None:
         note(_text(Settled.of(report)))
 
-    answerer = TransactionChecker(
+    checker = TransactionChecker(
         spark, options, on_decision=on_decision, on_end=on_end, ordered=True
     )
     until_s = None if seconds is None else time.monotonic() + seconds
@@ -177,11 +178,11 @@ def _serve(
             topic_rows = (
                 Ledger(options.ledger).transactions(spark).select("topics").distinct().collect()
             )
-            answerer.watch(*topics, *(topic for row in topic_rows for topic in row.topics))
-            left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
-            time.sleep(max(0.0, min(left_s, _LOOK_S)))
+            checker.watch(*topics, *(topic for row in topic_rows for topic in row.topics))
+            remaining_s = _LOOK_S if until_s is None else until_s - time.monotonic()
+            time.sleep(max(0.0, min(remaining_s, _LOOK_S)))
     finally:
-        answerer.close()
+        checker.close()
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Settled:
         }  # fmt: skip
 
 
-def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
+def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
     """Settle the transactions one by one; a failure stops only transactions of the same query."""
     done: list[Settled] = []
     before = 0
@@ -223,7 +224,7 @@ def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> lis
                 row.query_id, row.epoch, None, "an earlier epoch of its query is open"
             )
         else:
-            outcome = _settle(endings, row, bar, before)
+            outcome = _settle(committer, row, bar, before)
         if outcome.error:
             failed.add(row.query_id)
         before += row.halves
@@ -233,9 +234,9 @@ def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> lis
     return done
 
 
-def _settle(endings: TransactionCommitter, row: Any, bar: Bar, before: int) -> Settled:
+def _settle(committer: TransactionCommitter, row: Any, bar: Bar, before: int) -> Settled:
     try:
-        report = endings.end(
+        report = committer.end(
             row.query_id, row.epoch, wait_s=_WAIT_S,
             progress=lambda done, total: bar.advance_to(before + done),
         )  # fmt: skip
@@ -244,15 +245,15 @@ def _settle(endings: TransactionCommitter, row: Any, bar: Bar, before: int) -> S
     return Settled.of(report)
 
 
-def _text(one: Settled) -> str:
-    name = f"query {one.query_id} epoch {one.epoch}"
-    if one.error or one.report is None:
-        return f"{name} stays open: {one.error}"
-    text = f"{name}: {counted(one.report.committed, 'message', 'is', 'are')} visible"
-    if one.report.found_stored:
-        text += f", {one.report.found_stored:,} were before"
-    if one.report.refused:
-        text += f"; {one.report.refused:,} are lost: their brokers do not have them any more"
+def _text(outcome: Settled) -> str:
+    name, report = f"query {outcome.query_id} epoch {outcome.epoch}", outcome.report
+    if outcome.error or report is None:
+        return f"{name} stays open: {outcome.error}"
+    text = f"{name}: {counted(report.committed, 'message', 'is', 'are')} visible"
+    if report.found_stored:
+        text += f", {report.found_stored:,} were before"
+    if report.refused:
+        text += f"; {report.refused:,} are lost: their brokers do not have them any more"
     return text
 
 

@@ -1,4 +1,4 @@
-"""`rocket-sink tune`: recorded latencies once more, under other settings."""
+"""`rocket-sink tune`: latency options that fit the sends which a ledger has recorded."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def tune(
     """Suggest latency options by what a ledger has recorded.
 
     Replays the recorded sends with other latency classes. Compares isolations, messages that would
-    have gone to another broker, and latencies. What it cannot know: how slow a broker would have
-    been for the requests that were kept away from it.
+    have gone to another broker, and latencies. It cannot know how slow a broker would have been for
+    requests that were kept away from it.
     """
     from rocket_sink.ledger.tune import suggest
 

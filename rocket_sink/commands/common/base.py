@@ -43,7 +43,7 @@ class Command(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, hidden=True))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, and name the command in errors about an option without its value."""
+        """Parse as click does; for an option without its value add the command to the error."""
         try:
             return super().parse_args(context, args)
         except click.UsageError as error:
@@ -92,7 +92,7 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group with the names and one-line helps of its commands, which are imported on use."""
+    """A group that has its commands' names and one-line helps, and imports a command on use."""
 
     def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]], **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -103,7 +103,7 @@ class LazyGroup(Group):
         return [*self.lazy, *super().list_commands(context)]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import the command, or None."""
+        """Import and return the command; None if there is none."""
         if name not in self.lazy:
             return super().get_command(context, name)
         module, _, attribute = self.lazy[name][0].partition(":")
@@ -118,19 +118,18 @@ class LazyGroup(Group):
 
 
 def debug_wanted(arguments: Sequence[str]) -> bool:
-    """Return whether --debug is among the raw arguments, because click may not be able to parse
-    them."""
+    """Return whether --debug is among the raw arguments, which click may be unable to parse."""
     before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--debug" in before_end
 
 
 _OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
-"""The pattern of a rocket-sink error at the end of a worker's traceback in a Spark exception."""
+"""A rocket-sink error at the end of a worker's traceback in a Spark exception."""
 _FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
 _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
 )
-"""The pattern of the end of a Python traceback in a Spark exception, before Java's names."""
+"""The last line of a Python traceback in a Spark exception; Java's lines begin otherwise."""
 _NOT_THERE: Final = (
     "the executors have no rocket_sink: give it to them by --py-files as a .zip (a .whl under that "
     "name will do), by --archives, or install it there (docs/deploy/executors.md)"
@@ -141,8 +140,8 @@ _LONGEST: Final = 600
 def one_line(error: BaseException) -> str:
     """Return the error without stack traces, cut to 600 characters.
 
-    The text of a Spark exception has Python and Java traces: its innermost rocket-sink error is
-    used, else its first line.
+    The text of a Spark exception has Python and Java traces: return its innermost rocket-sink
+    error, else its first line.
     """
     text = str(error)
     if isinstance(error, RocketSinkError):
@@ -159,7 +158,8 @@ def one_line(error: BaseException) -> str:
 
 
 def usage_line(error: click.ClickException) -> str:
-    """Return a line that says what is wrong with which command line, and what to do."""
+    """Return a line that names the command, says what is wrong with its arguments, and what to
+    do."""
     context: click.Context | None = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "rocket-sink"
     text = " ".join(_usage_text(error, context).split())
@@ -173,7 +173,7 @@ def usage_line(error: click.ClickException) -> str:
 
 
 def _says_what_to_do(error: click.ClickException, text: str) -> bool:
-    """Return whether the text already says what to do; click's text about a path does not."""
+    """Return whether the error's text says what to do; click's text about a path does not."""
     if text.endswith("?") or ";" in text:
         return True
     if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):
@@ -224,8 +224,8 @@ def _spelled(parameter: click.Parameter) -> str:
 
 
 def _outside_range(error: click.BadParameter) -> str | None:
-    """Return a sentence with the allowed range, which click's error names as `1<=x<=18` or not at
-    all. Return None for other errors."""
+    """Return a sentence with the allowed range if the value is outside; None for other errors.
+    Click's own text names the range as `1<=x<=18`, or not at all."""
     kind = error.param.type if error.param is not None else None
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return None
@@ -258,8 +258,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def time_value(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> dt.datetime | None:
-    """Parse a time for click: `2026-01-31T12:00` (UTC), or a duration back from now as `90m` or
-    `2d`."""
+    """Parse a time for click: `2026-01-31T12:00` (UTC), or `90m` or `2d` before now."""
     if value is None:
         return None
     try:
@@ -296,9 +295,9 @@ class Stop:
 def until_signal() -> Iterator[Stop]:
     """Leave the context at once on SIGTERM or SIGINT, without an exception; `Stop` has the signal.
 
-    Exceptions of inner context managers are dropped then, because the signal may have ended their
-    processes, too. A second SIGTERM is ignored (`timeout` sends two), a second Ctrl-C ends the
-    closing. Main thread only.
+    After the signal, exceptions of inner context managers are dropped, because the signal may have
+    ended their processes, too. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C
+    interrupts the clean-up. Main thread only.
     """
     stop = Stop()
 
@@ -312,7 +311,7 @@ def until_signal() -> Iterator[Stop]:
     try:
         yield stop
     except KeyboardInterrupt:
-        # Spark's own handler has raised it.
+        # The handler of a Spark session has replaced `leave`, and raised this.
         stop.number = stop.number or signal.SIGINT
     except BaseException:
         if stop.number is None:

@@ -38,8 +38,8 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
     )
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write such a mark
-        # Lines before the first heading belong to a section with an arbitrary name.
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
+        # Lines before the first heading belong to a section with a name that no file can have.
         parser.read_string(f"[{_TOP}]\n{text}", source=str(path))
     except OSError as error:
         raise OptionError(

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def ledger_named_both_ways(function: Decorated) -> Decorated:
-    """Add the ledger's folder to a command as `path`: as --ledger, or as its argument."""
+    """Let a command take the ledger's folder as --ledger or as its argument, and pass it as
+    `path`."""
 
     @functools.wraps(function)
     def with_path(*, argument: str | None, option: str | None, **more: Any) -> Any:
@@ -48,8 +49,8 @@ def ledger_named_both_ways(function: Decorated) -> Decorated:
 
 fold_option: Final = click.option(
     "--fold", is_flag=True,
-    help="Take in first what tasks have written, with Spark. Without it a local ledger is read "
-    "as it is, in seconds, when the extra `fast` is installed.",
+    help="First fold what tasks have written into the table, with Spark. Without it, and with the "
+    "extra `fast` installed, a local ledger is read as it is, in seconds.",
 )  # fmt: skip
 
 span_options: Final = together(
@@ -62,9 +63,9 @@ span_options: Final = together(
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
-    """Open the ledger without Spark; None if any of the flags is set, or DuckDB cannot read it.
+    """Open the ledger without Spark; return None if a flag is set, or DuckDB cannot read it.
 
-    Prints a note with the number of epochs that are not folded.
+    Note on standard error which rows are not in the table.
     """
     from rocket_sink.ledger.query.duckdb_reader import open_quick
 
@@ -77,7 +78,7 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
         note(f"rows of {epochs} are not folded yet and not shown; --fold takes them in")
     if ledger is not None and ledger.quarantined_files:
         files = counted(ledger.quarantined_files, "damaged spool file", "is", "are")
-        note(f"{files} put aside in _spool/_quarantine: the rows in there are not in")
+        note(f"{files} put aside in _spool/_quarantine: the table lacks their rows")
     return ledger
 
 
@@ -86,7 +87,7 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     """Yield a session for small plans, from a command's flags, and the ledger.
 
     Raises:
-        LedgerError: the path has none.
+        LedgerError: the path has no ledger.
     """
     from rocket_sink.ledger.driver.ledger import Ledger
 
@@ -99,12 +100,12 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
 
 
 def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:
-    """Fold the ledger; print a note if rows are missing."""
+    """Fold the ledger; print a note if rows are not in the table."""
     summary = ledger.sync(spark)
     if summary.busy:
         note(
-            f"{summary.holder} is folding the ledger: what tasks wrote last is not in yet, and not "
-            "shown"
+            f"{summary.holder} is folding the ledger: what tasks wrote last is not in the table "
+            "yet, and not shown"
         )
     note_faults(summary)
     return summary
@@ -113,16 +114,16 @@ def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:
 def note_faults(summary: FoldSummary) -> None:
     """Note the files that could not be folded."""
     for path in summary.damaged:
-        note(f"damaged, put aside, its rows are not in: {path}")
+        note(f"damaged and put aside, the table lacks its rows: {path}")
     for path in summary.left:
-        note(f"cannot be read by this rocket-sink, its rows are not in: {path}")
+        note(f"this rocket-sink cannot read it, the table lacks its rows: {path}")
 
 
 def check_exists(path: str, spark: SparkSession | None = None) -> None:
-    """Refuse a path without a ledger, where pyarrow can look there.
+    """Check that a path has a ledger, if pyarrow can look there.
 
-    Without a session only a local path is checked, so that a wrong path is reported before Spark
-    starts. Only the session may know the address and keys of a store.
+    Without a session check only a local path, so that a wrong path is reported before Spark starts.
+    The address and keys of a store may be known to the session alone.
 
     Raises:
         LedgerError: the path has neither a table nor a spool, or this user may not read them.
@@ -145,12 +146,12 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
         return
     else:
         try:
-            looked = place.filesystem().get_file_info(
+            infos = place.filesystem().get_file_info(
                 [f"{place.root}/{part}" for part in (LOG_FOLDER, SPOOL)]
             )
         except OSError:
             return  # Spark may have the store's address and keys.
         # On an object store a folder exists if it contains an object.
-        has_ledger = any(info.type.name != "NotFound" for info in looked)
+        has_ledger = any(info.type.name != "NotFound" for info in infos)
     if not has_ledger:
         raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

@@ -1,7 +1,7 @@
 """Output of commands: results to standard output, everything else to standard error.
 
-Progress bars are for terminals; pipes and files get plain lines. All commands print by this module,
-which removes control characters (`rocket_sink.text`), escapes JSON, and does not interpret markup.
+Progress bars are for terminals; pipes and files get plain lines. All commands print through this
+module. It removes control characters (`rocket_sink.text`), escapes JSON, and interprets no markup.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
 
 def escape_what_streams_lack() -> None:
-    """Print characters that the encoding lacks (PYTHONIOENCODING, locale) as escapes."""
+    """Let both streams print characters that their encoding lacks (PYTHONIOENCODING, locale) as
+    escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -54,7 +55,7 @@ def ignore_odd_sizes() -> None:
 
 
 def program() -> str:
-    """Return how `rocket-sink` was called, for commands that a user shall type next."""
+    """Return the name by which the user called `rocket-sink`, for commands to type next."""
     typed = Path(sys.argv[0])
     if typed.name != "rocket-sink" or shutil.which(typed.name) == str(typed):
         return "rocket-sink"
@@ -74,8 +75,8 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on standard error. On a terminal the line is broken at blanks, because the
-    terminal would break words."""
+    """Print a line on standard error. For a terminal, which would break words, wrap the line at
+    blanks."""
     text = clean(text)
     if sys.stderr.isatty():
         text = textwrap.fill(
@@ -86,7 +87,7 @@ def note(text: str) -> None:
 
 
 def _stderr_columns() -> int:
-    """Return the width of standard error's terminal; $COLUMNS comes first, as for tables."""
+    """Return $COLUMNS, as for tables, else the width of standard error's terminal."""
     if wanted := _wanted_columns():
         return wanted
     try:
@@ -107,12 +108,8 @@ def note_lines(text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before the work for it is done.
-
-    Raises:
-        click.BadParameter: says why.
-    """
-    there = path.exists()
+    """Raise click.BadParameter if a file cannot be written, before the work for it is done."""
+    existed = path.exists()
     try:
         path.open("ab").close()
     except OSError as error:
@@ -120,16 +117,12 @@ def check_writable(path: Path) -> None:
             f"cannot write {path}: {error.strerror or error}; name a file in a folder that is "
             "there and may be written to"
         ) from error
-    if not there:
+    if not existed:
         path.unlink()
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file and note it.
-
-    Raises:
-        click.ClickException: it cannot be written.
-    """
+    """Write a file and print a note; raise click.ClickException if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -138,8 +131,8 @@ def write_file(path: Path, text: str) -> None:
 
 
 class Steps:
-    """A `note` for progress texts such as `3 of 134 jars`: one changing line in a terminal, else a
-    line per quarter."""
+    """Prints progress texts such as `3 of 134 jars`: in a terminal as one line that changes, else
+    as a line per quarter."""
 
     def __init__(self) -> None:
         self._quarter = 0
@@ -161,8 +154,8 @@ class Steps:
 
 
 def show(*things: RenderableType) -> None:
-    """Print tables and texts on standard output; if that is no terminal, in the width of
-    $COLUMNS."""
+    """Print tables and texts on standard output. If it is no terminal, they are as wide as
+    $COLUMNS says."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
@@ -175,11 +168,11 @@ def rows_table(
     title: str, names: Sequence[str], rows: Iterable[Any], *, numbers: str = "",
     most: int | None = None,
 ) -> Table:  # fmt: skip
-    """Return a table of these columns of rows, under their names without underscores.
+    """Return a table of these columns of the rows, with their names without underscores as heads.
 
     Args:
         numbers: see `table`.
-        most: characters of a text; a longer text is cut.
+        most: length at which a text is cut.
     """
     cells = ([_short(row[name], most) for name in names] for row in rows)
     return table(title, [name.replace("_", " ") for name in names], cells, numbers=numbers)
@@ -247,7 +240,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[None]:
-    """Print `text` at once, and every few seconds the time that the context has taken so far."""
+    """Print `text`, and then every few seconds the time that the context has taken so far."""
     if quiet:
         yield
         return
@@ -268,7 +261,7 @@ def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[No
 
 
 class Bar:
-    """Progress of one step: a bar in a terminal, else a line every few seconds.
+    """The progress of one step: a bar in a terminal, else a line every few seconds.
 
     A context manager; not thread-safe.
     """
@@ -311,7 +304,7 @@ class Bar:
             note(f"{self.label}: {self._done:,} in {seconds:.1f} s")
 
     def advance_to(self, done: int, remark: str = "") -> None:
-        """Show that `done` of `total` are finished, with `remark` beside the bar."""
+        """Show that `done` of `total` items are finished, with `remark` beside the bar."""
         self._done = done
         if self._rich is not None:
             self._rich.update(self._task, completed=done, remark=clean(remark))

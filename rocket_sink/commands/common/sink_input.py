@@ -133,7 +133,7 @@ def checked_options(values: Mapping[str, Any]) -> SinkOptions:
 
 
 def check_topic_name(topic: str) -> None:
-    """Check the form of a topic's name only, because commands that read may name system topics.
+    """Check only the form of a topic's name, because commands that read may name system topics.
 
     Raises:
         OptionError: no topic can have this name.
@@ -143,11 +143,11 @@ def check_topic_name(topic: str) -> None:
 
 
 def check_name_server(options: SinkOptions) -> None:
-    """Check that one of the name servers answers, before work that takes long.
+    """Check that a name server answers, before work that takes long.
 
     Raises:
         NameServerUnavailableError: no name server answers.
-        TlsRefusedError: none answers, because each refuses TLS or is refused.
+        TlsRefusedError: no name server answers, because TLS fails with each.
     """
     from rocket_sink.producer.admin.admin import Admin
 
@@ -156,7 +156,7 @@ def check_name_server(options: SinkOptions) -> None:
 
 
 def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, by default with the environment's or the local cluster's name server."""
+    """Return the values; if no name server is set, add that of the environment or local cluster."""
     if values.get("nameServer"):
         return dict(values)
     address = os.environ.get("NAMESRV_ADDR") or _local_name_server()

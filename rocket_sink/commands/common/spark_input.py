@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _STDERR: Final = 2
 _JVM_ENDS_S: Final = 5.0
 _SMALL_PLANS: Final = {
-    # For a ledger's rows, compilation is half of a command's CPU time. With one compiler the JVM's
-    # code cache is small by default; when it is full, the JVM prints that on standard output.
+    # Compilation would take half of a command's CPU time for a ledger's rows. With one compiler the
+    # JVM's code cache is small by default; when it is full, the JVM says so on standard output.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -57,7 +57,7 @@ spark_options: Final = together(
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:
-    """Return {name: value} of texts that `name_values` has let through."""
+    """Return {name: value} of the texts that `name_values` has accepted."""
     split = (text.partition("=") for text in texts)
     return {name.strip(): value for name, _, value in split}
 
@@ -74,8 +74,8 @@ def spark_session(
     """Yield a session with Delta (`rocket_sink.spark.session`) from a command's flags.
 
     `small`: settings for many plans over few rows; --spark-conf overrides them. Spark's log goes to
-    a file, which is named if the command fails and else removed; under spark-submit and with
-    --debug it goes to standard error.
+    a file. If the command fails, a note names the file, else it is removed. Under spark-submit and
+    with --debug the log goes to standard error.
     """
     from rocket_sink.spark.session import build_session
 
@@ -99,11 +99,11 @@ def spark_session(
 
 @contextlib.contextmanager
 def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
-    """Silence the console's logger in this context, because commands show by themselves what it
-    says of a query; and, unless `shows_plans`, PySpark's loggers of failed queries.
+    """Silence loggers in this context: that of `spark.console`, because commands show a query's
+    figures themselves; and, unless `shows_plans`, PySpark's loggers of failed queries.
 
-    These write the whole plan and Java's trace to standard error, whatever the root logger does;
-    the error says the same in a line.
+    PySpark's loggers write the whole plan and Java's trace to standard error, whatever the root
+    logger does; the error says the same in a line.
     """
     from pyspark.logger import PySparkLogger
 
@@ -122,11 +122,11 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
 
 
 class _CtrlC:
-    """Ends the processes that were started since this object was made: a JVM that is starting, or
-    works on a job, would otherwise run on until it has finished.
+    """A handler of SIGINT. It ends the processes that were started since it was made: otherwise a
+    JVM that starts, or works on a job, would run until it has finished.
 
-    As a handler of SIGINT it ends them before KeyboardInterrupt is raised. Spark's code that the
-    exception passes waits for the running call, and ends at once when the JVM is gone.
+    It ends them before it raises KeyboardInterrupt, because Spark's code, which the exception
+    passes, waits for the running call, and stops waiting when the JVM is gone.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class _CtrlC:
 
     @contextlib.contextmanager
     def handler_kept(self) -> Iterator[None]:
-        """Restore this handler after a new session, whose own handler only asks the JVM to
+        """Restore this handler after a new session has set its own, which only asks the JVM to
         cancel."""
         try:
             yield
@@ -164,7 +164,7 @@ class _CtrlC:
 
 @contextlib.contextmanager
 def _no_jvm_left() -> Iterator[_CtrlC]:
-    """End all processes that were started in this context after Ctrl-C."""
+    """End all processes that were started in this context if Ctrl-C is pressed."""
     end = _CtrlC()
     earlier = _handle_sigint(end)
     try:
@@ -180,7 +180,7 @@ def _no_jvm_left() -> Iterator[_CtrlC]:
 
 
 def _handle_sigint(handler: Any) -> Any:
-    """Set SIGINT's handler; return the old one, None if not Python's, or not in the main thread."""
+    """Set SIGINT's handler and return the old one; outside of the main thread only return None."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGINT, handler)
@@ -197,7 +197,7 @@ def _log_file() -> Iterator[Path | None]:
     try:
         yield log
     except BaseException as error:
-        # Name the log only for other errors: rocket-sink's errors say what is wrong, and a user who
+        # Name the log only for foreign errors: rocket-sink's own say what is wrong, and a user who
         # stopped the command needs no log.
         if isinstance(error, Exception) and not isinstance(error, RocketSinkError):
             note(f"Spark's log: {name}")

@@ -1,4 +1,4 @@
-"""Execution of `rocket-sink stream`: source, query, view of its progress, signals, report."""
+"""Execution of `rocket-sink stream`: the source, the query, its progress, signals, the report."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class RunView:
         self._event(self._epoch)
 
     def refresh(self) -> None:
-        """Show the rows that came since the last call."""
+        """Show the ledger rows that came since the last call."""
         if self._figures is not None and self._figures.refresh():
             self._add(self._figures)
         if self._live is not None:
             self._live.update(self.as_table(), refresh=True)
 
     def as_table(self) -> RenderableType:
-        """Return the report as a table."""
+        """Return the view as a table."""
         from rich.console import Group
         from rich.text import Text
 
@@ -125,7 +125,7 @@ class RunView:
         )  # fmt: skip
 
     def _add(self, figures: LiveFigures) -> None:
-        """Show rates since the last reading, and lines for new isolations and dead letters."""
+        """Compute the rates since the last call, and show new isolations and dead letters."""
         now_s = time.monotonic()
         passed_s = max(now_s - self._read_s, 1e-3)
         self._read_s = now_s
@@ -143,7 +143,7 @@ class RunView:
         self._pending = pending
 
     def _event(self, text: str) -> None:
-        """Print an event as a line if there is no table to show it."""
+        """Print an event as a line if no table shows it."""
         if self._live is None:
             note(text)
 
@@ -151,7 +151,7 @@ class RunView:
 _POLL_S: Final = 0.3
 _STOP_POLL_S: Final = 0.02
 _WITH_FIXED_SCHEMA: Final = ("rate", "rate-micro-batch", "kafka", "socket", "delta")
-"""Streaming sources with their own schema; file sources need one."""
+"""Streaming sources that have a schema; file sources need one from the user."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class Source:
 
 @dataclass
 class Report:
-    """The result of a run. `counts` are the ledger's sums over the run's epochs. `pending` has all
-    waiting dead letters of the ledger, by reason."""
+    """The result of a run. `counts` are the ledger's sums over the run's epochs. `pending` counts
+    all pending dead letters of the ledger, by reason."""
 
     query_id: str | None = None
     run_id: str | None = None
@@ -254,7 +254,7 @@ def run_stream(
     query_name: str | None,
     stop_timeout_s: float,
 ) -> Report:
-    """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; shows how it goes."""
+    """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; show its progress."""
     frame = source.read(spark, streaming=True)
     figures = _figures(spark, sink_options)
     writer = stream_writer(spark, frame, sink_options, lane)
@@ -335,7 +335,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     report.pending = pending_by_reason(spark, resolve_path(str(path)))
     report.query_id = report.query_id or _batch_since(ledger.epochs(spark), began)
     if report.query_id:
-        # With `appId` the ledger's query id is the appId, so a stream's run is found by its own id.
+        # With `appId` the ledger's query id is the appId, so a stream is selected by its run's id.
         key, value = ("run_id", report.run_id) if report.run_id else ("query_id", report.query_id)
         epochs = ledger.epochs(spark).where(col(key) == value)
         names = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered")
@@ -345,9 +345,9 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 
 def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
-    """Return the batch write that ended since `began`; None if there is none, or more than one.
+    """Return the id of the batch write that ended since `began`; None if none or several did.
 
-    The data source runs in another process, so the name of the write is not known here.
+    The data source makes the id in another process, so it is not known here.
     """
     since = epochs.where((epochs.lane == "batch") & (epochs.at >= began))
     ids = [row.query_id for row in since.select("query_id").limit(2).collect()]
@@ -425,9 +425,9 @@ class _Watcher:
             self.look()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop between two micro-batches, or after the time-out within one.
+        """Stop the query between two micro-batches, or after the time-out within one.
 
-        If the next micro-batch starts at once it is interrupted, and runs again after a restart.
+        If the next micro-batch starts at once, it is interrupted, and runs again after a restart.
         """
         deadline_s = time.monotonic() + timeout_s
         epoch = self._newest()
@@ -462,8 +462,8 @@ class _Watcher:
 
 
 def _let_jvm_go_on(spark: SparkSession, stop: threading.Event) -> None:
-    """Under spark-submit let the JVM, this process's parent, pass signals on to `stop`. Otherwise
-    the JVM would end its session in the middle of a micro-batch: a terminal sends Ctrl-C to both
+    """Under spark-submit, let signals to the JVM, this process's parent, set `stop`. Otherwise the
+    JVM would end its session in the middle of a micro-batch: a terminal sends Ctrl-C to both
     processes, and SIGTERM goes to the JVM alone. The JVM ends after this process.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:

@@ -1,5 +1,5 @@
-"""`rocket-sink demo`: rows from a file to a topic, with a broker broken in the middle, and a check
-of the result."""
+"""`rocket-sink demo`: stream rows from files into a topic, break a broker meanwhile, check the
+result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PARTS = ("flights", "checkpoint", "ledger", "cluster")
     type=click.Choice(["none", "best_effort", "strict"]),
     default="strict",
     show_default=True,
-    help="strict: the broken broker's keys wait for it, all others flow on.",
+    help="strict: the broken broker's keys wait for it, all others are sent.",
 )
 @click.option(
     "--brokers", type=click.IntRange(2, 16), default=2, show_default=True, help="Number of brokers."
@@ -61,12 +61,12 @@ _PARTS = ("flights", "checkpoint", "ledger", "cluster")
     type=click.FloatRange(0.5, 45),
     default=6.0,
     show_default=True,
-    help="How long it stays frozen, or down.",
+    help="How long the broker stays frozen, or down.",
 )
 @click.option(
     "--keep", is_flag=True, help="Keep the brokers running after the demo, and all files."
 )
-@click.option("--json", "as_json", is_flag=True, help="The reckoning as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def demo(
     rows: int,
     out: Path | None,

