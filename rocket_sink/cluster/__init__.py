@@ -1,7 +1,7 @@
 """A real local Apache RocketMQ, name server and brokers on loopback, for demo, tests and users.
 
-`LocalCluster` ends with the object or the process; `up`, `status` and `down` manage a detached
-cluster. RocketMQ is fetched once from Maven Central by the Ivy of PySpark and runs on Spark's Java.
+A `LocalCluster` ends with its object or its process; `up`, `status` and `down` manage a detached
+cluster. PySpark's Ivy fetches RocketMQ once from Maven Central. RocketMQ runs on Spark's Java.
 POSIX only.
 """
 

@@ -1,8 +1,9 @@
 """Configuration of a local cluster's processes: ports, broker.conf, JVM flags, log settings.
 
-A broker binds three ports: its listen port, the "fast" one two below (BrokerController) and the one
-for replication, one above. Ports are chosen below the range of outgoing connections (32768 up on
-Linux), so that few are taken before the broker binds them; then the start is repeated with others.
+A broker binds three ports: its listen port, two below it the "fast" port (BrokerController), and
+one above it the replication port. Ports are chosen below the range of outgoing connections (32768
+up on Linux), so that other processes seldom take one before the broker binds it. If one does, the
+start is repeated with other ports.
 
 docker-compose.yml repeats `BROKER_DEFAULTS`; a test compares the two. Values are as in
 `broker.conf`: text, sizes in bytes.
@@ -38,17 +39,17 @@ class Ports:
         return [self.name_server, *(p for broker in self.brokers for p in broker_ports(broker))]
 
     def save(self, file: Path) -> None:
-        """Write them to `file`, for the next start in the same home."""
+        """Write the ports to `file`, for the next start in the same home."""
         file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def broker_ports(listen: int) -> tuple[int, int, int]:
-    """The ports that a broker listening on `listen` binds: fast, own, replication."""
+    """Return the ports of a broker that listens on `listen`: fast, own, replication."""
     return listen - 2, listen, listen + 1
 
 
 def load_ports(file: Path) -> Ports | None:
-    """The ports saved in `file`; None if it is missing or unreadable."""
+    """Return the ports saved in `file`; None if it is missing or unreadable."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         return Ports(int(saved["name_server"]), tuple(int(port) for port in saved["brokers"]))
@@ -57,10 +58,10 @@ def load_ports(file: Path) -> Ports | None:
 
 
 def is_free(port: int) -> bool:
-    """True when `port` can be bound now, on loopback and on all interfaces."""
+    """Return whether `port` can be bound now, on loopback and on all interfaces."""
     for host in (LOOPBACK, ""):
         with socket.socket() as probe:
-            # as the JVM does, so that TIME_WAIT does not count
+            # The JVM sets this, too: a port in TIME_WAIT is free for it.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -74,9 +75,9 @@ def is_free(port: int) -> bool:
 def choose_ports(
     brokers: int, *, wanted: Ports | None = None, free: Callable[[int], bool] = is_free
 ) -> Ports:
-    """Free ports for a name server and `brokers` brokers; `wanted` ones if all of them are free.
+    """Return free ports for a name server and `brokers` brokers; `wanted` if all of them are free.
 
-    Blocks never overlap. Raises ClusterError when the range holds no free block.
+    The brokers' blocks of ports do not overlap. Raises ClusterError if there are too few free ones.
     """
     if wanted and len(wanted.brokers) == brokers and all(free(port) for port in wanted.all()):
         return wanted
@@ -106,17 +107,17 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "autoCreateSubscriptionGroup": "true",
     "defaultTopicQueueNums": "4",
     "traceTopicEnable": "true",
-    # From its first committed message on, a broker of 5.5.0 uses two thirds of a core: the next
-    # wake-up of TransactionalOpBatchService is always in the past. So let the broker note each end
-    # at once, and set the interval to an hour.
+    # Without these settings a broker of 5.5.0 uses two thirds of a core from its first committed
+    # message on, because the next wake-up of TransactionalOpBatchService is always in the past. So
+    # let the broker note each end of a transaction at once, and set the interval to an hour.
     "transactionOpBatchInterval": "3600000",
     "transactionOpMsgMaxSize": "1",
     "timerWheelEnable": "true",
-    # by default an idle broker takes 2 % of a core to write its timer wheel to disk
+    # By default an idle broker uses 2 % of a core to write its timer wheel to disk.
     "timerFlushIntervalMs": "10000",
     "enablePropertyFilter": "true",
     "messageIndexEnable": "true",
-    # Small files for little disk use, kept for a day, deleted hourly.
+    # Use little disk: files are small, kept for a day, and deleted hourly.
     "mappedFileSizeCommitLog": str(64 << 20),
     "mappedFileSizeConsumeQueue": str(100_000 * 20),
     "mappedFileSizeTimerLog": str(8 << 20),
@@ -124,25 +125,25 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "maxIndexNum": "2000000",
     "fileReservedTime": "24",
     "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
-    # Brokers delete files early on a disk that is over 85 % full by default.
+    # By default brokers delete files early on a disk that is over 85 % full.
     "diskMaxUsedSpaceRatio": "90",
     "cleanFileForciblyEnable": "false",
 }
 
 DISK_NEARLY_FULL_RATIO = 0.85
-"""Share of used disk from which a broker is started with NEARLY_FULL_DISK."""
+"""The used part of the disk from which a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
-    # A broker refuses messages above 90 %, and that limit cannot be raised. It is checked after
-    # deleteWhen is parsed as hours; other text ends the clean-up before the check, so no files are
-    # deleted either (DefaultMessageStore.CleanCommitLogService).
+    # A broker refuses messages above 90 %, and that limit cannot be raised. The clean-up checks it
+    # after it has parsed deleteWhen as hours. With other text the clean-up ends before the check,
+    # and deletes no files either (DefaultMessageStore.CleanCommitLogService).
     "deleteWhen": "never",
     "cleanResourceInterval": "3600000",
 }
-"""Settings for a disk that is over 90 % full."""
+"""Settings for a nearly full disk, on which a broker would refuse messages."""
 
 LEAST_FREE_MB = 1024
-"""Free disk space that a start needs."""
+"""The free disk space that a start needs."""
 
 _ADD_OPENS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -173,7 +174,7 @@ _LOGBACK = """<configuration>
 </configuration>
 """
 LOG_FILE = "rocketmq.log"
-"""The log of a process in its folder; with one older file at most 32 MiB."""
+"""The log of a process, in its folder. With one older file it has at most 32 MiB."""
 
 _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
@@ -193,14 +194,14 @@ class Secrets(Protocol):
 
 
 def broker_name(index: int) -> str:
-    """broker-a, broker-b, ..., broker-z, broker-26, ..."""
+    """Return a broker's name: broker-a, broker-b, ..., broker-z, broker-26, ..."""
     return f"broker-{chr(ord('a') + index)}" if index < 26 else f"broker-{index}"
 
 
 def broker_conf(
     name: str, listen: int, name_server: str, store: Path, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The broker.conf of one broker; `extra` overrides all other lines."""
+    """Return the broker.conf of one broker; `extra` overrides all other lines."""
     return {
         **BROKER_DEFAULTS,
         "brokerName": name,
@@ -215,7 +216,7 @@ def broker_conf(
 
 
 def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
-    """The settings for authentication: ACL 2.0 from 5.x on, aclEnable before."""
+    """Return the settings for authentication: ACL 2.0 from 5.x on, aclEnable before."""
     if is_4x(version):
         return {"aclEnable": "true"}
     user = {"username": secrets.access_key, "password": secrets.secret_key}
@@ -230,15 +231,16 @@ def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
 
 
 def properties_text(lines: Mapping[str, str]) -> str:
-    """The settings as a Java properties file."""
+    """Return the settings as the text of a Java properties file."""
     return "".join(f"{key}={_escaped(value)}\n" for key, value in lines.items())
 
 
 def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> None:
-    """Make `folder` a rocketmq.home.dir: log settings, credentials for ACL 1.0 and the tools."""
+    """Make `folder` a rocketmq.home.dir, with log settings, and credentials for ACL 1.0 and the
+    tools."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    # 4.x reads log settings from conf/, 5.x from the file that `jvm_command` names
+    # Version 4.x reads log settings from conf/, 5.x from the file that `jvm_command` names.
     names = ["rmq.logback.xml"]
     if is_4x(version):
         names = [f"logback_{role}.xml" for role in ("broker", "namesrv", "tools")]
@@ -271,7 +273,7 @@ def jvm_command(
     memory: Sequence[str],
     extra: Sequence[str],
 ) -> list[str]:
-    """The command line of a process without its arguments; the class path is CLASSPATH.
+    """Return the command line of a process, without arguments; its class path is in CLASSPATH.
 
     `role` is name-server, broker, admin or proxy; `folder` is rocketmq.home.dir and user.home, for
     stores and logs.
@@ -294,10 +296,10 @@ def jvm_command(
 
 
 def is_4x(version: str) -> bool:
-    """True for RocketMQ 4."""
+    """Return whether the version is one of RocketMQ 4."""
     return version.startswith("4.")
 
 
 def _escaped(value: str) -> str:
-    # Java reads such a file as Latin-1, and knows the escapes of JSON.
+    # Java reads properties files as Latin-1, and understands the escapes of JSON.
     return json.dumps(value)[1:-1]

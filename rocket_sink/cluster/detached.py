@@ -1,8 +1,8 @@
 """A detached cluster: `rocket-sink cluster up|status|down`.
 
-`cluster.json` in the home folder lists the processes. A process belongs to the cluster only if its
-command line has the random mark of that start, so that a reused pid is never signalled. A file lock
-allows one command per home at a time.
+`cluster.json` in the home folder lists the processes, with a random mark that each start puts into
+their command lines. A process without the mark does not belong to the cluster, so a reused pid is
+never signalled. A file lock allows one command per home at a time.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class NodeState:
 
     @property
     def alive(self) -> bool:
-        """True while the process that `up` started exists."""
+        """Whether the process that `up` started exists."""
         return self.process() is not None
 
     def process(self) -> psutil.Process | None:
-        """The process, or None when it has ended."""
+        """Return the process; None if it has ended."""
         try:
             process = psutil.Process(self.pid)
             has_mark = f"-D{MARK_PROPERTY}={self.mark}" in process.cmdline()
@@ -77,7 +77,7 @@ class ClusterState:
 
     @property
     def running(self) -> bool:
-        """True when the start was done and every process is alive; stopped ones (SIGSTOP) are."""
+        """Whether the start was completed and all processes are alive, frozen (SIGSTOP) or not."""
         return self.ready and all(node.alive for node in self.nodes)
 
     def client_options(self) -> dict[str, str]:
@@ -102,7 +102,7 @@ class ClusterState:
 
 
 def default_home() -> Path:
-    """The default folder of a cluster's data."""
+    """Return the default folder of a cluster's data."""
     return Path(platformdirs.user_data_dir("rocket-sink")) / "cluster"
 
 
@@ -122,10 +122,10 @@ def up(
 ) -> ClusterState:
     """Start a detached cluster in `home`, or return the one that runs there.
 
-    Dead brokers of a cluster are started again, and the others go on. If the name server is dead,
-    or the start was cut short, or other settings are wanted now, all processes are stopped and
-    started again, with the same data and, if they are free, the same ports. Arguments and errors
-    are those of LocalCluster.
+    If brokers are dead, start them again beside the others. If the name server is dead, or the
+    start was cut short, or the settings have changed, stop all processes and start them again, with
+    the same data and, if they are free, the same ports. Arguments and errors are those of
+    LocalCluster.
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
@@ -141,7 +141,7 @@ def up(
 
 
 def status(home: Path | None = None) -> ClusterState | None:
-    """The cluster that `up` started in `home`; None when none of its processes is alive."""
+    """Return the cluster that `up` started in `home`; None if none of its processes is alive."""
     state = _load(_folder(home))
     return state if state and any(node.alive for node in state.nodes) else None
 
@@ -149,8 +149,8 @@ def status(home: Path | None = None) -> ClusterState | None:
 def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
     """Stop the cluster that `up` started in `home`; its data stays.
 
-    `progress` gets a line when another command holds the lock of the home. True when a process was
-    ended. Idempotent. Brokers take some 15 s to stop.
+    `progress` gets a line if another command has the lock of the home. Return whether a process was
+    stopped. Idempotent. Brokers take some 15 s to stop.
     """
     if not (_folder(home) / _STATE_FILE).exists():
         return False
@@ -162,7 +162,7 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
 
 
 def _fits(state: ClusterState, wanted: Wanted) -> bool:
-    """Return whether the running cluster is the wanted one once its dead brokers are started."""
+    """Return whether the cluster is the wanted one, apart from dead brokers."""
     server_alive = any(node.alive for node in state.nodes if node.name == NAME_SERVER)
     settings = (wanted.version, wanted.brokers, wanted.queues, wanted.tls)
     return state.ready and server_alive and _settings(state) == settings
@@ -172,7 +172,7 @@ def _launch_detached(
     wanted: Wanted, runtime: Runtime, keep: ClusterState | None, timeout_s: float,
     progress: Progress | None,
 ) -> ClusterState:  # fmt: skip
-    """Start all processes, or those that are dead in `keep`."""
+    """Start all processes; with `keep`, only its dead ones."""
     alive = [node for node in keep.nodes if node.alive] if keep else []
 
     def spawned(nodes: Nodes) -> None:
@@ -201,7 +201,7 @@ def _launch_detached(
 
 
 def _ports(state: ClusterState) -> Ports:
-    """Return the ports of a cluster whose living processes go on."""
+    """Return the ports of a cluster."""
     server, *brokers = (
         int(address.rpartition(":")[2])
         for address in (state.name_server, *(broker.address for broker in state.brokers))
@@ -302,7 +302,7 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_mode & stat.S_IWOTH:
-            # Brokers write files of known names there, and follow links.
+            # Brokers write files with predictable names there, and follow links.
             raise ClusterError(
                 f"Everybody may write to the cluster's folder {folder}: choose another one, or "
                 f"`chmod o-w {folder}` when what lies in it is yours."

@@ -1,9 +1,9 @@
 """Kills a cluster's processes when its owner process ends, even by SIGKILL.
 
 `Guard` runs this file as a process that leads a process group, which the cluster's JVMs join. When
-the owner's end of the pipe closes, or the owner is no longer the parent, it kills the group and
-itself. Unlike Linux's PR_SET_PDEATHSIG it does not depend on the thread that started a broker, and
-works on macOS. The number of a process group is not reused while a member lives.
+the owner's end of a pipe closes, or the owner is no longer its parent, this process kills the group
+and itself. Unlike Linux's PR_SET_PDEATHSIG this does not depend on the thread that started a
+broker, and works on macOS. A process group's number is not reused while a member lives.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _WAIT_S = 10
 
 
 class Guard:
-    """The owner's handle of a process group that dies with this process."""
+    """The owner's handle of a process group that is killed when this process ends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def join(self) -> dict[str, Any]:
-        """Arguments for Popen that put a process into the group; starts the guard if needed."""
+        """Return arguments for Popen that put a process into the group; start the guard first."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
             self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Guard:
 def _group(leader: int) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         return {"process_group": leader}
-    # one system call, no new Python objects: safe between fork and exec
+    # This is safe between fork and exec: one system call, and no new Python object.
     return {"preexec_fn": lambda: os.setpgid(0, leader)}
 
 

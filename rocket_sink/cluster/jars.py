@@ -1,13 +1,13 @@
-"""RocketMQ's jars: a cache, filled from Maven Central by the Ivy of PySpark.
+"""RocketMQ's jars: a cache, which PySpark's Ivy fills from Maven Central.
 
 The cache is `<cache>/rocketmq-<version>/`; `<cache>` is the argument, else ROCKET_SINK_CACHE, else
 the user's cache folder. It is filled in a scratch folder and renamed, under a file lock.
 
 A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
-`group:name:version[:classifier] sha256`. With it several Ivy processes fetch the jars in parallel
-(each with its own cache folder, which two cannot share), and digests are checked. Without it one
-Ivy process resolves the whole graph, which takes minutes, checks the registry's SHA-1, and notes
-the digests. Each use of the cache checks the jars again.
+`group:name:version[:classifier] sha256`. With a lock file several Ivy processes fetch the jars in
+parallel (each with an Ivy cache of its own, because two cannot share one), and the digests are
+checked. Without it one Ivy process resolves all dependencies, which takes minutes, checks the
+registry's SHA-1, and the digests are noted. Each use of the cache checks the jars again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"
 
 @dataclass(frozen=True)
 class IvyRun:
-    """Runs of Ivy. `work` is a scratch folder, `on_jar` is called per fetched jar."""
+    """Runs Ivy. `work` is a scratch folder, `on_jar` is called for each fetched jar."""
 
     java: Java
     work: Path
@@ -90,7 +90,7 @@ class IvyRun:
     def fetch(self, artifacts: Sequence[Artifact], into: Path, processes: int) -> None:
         """Fetch the artifacts as `into/<file name>`, by up to `processes` parallel Ivy processes.
 
-        Checks no digests. Raises ClusterError with Ivy's last lines when Ivy fails.
+        No digest is checked. Raises ClusterError with Ivy's last lines if Ivy fails.
         """
         parts = [artifacts[start::processes] for start in range(processes)]
         with ThreadPoolExecutor(processes) as pool:
@@ -104,14 +104,14 @@ class IvyRun:
             run.result()
 
     def resolve(self, version: str, into: Path) -> None:
-        """Resolve the whole graph as `into/group/name/version/name-version[-classifier].jar`.
+        """Fetch all dependencies as `into/group/name/version/name-version[-classifier].jar`.
 
-        Raises ClusterError with Ivy's last lines when Ivy fails.
+        Raises ClusterError with Ivy's last lines if Ivy fails.
         """
         self._run("whole", full_module(version), into / _NESTED, poms=True)
 
     def resolve_modules(self, modules: Sequence[str], into: Path) -> None:
-        """Resolve `group:name:version` modules and their dependencies, as `into/<file name>`."""
+        """Fetch `group:name:version` modules and their dependencies, as `into/<file name>`."""
         pattern = into / _FLAT
         self._run("modules", graph_module(modules), pattern, poms=True, what=", ".join(modules))
 
@@ -156,7 +156,7 @@ class IvyRun:
 
 
 def find_ivy() -> Path:
-    """The Ivy jar of PySpark; ClusterError when it has none."""
+    """Return PySpark's Ivy jar; raise ClusterError if it has none."""
     spec = find_spec("pyspark")
     home = Path(spec.origin).parent if spec and spec.origin else None
     ivy_jars = sorted(home.glob("jars/ivy-*.jar")) if home else []
@@ -169,7 +169,7 @@ def find_ivy() -> Path:
 
 
 def locked_module(artifacts: Iterable[Artifact]) -> str:
-    """The ivy.xml for exactly these jars, without dependencies."""
+    """Return the ivy.xml for exactly these jars, without dependencies."""
     lines = []
     ordered = sorted(artifacts)
     for key, group in itertools.groupby(ordered, lambda a: (a.group, a.name, a.version)):
@@ -184,12 +184,12 @@ def locked_module(artifacts: Iterable[Artifact]) -> str:
 
 
 def full_module(version: str) -> str:
-    """The ivy.xml for name server, broker and tools with their dependencies."""
+    """Return the ivy.xml for name server, broker and tools with their dependencies."""
     return graph_module([f"org.apache.rocketmq:{root}:{version}" for root in ROOTS])
 
 
 def graph_module(modules: Iterable[str]) -> str:
-    """The ivy.xml for `group:name:version` modules with their dependencies."""
+    """Return the ivy.xml for `group:name:version` modules with their dependencies."""
     mapping = 'conf="default-&gt;compile,runtime,master"'
     lines = [f"    <dependency {_module(*module.split(':'))} {mapping}/>" for module in modules]
     return _MODULE.format(dependencies="\n".join(lines))
@@ -241,12 +241,12 @@ class Artifact:
         return f"{':'.join(part for part in parts if part)} {self.sha256}"
 
     def matches(self, path: Path) -> bool:
-        """True when `path` is a file with this artifact's digest."""
+        """Return whether `path` is a file with this artifact's digest."""
         return path.is_file() and sha256_of(path) == self.sha256
 
 
 def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
-    """The artifacts of a lock file in its order.
+    """Return the artifacts of a lock file, in its order.
 
     Raises ClusterError for a malformed line, and for two artifacts with the same file name.
     """
@@ -271,14 +271,14 @@ def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
 
 
 def load_lock(version: str) -> tuple[Artifact, ...] | None:
-    """The pinned jars of a RocketMQ version; None without a lock file."""
+    """Return the pinned jars of a RocketMQ version; None if it has no lock file."""
     name = f"rocketmq-{version}.lock"
     file = resources.files(__package__).joinpath(name)
     return parse_lock(file.read_text(encoding="utf-8"), name) if file.is_file() else None
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256 as lower-case hex."""
+    """Return the file's SHA-256 as lower-case hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -298,10 +298,10 @@ def resolve_jars(
     java: Java | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """The jars of name server, broker and admin tool, in class path order.
+    """Return the jars of name server, broker and admin tool, in class path order.
 
-    `progress` gets lines of text during a fetch. Raises ClusterError when they cannot be fetched,
-    or when a digest differs from the lock file's.
+    `progress` gets lines of text during a fetch. Raises ClusterError if the jars cannot be fetched,
+    or a digest differs from the lock file's.
     """
     if not re.fullmatch(r"\d+(\.\d+)+([.-]\w+)*", version):
         raise ClusterError(f"{version!r} is no version of RocketMQ, as {DEFAULT_VERSION} is one.")
@@ -322,13 +322,14 @@ def resolve_jars(
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """The folder with the caches of all versions."""
+    """Return the folder with the caches of all versions."""
     chosen = cache or os.environ.get(CACHE_ENV) or platformdirs.user_cache_dir("rocket-sink")
     return Path(chosen).expanduser().absolute()
 
 
 def _cached(folder: Path, version: str) -> list[Path] | None:
-    """Return the jars, each with its digest: that of the lock, else that of its first fetch."""
+    """Return the cached jars; None if one is missing, or has another digest than in the lock file
+    (without a lock file: than at its first fetch)."""
     listing = folder / _LISTING
     if not listing.is_file():
         return None
@@ -336,7 +337,7 @@ def _cached(folder: Path, version: str) -> list[Path] | None:
     if artifacts is None:
         try:
             artifacts = parse_lock(listing.read_text(encoding="utf-8"), str(listing))
-        except (ClusterError, ValueError):  # damaged, or of a cache without digests: fetch again
+        except (ClusterError, ValueError):  # The list is damaged: fetch again.
             return None
     paths = [folder / artifact.file_name for artifact in artifacts]
     are_right = all(map(Artifact.matches, artifacts, paths))
@@ -423,7 +424,7 @@ def _counter(what: str, total: int | None, tell: Progress) -> Callable[[], None]
 def only_one(lock: Path, tell: Progress) -> Iterator[None]:
     """Hold a file lock, so that one process at a time fills a cache.
 
-    Raises ClusterError when the cache cannot be written.
+    Raises ClusterError if the cache cannot be written.
     """
     cache_lock = FileLock(lock)
     try:

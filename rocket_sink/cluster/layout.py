@@ -28,7 +28,7 @@ from rocket_sink.text import counted
 
 NAME_SERVER = "name-server"
 MARK_PROPERTY = "rocket.sink.cluster"
-"""A JVM property with a random value, by which a process is recognised if its pid is reused."""
+"""A JVM property with a random value, which tells the process from a later one with its pid."""
 
 _PORT_TRIES = 3
 _MOST_BROKERS = 64
@@ -75,16 +75,16 @@ class Runtime:
     def make(
         cls, wanted: Wanted, home: Path, cache: Path | None, progress: Progress | None
     ) -> Runtime:
-        """Find Java and the jars, make certificates; ClusterError when one fails."""
+        """Find Java and the jars, and make certificates; raise ClusterError if one fails."""
         if "," in str(home):
-            # MixAll.MULTI_PATH_SPLITTER: the store would lie in two folders, one of them elsewhere
+            # A comma is MixAll.MULTI_PATH_SPLITTER: the store would be in two folders.
             raise ClusterError(
                 f"The folder {home} has a comma in its name, which brokers take for the end of a "
                 "path: choose another home (or TMPDIR)."
             )
         java = find_java()
         jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
-        # by default each server makes a self-signed certificate, which takes a second of CPU
+        # Disable TLS: by default each server makes a certificate, which takes a second of CPU.
         certificates, flags = None, ["-Dtls.server.mode=disabled"]
         if wanted.tls:
             certificates = make_certificates(home / "tls")
@@ -95,7 +95,7 @@ class Runtime:
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 
     def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:
-        """The command line of the process `name`; writes the files of its folder."""
+        """Write the files of the folder of process `name`; return its command line."""
         folder = self.home / name
         conf.write_rocketmq_home(folder, wanted.version, wanted.acl)
         return tuple(
@@ -142,9 +142,9 @@ def launch(
 ) -> Nodes:
     """Start a cluster in `runtime.home` and return when every broker has stored a message.
 
-    `spawned` is called as soon as a process exists. The nodes named in `alive` run already, on the
-    given `ports`, and are not returned as alive. On errors the processes that were started are
-    killed and ClusterError is raised; if a port was taken meanwhile, others are tried.
+    `spawned` is called when a process was started. The processes named in `alive` run already, on
+    `ports`; their nodes in the result are not started. On an error, kill the processes that were
+    started and raise ClusterError; if another process took a port meanwhile, try other ports.
     """
     wanted_ports = load_ports(runtime.home / "ports.json")
     for last in [False] * (_PORT_TRIES - 1) + [True]:
@@ -171,7 +171,7 @@ def launch(
 def build(
     wanted: Wanted, runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]
 ) -> Nodes:
-    """Write all configuration files; returns the processes, not started."""
+    """Write all configuration files; return the processes, which are not started."""
     free_mb = shutil.disk_usage(runtime.home).free >> 20
     if free_mb < conf.LEAST_FREE_MB:
         raise ClusterError(
@@ -195,7 +195,7 @@ def _start(
         nodes.name_server.spawn()
         spawned(nodes)
         nodes.name_server.wait_ready(timeout_s)
-    # after the name server: a broker that does not find it waits ten seconds
+    # Start brokers after the name server: a broker that does not find it waits ten seconds.
     dead = [broker for broker in nodes.brokers if broker.name not in alive]
     tell(f"starting {counted(len(dead), 'broker')}")
     for broker in dead:
@@ -212,7 +212,7 @@ def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
         NAME_SERVER,
         NAME_SERVER,
         *("-Xms32m", "-Xmx128m"),
-        # the process does too little to make optimised code worth its compilation
+        # The process does too little work for a compilation to optimised code to pay.
         "-XX:TieredStopAtLevel=1",
     )
     folder = runtime.home / NAME_SERVER
@@ -231,7 +231,7 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
     folder = runtime.home / name
     extra = {"defaultTopicQueueNums": str(wanted.queues)}
     usage = shutil.disk_usage(runtime.home)
-    # as UtilAll.getDiskPartitionSpaceUsedPercent
+    # The formula is that of UtilAll.getDiskPartitionSpaceUsedPercent.
     if usage.used / max(1, usage.used + usage.free) > conf.DISK_NEARLY_FULL_RATIO:
         extra.update(conf.NEARLY_FULL_DISK)
     if wanted.acl is not None:

@@ -1,4 +1,4 @@
-"""A cluster that ends with its object or this process, and RocketMQ's admin tool (mqadmin)."""
+"""A cluster that ends with its object or this process; RocketMQ's admin tool (mqadmin)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rocket_sink.java import find_java
 from rocket_sink.text import counted
 
 _ROUTE_TIMEOUT_S = 90.0
-"""Three periods of a broker's registration."""
+"""Longest wait for a route: three periods of a broker's registration."""
 
 
 class LocalCluster:
@@ -34,10 +34,10 @@ class LocalCluster:
         tls: None, "permissive" or "enforcing", with a certificate signed by `tls_ca`.
         queues: queues per broker of topics that brokers create.
         broker_config: lines for every broker.conf; they override all others.
-        progress: gets lines of text.
+        progress: called with lines of text.
         cache: the folder of the jars.
         heap_mb: the heap of each broker.
-        tls_client_auth: "none", "optional" or "require" (of the certificate `tls_client`).
+        tls_client_auth: "none", "optional" or "require": whether clients need `tls_client`.
 
     The processes end with this one even if it is killed (see `guard`). Not thread-safe, and not for
     use in a forked child.
@@ -80,7 +80,7 @@ class LocalCluster:
         self.stop()
 
     def start(self, timeout_s: float = 240) -> LocalCluster:
-        """Start and wait until every broker has stored a message; no effect if it runs already.
+        """Start the cluster, unless it runs, and wait until every broker has stored a message.
 
         Raises ClusterError with the last log lines. `timeout_s` does not include fetching RocketMQ.
         """
@@ -97,11 +97,11 @@ class LocalCluster:
                 progress=self._progress,
             )
         except Exception:
-            # a temporary home is kept, too: the error names the logs in it
+            # Keep even a temporary home: the error names the logs in it.
             self._guard.close()
             raise
         except BaseException:
-            # interrupted: the logs are not needed
+            # The user has interrupted the start, and needs no logs.
             self._guard.close()
             self._remove_home(home)
             raise
@@ -114,7 +114,7 @@ class LocalCluster:
         nodes, self._nodes = self._nodes, None
         if nodes is None:
             return
-        # a temporary store needs no clean shutdown, which takes brokers seconds
+        # A temporary store needs no clean shutdown, which takes brokers some seconds.
         if self._asked_home is None:
             nodes.kill()
         else:
@@ -143,23 +143,23 @@ class LocalCluster:
 
     @property
     def tls_ca(self) -> Path | None:
-        """The CA certificate (PEM) that signed the servers'; None without TLS."""
+        """The certificate (PEM) of the authority that signed the others; None without TLS."""
         certificates = self._prepared().certificates
         return certificates.ca if certificates else None
 
     @property
     def tls_client(self) -> tuple[Path, Path] | None:
-        """A client's certificate and key (PEM) of the same CA; None without TLS."""
+        """A client's certificate and key (PEM), signed by `tls_ca`; None without TLS."""
         certificates = self._prepared().certificates
         return (certificates.client_cert, certificates.client_key) if certificates else None
 
     @property
     def name_server(self) -> str:
-        """host:port of the name server, the value of the option nameServer."""
+        """The host:port of the name server, for the option nameServer."""
         return self._running().name_server.address
 
     def client_options(self) -> dict[str, str]:
-        """Options of a client: nameServer, and credentials and TLS where the cluster has them."""
+        """Return a client's options: nameServer, and the cluster's credentials and TLS, if any."""
         options = {"nameServer": self.name_server}
         if keys := self._wanted.acl:
             options |= {"accessKey": keys.access_key, "secretKey": keys.secret_key}
@@ -172,11 +172,11 @@ class LocalCluster:
         return list(self._running().brokers)
 
     def cpu_s(self) -> float:
-        """CPU seconds of all brokers."""
+        """Return the CPU seconds of all brokers."""
         return sum(broker.cpu_s() for broker in self._running().brokers)
 
     def admin(self, *arguments: str, timeout_s: float = 240) -> str:
-        """The output of `mqadmin <arguments>`; ClusterError when it fails."""
+        """Return the output of `mqadmin <arguments>`; raise ClusterError if it fails."""
         return admin(
             self.name_server,
             *arguments,
@@ -197,7 +197,7 @@ class LocalCluster:
         brokers: Iterable[str] | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Create or update a topic on all brokers, or on those named; returns when routed.
+        """Create or update a topic on all brokers, or the named ones, and wait for its route.
 
         `perm` is 2 to write, 4 to read, 6 for both; `order` also stores the order configuration at
         the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x).
@@ -220,7 +220,7 @@ class LocalCluster:
         brokers: Iterable[str] | None = None,
         timeout_s: float = _ROUTE_TIMEOUT_S,
     ) -> None:
-        """Wait until the topic's route has all brokers, or those named; else ClusterError.
+        """Wait until the topic's route has all brokers, or the named ones; else ClusterError.
 
         A broker that was killed or frozen may be missing for up to 30 s.
         """
@@ -265,7 +265,7 @@ class LocalCluster:
 
 
 _TIMEOUT_S = 120.0
-# The tool exits with code 0 after a stack trace or an error text, too.
+# Look for failures in the tool's output, because its exit code may be 0 even after a stack trace.
 _FAILURE = re.compile(
     r"^(Exception in thread|Caused by: |[\w.]+(Exception|Error)(:|$)|The sub command )"
     r"|^\s*ERROR: |create topic to .* failed|\[error\]",
@@ -282,10 +282,11 @@ def admin(
     cache: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> str:
-    """The output of a command of the admin tool, `admin(server, "topicStatus", "-t", "t")`.
+    """Run a command of the admin tool, as `admin(server, "topicStatus", "-t", "t")`; return its
+    output.
 
-    Takes some seconds. Raises ClusterError with the output when the tool fails, prints an error, or
-    exceeds `timeout_s`.
+    This takes some seconds. Raises ClusterError with the output if the tool fails, prints an error,
+    or exceeds `timeout_s`.
     """
     java = find_java()
     jars = resolve_jars(version, cache=cache, java=java)

@@ -1,13 +1,14 @@
 """Copies of RocketMQ's classes that bind loopback instead of all interfaces.
 
-`bindAddress` is a setting from 5.0 on, and just of the ports that serve clients. The port for
-replication is bound by `new InetSocketAddress(port)` in every version, and whoever reaches it gets
-the whole commit log, without a password. Before 5.0 all ports are bound so. No setting changes
-that, and brokers with `duplicationEnable`, which open no port for replication, show no messages.
+The setting `bindAddress` exists from 5.0 on, and only for the ports that serve clients. In every
+version a broker binds its replication port by `new InetSocketAddress(port)`, on all interfaces, and
+anybody who reaches the port gets the whole commit log without a password. Before 5.0 all ports are
+bound in this way. No setting changes that: brokers with `duplicationEnable` open no replication
+port, but show no messages.
 
-The copies stand first on the class path. Their code calls Netty's
-`SocketUtils.socketAddress("127.0.0.1", port)` where the original makes that object. Both
-expressions have the same length in bytes, so nothing else in a class moves.
+The copies come first on the class path. Where the original code makes an `InetSocketAddress(port)`,
+a copy calls Netty's `SocketUtils.socketAddress("127.0.0.1", port)`. Both expressions have the same
+length in bytes, so nothing else in a class moves.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _ADDRESS = "java/net/InetSocketAddress"
 
 _UTF8, _CLASS, _STRING, _METHOD, _NAME_AND_TYPE = 1, 7, 8, 10, 12
 _SIZES = {3: 5, 4: 5, 5: 9, 6: 9, 7: 3, 8: 3, 9: 5, 10: 5, 11: 5, 12: 5, 15: 4, 16: 3, 17: 5, 18: 5}
-"""Bytes of a constant by its tag; `_UTF8` has a length of its own."""
+"""{tag of a constant: its size in bytes}; a constant with the tag `_UTF8` contains its length."""
 
 _TWO_PLACES = (5, 6)
-"""Tags of numbers of 64 bits, which take two indices."""
+"""Tags of 64-bit numbers, which take two indices."""
 
 _POOL_START = 10
 _NEW, _DUP, _INVOKE_SPECIAL, _INVOKE_STATIC, _LOAD_CONSTANT, _NOP = (
@@ -39,10 +40,12 @@ _NEW, _DUP, _INVOKE_SPECIAL, _INVOKE_STATIC, _LOAD_CONSTANT, _NOP = (
 
 
 def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
-    """Write a jar with copies of all classes of `jars` that bind all interfaces; return its path.
+    """Write a jar with changed copies of all classes of `jars` that bind all interfaces; return its
+    path.
 
-    The jar lies beside the others, so that all clusters have one class path: a JVM takes an archive
-    of classes (CDS) of no other. In a cache that cannot be written, it lies in `home`.
+    The jar is beside the others, so that all clusters have the same class path: a JVM uses an
+    archive of classes (CDS) only with its own class path. If the cache is read-only, it is in
+    `home`.
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as copies:
@@ -52,13 +55,12 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
             with zipfile.ZipFile(jar) as archive:
                 for name in archive.namelist():
                     if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
-                        # A fixed date keeps the bytes equal: by default the time of writing is part
-                        # of them.
+                        # Keep the bytes equal by a fixed date; the default is the present time.
                         copies.writestr(zipfile.ZipInfo(name), copy)
     for folder in (jars[0].parent, home):
         path = folder / "loopback.jar"
         try:
-            # A JVM refuses an archive of classes whose jar has another time.
+            # Do not touch an equal file: a JVM refuses an archive of classes if the jar is newer.
             if not path.is_file() or path.read_bytes() != content.getvalue():
                 part = folder / f"loopback-{uuid.uuid4().hex}.part"
                 part.write_bytes(content.getvalue())
@@ -96,13 +98,13 @@ def on_loopback(data: bytes) -> bytes | None:
 
 
 class _ConstantPool:
-    """The constants of a class file. An index is given as its two bytes."""
+    """The constants of a class file. Methods return an index as its two bytes."""
 
     def __init__(self, data: bytes) -> None:
         (self._count,) = struct.unpack_from(">H", data, _POOL_START - 2)
         self._indices: dict[bytes, bytes] = {}
         self.end = _POOL_START
-        """The offset behind the constants in `data`."""
+        """The offset of the first byte after the constants in `data`."""
         index = 1
         while index < self._count:
             tag = data[self.end]
@@ -134,7 +136,7 @@ class _ConstantPool:
         return self.constant(_METHOD, self.class_index(owner), kind)
 
     def constant(self, tag: int, *parts: bytes) -> bytes:
-        """Return the index of a constant, which is added if it is missing."""
+        """Return the index of a constant; add the constant if it is missing."""
         raw = bytes([tag]) + b"".join(parts)
         if raw not in self._indices:
             self._indices[raw] = struct.pack(">H", self._count)
@@ -143,5 +145,5 @@ class _ConstantPool:
         return self._indices[raw]
 
     def to_bytes(self) -> bytes:
-        """Return the count and all constants, as they stand in a class file."""
+        """Return the count and all constants in the form of a class file."""
         return struct.pack(">H", self._count) + self._original + self._added

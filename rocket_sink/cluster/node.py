@@ -37,16 +37,16 @@ class NodeSpec:
     class_path: str
     settings: Mapping[str, str] = field(repr=False)
     host: str = LOOPBACK
-    """Name or address that clients reach it by."""
+    """The name or address by which clients reach it."""
 
     @property
     def settings_file(self) -> Path:
-        """The properties file with `settings`; written at each start, as brokers change it."""
+        """The properties file with `settings`; written at each start, because brokers change it."""
         return self.folder / "settings.conf"
 
     @property
     def address(self) -> str:
-        """host:port, as clients use it."""
+        """The host:port that clients use."""
         return f"{self.host}:{self.port}"
 
     @property
@@ -56,11 +56,11 @@ class NodeSpec:
 
 
 class PortTakenError(ClusterError):
-    """A port was bound by another process between its choice and its use; try other ports."""
+    """Another process has bound a port between its choice and its use; try other ports."""
 
 
 class Node:
-    """A process. `popen_options` is called at each start (group, session)."""
+    """A process. `popen_options` is called at each start, for Popen's group or session."""
 
     def __init__(self, spec: NodeSpec, popen_options: Callable[[], dict[str, Any]]) -> None:
         self.spec = spec
@@ -74,26 +74,26 @@ class Node:
 
     @property
     def name(self) -> str:
-        """name-server, broker-a, broker-b, ..."""
+        """The name: name-server, broker-a, broker-b, ..."""
         return self.spec.name
 
     @property
     def address(self) -> str:
-        """host:port, as clients use it; the same after a restart."""
+        """The host:port that clients use; the same after a restart."""
         return self.spec.address
 
     @property
     def pid(self) -> int:
-        """The pid of the latest start; ClusterError before the first."""
+        """The pid of the latest start; ClusterError before the first start."""
         return self._started().pid
 
     @property
     def alive(self) -> bool:
-        """True while the process exists, frozen or not."""
+        """Whether the process exists, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     def cpu_s(self) -> float:
-        """CPU seconds (user and system), including earlier starts."""
+        """Return the CPU seconds (user and system) of all starts so far."""
         if not self.alive:
             return self._earlier_cpu_s
         try:
@@ -103,21 +103,21 @@ class Node:
         return float(self._earlier_cpu_s + times.user + times.system)
 
     def freeze(self) -> None:
-        """SIGSTOP: sockets stay open, nothing is answered."""
+        """Send SIGSTOP: sockets stay open, nothing is answered."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL; no effect on a process that has ended."""
+        """Send SIGKILL; do nothing if the process has ended."""
         if self.alive:
             self._earlier_cpu_s = self.cpu_s()
             self._signal(signal.SIGKILL)
             self._started().wait()
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
-        """SIGTERM, and SIGKILL after `grace_s`; idempotent."""
+        """Send SIGTERM, and SIGKILL after `grace_s`; idempotent."""
         if not self.alive:
             return
         cpu_s = self.cpu_s()
@@ -130,12 +130,12 @@ class Node:
             self.kill()
 
     def spawn(self) -> None:
-        """Start the process and return at once; ClusterError when it runs already."""
+        """Start the process and return at once; raise ClusterError if it runs already."""
         if self.alive:
             raise ClusterError(f"{self.name} runs already (pid {self.pid}).")
         self.spec.folder.mkdir(parents=True, exist_ok=True)
         environ = {**os.environ, "CLASSPATH": self.spec.class_path}
-        # the user's options for Java programs must not change the cluster
+        # A user's options for Java programs must not change the cluster.
         for name in ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "NAMESRV_ADDR"):
             environ.pop(name, None)
         write_private(self.spec.settings_file, properties_text(self.spec.settings))
@@ -147,7 +147,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                # its files have credentials and messages
+                # Its files contain credentials and messages.
                 umask=0o077,
                 **self._popen_options(),
             )
@@ -155,8 +155,8 @@ class Node:
     def wait_for(self, check: Callable[[], None], timeout_s: float) -> None:
         """Repeat `check` until it does not raise ProbeFailed.
 
-        Raises ClusterError with the last log lines when the process ends or after `timeout_s`,
-        PortTakenError when the log has that error.
+        Raises ClusterError with the last log lines if the process ends, or after `timeout_s`;
+        PortTakenError if the log says that a port was in use.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -181,13 +181,13 @@ class Node:
         self.wait_ready(timeout_s)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until it serves; errors as `wait_for`."""
+        """Wait until the process serves; errors as `wait_for`."""
         raise NotImplementedError
 
     def release(self) -> None:
         """Detach from the process, which goes on running."""
         if self._process is not None:
-            # without a return code Popen would warn about the running child
+            # Without a return code, Popen would warn about the running child.
             self._process.returncode = 0
             self._process = None
 
@@ -211,7 +211,7 @@ class Node:
         )
 
     def log_tail(self) -> str:
-        """The last lines of its output and its log."""
+        """Return the last lines of its output and its log."""
         lines: list[str] = []
         for file in (self.spec.console, self.spec.folder / LOG_FILE):
             with suppress(OSError), file.open("rb") as log:
@@ -225,7 +225,7 @@ class NameServer(Node):
     """The cluster's name server."""
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until it listens; errors as `wait_for`."""
+        """Wait until the name server listens; errors as `wait_for`."""
 
         def check() -> None:
             if not accepts(self.address):
@@ -249,19 +249,20 @@ class Broker(Node):
         self._probe = probe
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until it is registered and has stored a message; errors as `wait_for`."""
+        """Wait until the broker is registered and has stored a message; errors as `wait_for`."""
         self._wait_registered(
             lambda: self._probe.check_broker(self._name_server, self.name, self.address), timeout_s
         )
 
     def wait_routed(self, topic: str, timeout_s: float) -> None:
-        """Wait until the topic's route has it; errors as `wait_for`."""
+        """Wait until the topic's route has the broker; errors as `wait_for`."""
         self._wait_registered(
             lambda: self._probe.check_route(self._name_server, topic, [self.address]), timeout_s
         )
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
-        """Wait until the check passes; make a listening broker register."""
+        """Wait until the check passes; if the broker listens and the check fails, make it
+        register."""
         listens_since_s = 0.0
 
         def registered() -> None:

@@ -1,8 +1,8 @@
 """The readiness probe of brokers: fetch the route, store a message.
 
-It has its own minimal implementation of the remoting protocol, one request per connection, and so
-shares no code with the producer under test. The message goes to the topic with the broker's name,
-which every broker creates for itself.
+The probe has its own minimal implementation of the remoting protocol, with one request per
+connection, so it shares no code with the producer under test. Its message goes to the topic with
+the broker's name, which every broker creates for itself.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """The probe of one cluster, with its credentials and TLS files."""
+    """The probe of one cluster, with the cluster's credentials and TLS files."""
 
     secrets: Secrets | None = None
     tls_ca: Path | None = None
     tls_client: tuple[Path, Path] | None = None
-    """Certificate and key."""
+    """The client's certificate and key."""
 
     @classmethod
     def of(cls, secrets: Secrets | None, certificates: TestCertificates | None) -> Probe:
@@ -58,10 +58,10 @@ class Probe:
             raise ProbeFailed(f"{name} at {address} does not store messages (code {code})")
 
     def register_now(self, address: str, permission: int) -> None:
-        """Make the broker register at the name server; ProbeFailed when it does not.
+        """Make the broker register at the name server; raise ProbeFailed if it does not.
 
-        The first registration of a broker may fail because it is not connected yet; the next one is
-        ten seconds later. Setting its permission, to the present value, makes it register
+        A broker's first registration may fail, because it is not connected yet; it tries again ten
+        seconds later. It registers at once when its permission is set, even to the present value
         (AdminBrokerProcessor.updateBrokerConfig).
         """
         code, _ = self._ask(
@@ -75,7 +75,7 @@ class Probe:
         code, body = self._ask(name_server, _GET_ROUTE, {"topic": topic}, b"")
         if code != 0:
             raise ProbeFailed(f"the name server knows no route of {topic} (code {code})")
-        # search the text, because before 5.x the answer's numeric keys are not legal JSON
+        # Search the text: before 5.x the answer's numeric keys are not legal JSON.
         for address in addresses:
             if f'"{address}"'.encode() not in body:
                 raise ProbeFailed(f"the route of {topic} lacks {address}: {body[:500]!r}")
@@ -101,13 +101,13 @@ class Probe:
             return header
         fields = {**header, "AccessKey": self.secrets.access_key}
         content = "".join(fields[key] for key in sorted(fields)).encode() + body
-        # SHA-1 as in AclSigner.java
+        # AclSigner.java uses SHA-1.
         digest = hmac.new(self.secrets.secret_key.encode(), content, hashlib.sha1).digest()
         return {**fields, "Signature": base64.b64encode(digest).decode()}
 
 
 def accepts(address: str) -> bool:
-    """True when something listens at "host:port"."""
+    """Return whether a process listens at "host:port"."""
     host, port = address.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
@@ -138,7 +138,7 @@ def _exchange(
 ) -> tuple[int, bytes]:
     command = {"code": code, "language": "JAVA", "version": 401, "opaque": 1, "flag": 0}
     header = json.dumps({**command, "extFields": fields}).encode()
-    # total length, then serialise type (0 = JSON) and header length in one word
+    # A frame begins with its length, and a word of serialise type (0 = JSON) and header length.
     prefix = struct.pack(">II", 4 + len(header) + len(body), len(header))
     sock.sendall(prefix + header + body)
     total, header_word = struct.unpack(">II", _read(sock, 8))

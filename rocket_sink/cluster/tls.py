@@ -1,7 +1,7 @@
-"""Test certificates: an authority, a server certificate for 127.0.0.1, and a client's.
+"""Test certificates: an authority, a server certificate for 127.0.0.1, and a client certificate.
 
-Made by `openssl` in the home folder, valid for a year, and made again before they expire. For tests
-and local use only: the private keys are in the home folder.
+`openssl` makes them in the home folder for a year; they are made again before they expire. They are
+for tests and local use only: the private keys are in the home folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ subjectAltName=DNS:localhost,IP:127.0.0.1
 
 @dataclass(frozen=True)
 class TestCertificates:
-    """The files: `ca` is the trusted authority; certificates and keys of brokers and clients."""
+    """The files: the trusted authority `ca`, and certificates and keys of servers and clients."""
 
     __test__ = False
 
@@ -36,7 +36,7 @@ class TestCertificates:
     client_key: Path
 
     def jvm_flags(self, mode: str, settings: Path, client_auth: str = "none") -> list[str]:
-        """Write the TLS settings of servers to `settings`; returns the JVM flags for them.
+        """Write the TLS settings of servers to `settings`; return the JVM flags for them.
 
         `mode` is permissive or enforcing (then the servers also use TLS between each other).
         `client_auth` is none, optional or require.
@@ -54,7 +54,7 @@ class TestCertificates:
         return [*flags, "-Dtls.enable=true"] if mode == "enforcing" else flags
 
     def client_flags(self, settings: Path) -> list[str]:
-        """JVM flags of a TLS client that trusts `ca` only; writes `settings`."""
+        """Write settings of a TLS client that trusts only `ca`; return the JVM flags for them."""
         settings.write_text(properties_text(self._client_lines()), encoding="utf-8")
         return ["-Dtls.enable=true", f"-Dtls.config.file={settings}"]
 
@@ -69,9 +69,9 @@ class TestCertificates:
 
 
 def make_certificates(folder: Path) -> TestCertificates:
-    """The certificates in `folder`; made if missing, or if they expire within a month.
+    """Return the certificates in `folder`. Make them if they are missing, or expire within a month.
 
-    Raises ClusterError when `openssl` is missing or fails.
+    Raises ClusterError if `openssl` is missing or fails.
     """
     names = ("ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem")
     certificates = TestCertificates(*(folder / name for name in names))
@@ -79,7 +79,7 @@ def make_certificates(folder: Path) -> TestCertificates:
         return certificates
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    # -newkey writes PKCS#8, which Netty needs
+    # Use -newkey because it writes PKCS#8, which Netty needs.
     _openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", _DAYS, "-sha256"),
         *("-subj", "/CN=rocket-sink test CA", "-keyout", str(folder / "ca-key.pem")),

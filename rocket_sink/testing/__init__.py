@@ -1,4 +1,4 @@
-"""For tests of jobs that send: a scripted cluster without Java, and a TCP proxy with faults.
+"""Tools for tests of jobs that send: a scripted cluster without Java, a TCP proxy with faults.
 
 `FakeCluster` serves the remoting protocol on loopback ports of this process. Its brokers delay,
 refuse, drop and cut answers, freeze or answer wrongly as scripted, and keep stored messages for

@@ -1,4 +1,4 @@
-"""A scripted broker: stores messages in memory, and fails as scripted."""
+"""A scripted broker. It stores messages in memory, and fails as scripted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": 
 
 
 def pushed_reply(send: Frame, now_ms: int) -> Frame:
-    """PUSH_REPLY_MESSAGE_TO_CLIENT for a SEND_REPLY_MESSAGE_V2 (ReplyMessageProcessor)."""
+    """Make PUSH_REPLY_MESSAGE_TO_CLIENT of a SEND_REPLY_MESSAGE_V2 (ReplyMessageProcessor)."""
     ext = send.ext or {}
     fields = {long: ext.get(short, "0") for long, short in _HEADER.items()}
     fields["storeTimestamp"] = str(now_ms)
@@ -32,7 +32,7 @@ def pushed_reply(send: Frame, now_ms: int) -> Frame:
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic on one broker: write (and read) queues, permission bits, attributes such as
+    """A topic on one broker: number of queues, permission bits, attributes such as
     cleanup.policy."""
 
     queues: int = 4
@@ -47,10 +47,10 @@ class FakeBroker:
     """A broker of a `FakeCluster`.
 
     Attributes:
-        name: as in routes, `broker-a`.
+        name: the name in routes, such as `broker-a`.
         requests: every request received, in order, for assertions.
         version: the release in the headers of its answers (MQVersion ordinal); settable.
-        is_master: False: routes have a slave only, as during a fail-over; settable.
+        is_master: if False, routes have only a slave, as during a fail-over; settable.
     """
 
     def __init__(self, loop: Loop, name: str, topics: dict[str, TopicConfig], *, seed: int) -> None:
@@ -105,11 +105,11 @@ class FakeBroker:
         self._script.clear()
 
     def freeze(self) -> None:
-        """Answer nothing, as after SIGSTOP: the kernel still takes bytes."""
+        """Answer nothing, as after SIGSTOP; the kernel still accepts bytes."""
         self._loop.call(lambda: setattr(self._port, "frozen", True))
 
     def thaw(self) -> None:
-        """Handle the requests received while frozen."""
+        """Handle the requests that came since `freeze`, and go on."""
         self._loop.call(lambda: self._loop.thaw(self._port))
 
     def kill(self) -> None:
@@ -135,7 +135,7 @@ class FakeBroker:
         self._loop.call(lambda: self._send_all(encode_frame(frame)))
 
     def half_messages(self) -> list[StoredMessage]:
-        """Transactional messages that are neither committed nor rolled back."""
+        """Return the transactional messages that are neither committed nor rolled back."""
         return self._halves.messages()
 
     def lose_half_messages(self) -> None:
@@ -147,7 +147,7 @@ class FakeBroker:
         self._loop.call(self._check_transactions)
 
     def _check_transactions(self) -> None:
-        # Run on the loop's thread, because a client may end a transaction meanwhile.
+        # This runs on the loop's thread, because a client may end a transaction meanwhile.
         for half in self._halves.messages():
             self._send_all(encode_frame(self._halves.check(half)))
 
@@ -225,7 +225,7 @@ class FakeBroker:
         )
 
     def _reply(self, request: Frame) -> Frame:
-        """Store the reply and push it to every client; the requester recognises its id."""
+        """Store the reply and push it to every client; its requester recognises the id."""
         answer = self._send(request)
         if answer.code == ResponseCode.SUCCESS:
             self.send_request(pushed_reply(request, now_ms()))

@@ -25,13 +25,13 @@ from rocket_sink.wire.stored import StoredMessage
 
 
 class FakeCluster:
-    """See the module.
+    """A scripted cluster; the module has an example.
 
     Args:
-        brokers: their number, then named broker-a, broker-b, ...; or their names.
-        queues: queues per broker of an automatically created topic; 0: none is created.
-        seed: of the random generators.
-        legacy_json: routes with bare numeric keys, as before 4.9.4.
+        brokers: the number of brokers (broker-a, broker-b, ...), or their names.
+        queues: queues per broker of an automatically created topic; 0: create no topics.
+        seed: the seed of the random generators.
+        legacy_json: send routes with bare numeric keys, as before 4.9.4.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FakeCluster:
         self._unregistered = set(self._topics)
 
     def register(self, *names: str) -> None:
-        """Brokers (by default all) register again, with their topics."""
+        """Let brokers (by default all) register again, with their topics."""
         self._unregistered -= set(names or self._topics)
 
     def messages(self, topic: str) -> list[StoredMessage]:
@@ -174,7 +174,7 @@ class FakeCluster:
         return replace(response_to(request, ResponseCode.SUCCESS), body=body)
 
     def _cluster_info(self) -> dict[str, object]:
-        """ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
+        """Return a ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
         registered = [
             candidate for candidate in self.brokers if candidate.name not in self._unregistered
         ]

@@ -36,7 +36,7 @@ _LENGTH = 4
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes to forward; `frame` if they are one readable frame."""
+    """Bytes to forward; `frame` is set if they are one readable frame."""
 
     data: bytes
     frame: Frame | None = None
@@ -48,37 +48,38 @@ class Cutter:
     def __init__(self) -> None:
         self._prefix = b""
         """The forwarded part of the next frame's length."""
-        self._left = 0
+        self._remaining = 0
         """Bytes of a partly forwarded frame that are still to come."""
-        self._held = bytearray()
+        self._buffer = bytearray()
+        """The incomplete frame that is held back."""
 
     def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
-        """Return the pieces to forward now. `whole`: from the next frame on, hold each frame until
-        it is complete; `whole` stays on once it was true. Other streams (TLS) are forwarded
-        unchanged.
+        """Yield the pieces to forward now. With `whole`, hold each frame, from the next one on,
+        until it is complete; a caller that has set `whole` must keep it. Other streams (TLS) are
+        forwarded unchanged.
         """
         while data:
-            if self._left:
-                piece, data = data[: self._left], data[self._left :]
-                self._left -= len(piece)
+            if self._remaining:
+                piece, data = data[: self._remaining], data[self._remaining :]
+                self._remaining -= len(piece)
                 yield Piece(piece)
             elif whole and not self._prefix:
-                self._held += data
+                self._buffer += data
                 data = yield from self._frames()
             else:
                 missing = _LENGTH - len(self._prefix)
                 piece, data = data[:missing], data[missing:]
                 self._prefix += piece
                 if len(self._prefix) == _LENGTH:
-                    self._left, self._prefix = int.from_bytes(self._prefix, "big"), b""
+                    self._remaining, self._prefix = int.from_bytes(self._prefix, "big"), b""
                 yield Piece(piece)
 
     def _frames(self) -> Generator[Piece, None, bytes]:
-        buffer = self._held
+        buffer = self._buffer
         while len(buffer) >= _LENGTH:
             size = _LENGTH + int.from_bytes(buffer[:_LENGTH], "big")
             if size > DEFAULT_LIMITS.frame_bytes:
-                self._left, remainder = size, bytes(buffer)
+                self._remaining, remainder = size, bytes(buffer)
                 buffer.clear()
                 return remainder
             if len(buffer) < size:
@@ -103,14 +104,14 @@ _RESET = b"\x01\0\0\0\0\0\0\0"
 
 
 class FaultProxy:
-    """Forwards a free loopback port to `address` ("host:port"); see the module.
+    """Forwards a free loopback port to `address` ("host:port"); the module has an example.
 
     Args:
-        seed: of the random generator of `on_send`.
+        seed: the seed of the random generator of `on_send`.
 
     Attributes:
-        delay_ms: added to each piece of data in each direction.
-        bytes_per_s: throttles each direction of each connection; 0: no limit.
+        delay_ms: the delay of each piece of data in each direction.
+        bytes_per_s: the limit of each direction of each connection; 0: no limit.
     """
 
     def __init__(self, address: str, *, seed: int = 0) -> None:
@@ -143,8 +144,8 @@ class FaultProxy:
     def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
         """Apply a behaviour to the next `times` sends (None: all), each with this chance.
 
-        With `stores=False` (the default of Answer) the request is not forwarded; else it is, and
-        only the answer is changed.
+        If the behaviour has `stores=False` (the default of Answer), the request is not forwarded;
+        else it is forwarded, and only the answer is changed.
         """
         self.script.add(behaviour, matches=is_send, times=times, chance=chance)
         self._scripted = True
@@ -277,7 +278,7 @@ class FaultProxy:
 
 
 class _Connection:
-    """A connection through the proxy, with the behaviours for its answers by opaque id."""
+    """A connection through the proxy. It keeps the behaviours for answers by opaque id."""
 
     def __init__(self, client: socket.socket, server: socket.socket, proxy: FaultProxy) -> None:
         self._client, self._server, self._proxy = client, server, proxy
@@ -358,8 +359,8 @@ class FaultProxies:
     """A proxy for a name server, which changes routes to lead to a proxy for each broker.
 
     Args:
-        address: the real name server's, "host:port".
-        seed: of the random generators.
+        address: the address of the real name server, "host:port".
+        seed: the seed of the random generators.
 
     Attributes:
         front: the proxy of the name server.
@@ -384,7 +385,7 @@ class FaultProxies:
         return self.front.address
 
     def of(self, address: str) -> FaultProxy:
-        """The proxy of the broker at this address."""
+        """Return the proxy of the broker at this address; make it if it is missing."""
         with self._lock:
             if address not in self._proxies:
                 self._proxies[address] = FaultProxy(address, seed=self._seed)

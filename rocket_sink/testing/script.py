@@ -1,7 +1,7 @@
 """Behaviours of scripted servers and of the proxy: values, rules, and their execution.
 
-In a `Script` the first rule that matches a request and is not used up decides; without one the
-server answers normally. Random generators are seeded, so that runs can be repeated. `perform`
+The first rule of a `Script` that matches a request and is not used up decides; without such a rule
+the server answers normally. Random generators are seeded, so that runs can be repeated. `perform`
 executes a behaviour on a connection.
 """
 
@@ -30,10 +30,8 @@ def is_send(frame: Frame) -> bool:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Base of all behaviours.
-
-    `stores`: the message is stored whatever the answer is, which makes its outcome unknown.
-    """
+    """Base of all behaviours. `stores` says whether the message of a send is stored, even if the
+    client gets no answer or a wrong one."""
 
     stores: bool = field(default=True, kw_only=True)
 
@@ -53,7 +51,7 @@ class Answer(Behaviour):
 
 @dataclass(frozen=True)
 class Delay(Behaviour):
-    """Answer `ms` later; other requests are answered meanwhile."""
+    """Answer `ms` milliseconds later; other requests are answered meanwhile."""
 
     ms: float
 
@@ -87,7 +85,7 @@ class CutAnswer(Behaviour):
 
 @dataclass(frozen=True)
 class Drip(Behaviour):
-    """Send the answer byte by byte, `ms_per_byte` apart."""
+    """Send the answer byte by byte, one in `ms_per_byte`."""
 
     ms_per_byte: float
 
@@ -113,7 +111,7 @@ class _Rule:
 
 
 class Script:
-    """Rules of one server. Thread-safe."""
+    """The rules of one server. Thread-safe."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rules: list[_Rule] = []
@@ -140,7 +138,7 @@ class Script:
             self._rules.clear()
 
     def decide(self, request: Frame) -> Behaviour | None:
-        """The behaviour for this request; None: answer normally."""
+        """Return the behaviour for this request; None: answer normally."""
         with self._lock:
             for rule in self._rules:
                 if not rule.matches(request) or self._random.random() >= rule.chance:
@@ -172,7 +170,7 @@ class ClientConnection(Protocol):
         """Close after sending."""
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call a function later; others are served meanwhile."""
+        """Call a function later; serve other connections meanwhile."""
 
 
 def perform(client: ClientConnection, behaviour: Behaviour, answer: Frame) -> None:
@@ -206,7 +204,7 @@ def perform(client: ClientConnection, behaviour: Behaviour, answer: Frame) -> No
 
 
 def stores(behaviour: Behaviour) -> bool:
-    """Whether a send with this behaviour is stored."""
+    """Return whether a send with this behaviour is stored."""
     if isinstance(behaviour, Answer) and behaviour.code in _DEGRADED:
         return True
     return behaviour.stores

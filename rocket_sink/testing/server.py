@@ -1,6 +1,6 @@
 """A thread that serves many scripted ports: sockets, frames, timers.
 
-All handlers run in that thread, so they need no locks.
+All handlers run in this thread, so they need no locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER with time 0: close sends RST."""
+"""The value of SO_LINGER with time 0, with which `close` sends RST."""
 
 Handler = Callable[["Peer", Frame], None]
 
@@ -37,9 +37,10 @@ class Peer:
         self.outgoing = bytearray()
         self.closed = False
         self.holds_back = False
-        """Whether answers are gathered, to go out together."""
+        """Whether answers are gathered, to be sent together."""
         self._late: deque[tuple[bytes, float]] = deque()
-        """Bytes that wait behind dripping ones, with their seconds per byte (0: sent at once)."""
+        """Bytes to send, with their seconds per byte (0: send at once); those behind dripping bytes
+        wait."""
 
     def send(self, data: bytes) -> None:
         """Send bytes, in order."""
@@ -90,7 +91,7 @@ class Port:
         return f"127.0.0.1:{self.number}"
 
     def open(self) -> None:
-        """Listen; again on the same port. Idempotent."""
+        """Listen, after `close` on the same port again. Idempotent."""
         if self.is_open:
             return
         if not self.number:
@@ -197,7 +198,7 @@ class Loop:
         self.forget(peer.socket)
 
     def thaw(self, port: Port) -> None:
-        """Handle what was received while the port was frozen; a peer's answers go out together."""
+        """Handle the frames that came while the port was frozen; send a peer's answers together."""
         port.frozen = False
         for peer in list(port.peers):
             peer.holds_back = True

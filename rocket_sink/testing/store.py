@@ -1,7 +1,7 @@
 """The messages of a scripted broker in memory: queues, read requests, and half messages.
 
-As in a real broker, half messages are hidden until END_TRANSACTION; the end is not remembered, so
-that each commit stores the message again; and each check appends a copy of the half message, which
+As in a real broker, half messages are hidden until END_TRANSACTION. The store does not remember an
+end, so each commit stores the message again. Each check appends a copy of the half message, which
 can be committed, too.
 """
 
@@ -34,7 +34,7 @@ class MemoryStore:
         self._end = 0
 
     def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
-        """Append the message or the batch of a send request (SEND_MESSAGE_V2 names)."""
+        """Append the message or the batch of a send request, with SEND_MESSAGE_V2's names."""
         ext = request.ext or {}
         body = bytes(request.body or b"")
         sys_flag = int(ext.get("f", "0"))
@@ -73,7 +73,7 @@ class MemoryStore:
         return self._queues.get((topic, queue_id), [])[offset : offset + count]
 
     def find(self, topic: str, key: str, *, unique: bool) -> list[StoredMessage]:
-        """Return the messages with a client message id (`unique`), or with an index key."""
+        """Return the messages with the index key, or with `unique` the client message id, `key`."""
         name = UNIQ_KEY if unique else "KEYS"
         parts = ((m, m.properties.get(name, "")) for m in self.messages(topic))
         return [m for m, text in parts if key in ([text] if unique else text.split(" "))]
@@ -96,13 +96,14 @@ class MemoryStore:
         self._log.pop(commit_log_offset)
 
     def tear(self, commit_log_offset: int, kept: Mapping[str, str]) -> None:
-        """Keep only these properties, as in the last message of a killed broker."""
+        """Keep only these properties of a message, as in the last message of a killed broker."""
         torn = replace(self._log[commit_log_offset], properties=dict(kept), torn=True)
         self._log[commit_log_offset] = torn
         self._queues[torn.topic, torn.queue_id][torn.queue_offset] = torn
 
     def recall(self, message_id: str) -> bool:
-        """Remove the timed message with this client id from the log; False without one."""
+        """Remove the timed message with this client id from the log; return whether there was
+        one."""
         for message in self._log.values():
             properties = message.properties
             if TIMERS & properties.keys() and properties.get(UNIQ_KEY) == message_id:
@@ -111,7 +112,7 @@ class MemoryStore:
         return False
 
     def append(self, message: StoredMessage) -> StoredMessage:
-        """Append to the queue and the commit log."""
+        """Append the message to its queue and the commit log; return it with its offsets."""
         queue = self._queues.setdefault((message.topic, message.queue_id), [])
         stored = replace(message, queue_offset=len(queue), commit_log_offset=self._end)
         queue.append(stored)
@@ -121,7 +122,7 @@ class MemoryStore:
 
 
 def encode_message(message: StoredMessage) -> bytes:
-    """The message's bytes in an answer; bodies are sent inflated."""
+    """Return the message's bytes in an answer, with an inflated body."""
     return encode_stored(
         replace(
             message, sys_flag=message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
@@ -184,7 +185,7 @@ def _body(messages: list[StoredMessage]) -> bytes | None:
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -230,7 +231,7 @@ class Halves:
         return response_to(request, ResponseCode.SUCCESS)
 
     def messages(self) -> list[StoredMessage]:
-        """Half messages that are neither committed nor rolled back."""
+        """Return the half messages that are neither committed nor rolled back."""
         return list(self._open.values())
 
     def lose(self) -> None:
@@ -240,7 +241,7 @@ class Halves:
         self._open.clear()
 
     def check(self, half: StoredMessage) -> Frame:
-        """A transaction check of a half message, which is copied first."""
+        """Copy a half message, as brokers do, and return the transaction check of the copy."""
         del self._open[half.commit_log_offset]
         half = self._store.append(half)
         self._open[half.commit_log_offset] = half
@@ -263,8 +264,8 @@ class Halves:
 
 
 def _wrong(half: StoredMessage | None, ext: Mapping[str, str]) -> str:
-    """Return why the half message does not fit; empty if it does (as checkPrepareMessage of
-    Java)."""
+    """Return why the half message does not fit the request; empty if it does (Java's
+    checkPrepareMessage)."""
     if half is None or half.topic != HALF_TOPIC:
         return "Find prepared transaction message failed"
     if half.properties.get(PGROUP) != ext["producerGroup"]:
