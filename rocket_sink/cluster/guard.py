@@ -51,7 +51,7 @@ class Guard:
 def _group(leader: int) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         return {"process_group": leader}
-    # This is safe between fork and exec: one system call, and no new Python object.
+    # One system call without new Python objects is safe between fork and exec.
     return {"preexec_fn": lambda: os.setpgid(0, leader)}
 
 

@@ -147,7 +147,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                # Its files contain credentials and messages.
+                # The process's files contain credentials and messages.
                 umask=0o077,
                 **self._popen_options(),
             )

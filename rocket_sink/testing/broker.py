@@ -147,7 +147,7 @@ class FakeBroker:
         self._loop.call(self._check_transactions)
 
     def _check_transactions(self) -> None:
-        # This runs on the loop's thread, because a client may end a transaction meanwhile.
+        # Run on the loop's thread, because a client may end a transaction meanwhile.
         for half in self._halves.messages():
             self._send_all(encode_frame(self._halves.check(half)))
 
