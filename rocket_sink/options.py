@@ -195,16 +195,13 @@ class SinkOptions:
     @property
     def using_ledger_files(self) -> tuple[str, ...]:
         """The options set here for which tasks keep notes of their own in the ledger's folder."""
-        entries = []
-        if self.delivery != "at_least_once":
-            entries.append(f"delivery={self.delivery}")
-        if self.ordering == "strict":
-            entries.append("ordering=strict")
-        if self.on_pending_key == "hold":
-            entries.append("onPendingKey=hold")
-        if self.app_id:
-            entries.append("appId")
-        return tuple(entries)
+        entries = {
+            f"delivery={self.delivery}": self.delivery != "at_least_once",
+            "ordering=strict": self.ordering == "strict",
+            "onPendingKey=hold": self.on_pending_key == "hold",
+            "appId": bool(self.app_id),
+        }
+        return tuple(entry for entry, is_set in entries.items() if is_set)
 
     def given(self) -> dict[str, Any]:
         """Return {option name: value} of the options that differ from their defaults."""

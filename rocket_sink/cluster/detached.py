@@ -320,8 +320,6 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
 
 def running_name_server() -> str | None:
     """Return host:port of the name server of the cluster in the default folder, if it runs."""
-    if not (default_home() / "cluster.json").exists():
-        return None
     try:
         state = status()
     except ClusterError:

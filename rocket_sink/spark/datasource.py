@@ -132,10 +132,10 @@ class RocketMQDataSource(DataSource):
         return STORED_DDL
 
     def reader(self, schema: StructType) -> MessageReader:
-        from rocket_sink.spark.reader import check_schema, reader_of
+        from rocket_sink.spark.reader import MessageReader, ReadOptions, check_schema
 
         check_schema(schema)
-        return reader_of(own_options(self.options))
+        return MessageReader(*ReadOptions.parse(own_options(self.options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         _refuse_overwrite(overwrite=overwrite)

@@ -99,7 +99,8 @@ class FoldThread:
         self._app_ids: dict[LedgerPath, set[str]] = {}
         self._names: dict[tuple[LedgerPath, str], str] = {}
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
-        self._gone: set[LedgerPath] = set()
+        self._deleted: set[LedgerPath] = set()
+        """Ledgers whose deletion was logged."""
         self._new: dict[LedgerPath, set[str]] = {}
         """{ledger: queries whose first epoch is done, for `_warn_of_successors`}"""
         self._wake = threading.Condition()
@@ -380,13 +381,20 @@ class FoldThread:
         except Exception as error:
             if self._session.sparkContext._jsc is None:
                 return
-            if self._is_gone(place):
-                self._say_gone(place)
+            if self._is_deleted(place):
+                if place not in self._deleted:
+                    self._deleted.add(place)
+                    _LOG.warning(
+                        "the ledger %s was deleted while its query ran, so nobody can tell whether "
+                        "it lacks rows. Put the folder back from a backup; if it was deleted on "
+                        "purpose, stop the queries that write to it, because they make a new "
+                        "ledger there", place.uri,
+                    )  # fmt: skip
                 return
             self._uncounted[place] = waiting
             _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
             return
-        self._gone.discard(place)
+        self._deleted.discard(place)
         for key, handed in waiting.items():
             if (rows := row_counts.get(key, 0)) < handed:
                 _LOG.error(
@@ -397,25 +405,13 @@ class FoldThread:
                     place.uri, handed - rows, handed, key[2], key[0],
                 )  # fmt: skip
 
-    def _is_gone(self, place: LedgerPath) -> bool:
+    def _is_deleted(self, place: LedgerPath) -> bool:
         """Return whether the table was deleted: it existed, because epochs are counted after a
         fold."""
         try:
             return not is_table(self._session, place)
         except Exception:
             return False  # The state is unknown; the next count raises the error.
-
-    def _say_gone(self, place: LedgerPath) -> None:
-        """Log that the table was deleted, once until there is a table again."""
-        if place in self._gone:
-            return
-        self._gone.add(place)
-        _LOG.warning(
-            "the ledger %s was deleted while its query ran, so nobody can tell whether it lacks "
-            "rows. Put the folder back from a backup; if it was deleted on purpose, stop the "
-            "queries that write to it, because they make a new ledger there",
-            place.uri,
-        )  # fmt: skip
 
     def _rows_in(self, place: LedgerPath, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)

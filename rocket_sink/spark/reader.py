@@ -76,15 +76,10 @@ class ReadOptions:
         if not (sink := _sink_options(sink_options)).topic:
             raise OptionError("option topic is missing: which topic is read?", option="topic")
         _ = sink.name_servers
-        for time, offsets in (
-            ("start_timestamp", "starting_offsets"),
-            ("end_timestamp", "ending_offsets"),
-        ):
-            if time in read_options and offsets in read_options:
-                raise OptionError(
-                    f"give {_option_named(time)} or {_option_named(offsets)}, not both",
-                    option=_option_named(time),
-                )
+        for side in ("start", "end"):
+            if {f"{side}_timestamp", f"{side}ing_offsets"} <= read_options.keys():
+                name = f"{side}Timestamp"
+                raise OptionError(f"give {name} or {side}ingOffsets, not both", option=name)
         read.starts, read.ends  # noqa: B018 (checked now, where the user sees it)
         return read, sink
 
@@ -106,11 +101,7 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower().removeprefix("rocketmq.") if c not in "_.-")
 
 
-_BY_NAME: Final = {_plain(name): option for option in READ_OPTIONS for name in (option.name,)}
-
-
-def _option_named(attribute: str) -> str:
-    return next(option.name for option in READ_OPTIONS if option.attribute == attribute)
+_BY_NAME: Final = {_plain(option.name): option for option in READ_OPTIONS}
 
 
 def _sink_options(given: Mapping[str, Any]) -> SinkOptions:
@@ -143,15 +134,10 @@ def _offsets(text: str, name: str, default: int) -> tuple[int, dict[str, int]]:
 
 
 def _offset(value: Any) -> int:
-    if isinstance(value, str):
-        return _WORDS[value.lower()] if value.lower() in _WORDS else _refused(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:
-        return _refused(value)
-    return value
-
-
-def _refused(value: Any) -> int:
-    raise ValueError(value)
+    offset = _WORDS.get(value.lower()) if isinstance(value, str) else value
+    if type(offset) is not int or offset < EARLIEST:
+        raise ValueError(value)
+    return offset
 
 
 _BATCH_ROWS: Final = 2000
@@ -291,12 +277,3 @@ def _resolved(
     default, by_queue = offsets
     offset = by_queue.get(_name(queue), default)
     return {EARLIEST: lowest, LATEST: highest}.get(offset, offset)
-
-
-def reader_of(given: dict[str, Any]) -> MessageReader:
-    """Return the reader for a user's options, checked.
-
-    Raises:
-        OptionError
-    """
-    return MessageReader(*ReadOptions.parse(given))

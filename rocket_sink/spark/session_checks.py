@@ -421,42 +421,33 @@ def _input_folders(plan: Any) -> list[str]:
 def warn_of_settings(session: Any) -> None:
     """Warn once of a wheel in --py-files, which will not reach the workers; of workers that Spark
     kills when they are idle; and of Arrow batches without a limit."""
-    _check_files(setting(session, "spark.submit.pyFiles"))
+    for file in setting(session, "spark.submit.pyFiles").split(","):
+        if file.endswith(".whl") and "rocket_sink" in file:
+            _warn_once(
+                "--py-files %s: Spark copies a .whl to the workers, but puts only .zip, .egg and "
+                ".py on their path. Give a copy of it under the name rocket_sink.zip", file,
+            )  # fmt: skip
     for prefix in ("spark.python.worker", "spark.sql.execution.pyspark.udf"):
         seconds = setting(session, f"{prefix}.idleTimeoutSeconds")
         kills = setting(session, f"{prefix}.killOnIdleTimeout").lower() == "true"
         if kills and seconds not in ("", "0"):
-            _warn_of_kills(prefix, seconds)
+            _warn_once(
+                "%s.killOnIdleTimeout is on, with idleTimeoutSeconds=%s: Spark kills a worker that "
+                "hands nothing back for that long, also while it waits for a broker. Its rows are "
+                "sent again, and may be there twice. Set %s.killOnIdleTimeout=false",
+                prefix, seconds, prefix,
+            )  # fmt: skip
     rows = setting(session, _BATCH_ROWS)
     if rows.startswith("-") or rows == "0":
-        _warn_of_batches(rows)
+        _warn_once(
+            "%s=%s makes one Arrow batch of a whole partition, which must fit into the memory of "
+            "the worker. Set it to 10000, as by default", _BATCH_ROWS, rows,
+        )  # fmt: skip
 
 
 @functools.cache
-def _warn_of_batches(rows: str) -> None:
-    _LOG.warning(
-        "%s=%s makes one Arrow batch of a whole partition, which must fit into the memory of the "
-        "worker. Set it to 10000, as by default", _BATCH_ROWS, rows,
-    )  # fmt: skip
-
-
-@functools.cache
-def _warn_of_kills(prefix: str, seconds: str) -> None:
-    _LOG.warning(
-        "%s.killOnIdleTimeout is on, with idleTimeoutSeconds=%s: Spark kills a worker that hands "
-        "nothing back for that long, also while it waits for a broker. Its rows are sent again, "
-        "and may be there twice. Set %s.killOnIdleTimeout=false", prefix, seconds, prefix,
-    )  # fmt: skip
-
-
-@functools.cache
-def _check_files(files: str) -> None:
-    for file in files.split(","):
-        if file.endswith(".whl") and "rocket_sink" in file:
-            _LOG.warning(
-                "--py-files %s: Spark copies a .whl to the workers, but puts only .zip, .egg and "
-                ".py on their path. Give a copy of it under the name rocket_sink.zip", file,
-            )  # fmt: skip
+def _warn_once(text: str, *facts: str) -> None:
+    _LOG.warning(text, *facts)
 
 
 def setting(session: Any, name: str) -> str:

@@ -15,7 +15,7 @@ from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.rows.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
-from rocket_sink.spark.reader import READ_OPTIONS, MessageReader, QueueRange, ReadOptions, reader_of
+from rocket_sink.spark.reader import READ_OPTIONS, MessageReader, QueueRange, ReadOptions
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 
@@ -38,8 +38,8 @@ def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> N
 
 
 def plan(cluster: FakeCluster, **options: Any) -> tuple[MessageReader, list[QueueRange]]:
-    reader = reader_of({"nameserver": cluster.name_server, "topic": TOPIC, **options})
-    reader = pickle.loads(pickle.dumps(reader))
+    given = {"nameserver": cluster.name_server, "topic": TOPIC, **options}
+    reader = pickle.loads(pickle.dumps(MessageReader(*ReadOptions.parse(given))))
     return reader, pickle.loads(pickle.dumps(list(reader.partitions())))
 
 

@@ -116,7 +116,7 @@ def test_a_wheel_that_no_worker_will_see_is_told_of_once(
 def test_a_session_that_kills_waiting_workers_is_warned_of_once(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture, seconds: str, kills: str, warnings: int
 ) -> None:
-    session_checks._warn_of_kills.cache_clear()
+    session_checks._warn_once.cache_clear()
     settings = {
         "spark.python.worker.idleTimeoutSeconds": seconds,
         "spark.python.worker.killOnIdleTimeout": kills,
@@ -134,7 +134,7 @@ def test_a_session_that_kills_waiting_workers_is_warned_of_once(
 def test_a_session_without_a_limit_for_batches_is_warned_of_once(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session_checks._warn_of_batches.cache_clear()
+    session_checks._warn_once.cache_clear()
     settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "-1"}
     context = SimpleNamespace(getConf=lambda: settings)
     session = SimpleNamespace(_jsparkSession=object(), sparkContext=context, conf={})

@@ -81,10 +81,11 @@ def spark_session(
 
     conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf)}
     with _log_file() as log, _no_jvm_left() as end:
-        with _jvm_output_to(log), end.handler_kept():
+        with _jvm_output_to(log):
             spark = build_session(
                 f"rocket-sink {name}", master=master, conf=conf, packages=tuple(packages)
             )
+        _handle_sigint(end)  # A new session has set its own handler, which only cancels jobs.
         try:
             with _quiet_loggers(shows_plans=log is None):
                 yield spark
@@ -150,16 +151,6 @@ class _CtrlC:
         for child in alive:
             with contextlib.suppress(psutil.Error):
                 child.kill()
-
-    @contextlib.contextmanager
-    def handler_kept(self) -> Iterator[None]:
-        """Restore this handler after a new session has set its own, which only asks the JVM to
-        cancel."""
-        try:
-            yield
-        finally:
-            if signal.getsignal(signal.SIGINT) is not self:
-                _handle_sigint(self)
 
 
 @contextlib.contextmanager

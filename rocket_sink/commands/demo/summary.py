@@ -222,25 +222,12 @@ class DemoSummary:
         return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
 
     def _latencies(self) -> RenderableType:
-        names = (
-            "broker",
-            "requests",
-            "messages",
-            "not acked",
-            "p50 ms",
-            "p95 ms",
-            "p99 ms",
-            "max ms",
-        )
-        rows = [
-            (b.broker, b.requests, b.messages, b.not_acked, b.p50_ms,
-             b.p95_ms, b.p99_ms, b.max_ms)
-            for b in self.report.brokers
-        ]  # fmt: skip
-        return table(
-            "Latency per broker (last byte to answer)", names, rows,
-            numbers="requests messages not_acked p50_ms p95_ms p99_ms max_ms",
-        )  # fmt: skip
+        names = ("broker", "requests", "messages", "not_acked", "p50_ms", "p95_ms", "p99_ms",
+                 "max_ms")  # fmt: skip
+        rows = [[getattr(figures, name) for name in names] for figures in self.report.brokers]
+        heads = [name.replace("_", " ") for name in names]
+        title = "Latency per broker (last byte to answer)"
+        return table(title, heads, rows, numbers=" ".join(names[1:]))
 
     def _isolated(self) -> RenderableType:
         report = self.report
