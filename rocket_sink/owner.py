@@ -25,7 +25,7 @@ _SAME_START_MS: Final = 2000
 
 @dataclass(frozen=True)
 class Owner:
-    """A process.
+    """The identity of a process.
 
     Attributes:
         host: the host's name, not necessarily unique.

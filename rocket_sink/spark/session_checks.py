@@ -604,9 +604,8 @@ def without_files(options: SinkOptions) -> SinkOptions:
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
     """Return the token for tasks whose rows Spark itself appends (foreachBatch, batch writes).
 
-    Driver and tasks must share a local folder, so tasks need a token to check that. A store is
-    proved by Spark, which makes the table there: only options that keep files beside the table need
-    a token.
+    Tasks check by the token that they share a local folder with the driver. In a store, Spark makes
+    the table and so proves its access: there only options with files beside the table need a token.
 
     Args:
         on_driver: whether this process is on the driver's host; a Spark Connect client may be

@@ -117,10 +117,10 @@ class RocketSink:
         return writer
 
     def ordered(self, df: DataFrame, partitions: int | None = None) -> DataFrame:
-        """Return the frame with all rows of a sharding key in one partition, as order needs.
+        """Return the frame with all rows of a sharding key in one partition, to keep their order.
 
         Raises:
-            ColumnError: the frame has no sharding key.
+            ConfigurationError: the frame has no sharding key.
         """
         source = self.check(df).source("sharding_key")
         if source is None:

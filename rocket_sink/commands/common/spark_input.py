@@ -126,8 +126,8 @@ class _CtrlC:
     """A handler of SIGINT. It ends the processes that were started since it was made: otherwise a
     JVM that starts, or works on a job, would run until it has finished.
 
-    It ends them before it raises KeyboardInterrupt, because Spark's code, which the exception
-    passes, waits for the running call, and stops waiting when the JVM is gone.
+    It ends them before it raises KeyboardInterrupt: Spark's code catches the exception and waits
+    for the running call, until the JVM is gone.
     """
 
     def __init__(self) -> None:

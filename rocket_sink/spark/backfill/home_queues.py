@@ -59,8 +59,8 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """Yield parts of the dead letters, each with its lists of queues. A new part begins where
-        a topic's list changes."""
+        """Cut the dead letters where a topic's list of queues changes; yield each part with the
+        lists that it uses."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()

@@ -95,10 +95,7 @@ class DeadLetters:
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
-        """Return all pending dead letters; None if there is no ledger yet.
-
-        A table returns its pending rows for which the filter is true.
-        """
+        """Return all pending dead letters; None if there is no ledger yet."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         if not ledger.exists(spark):
@@ -179,6 +176,7 @@ class Table:
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
+        """Return the rows that were not sent yet and meet the selection's `where`."""
         from pyspark.sql import functions as F  # noqa: N812
 
         self._check_types(spark, ledger)
