@@ -277,7 +277,7 @@ def _checked(options: SinkOptions) -> SinkOptions:
          and with_namespace(options.namespace, options.dead_letter_topic)
          == with_namespace(options.namespace, options.topic),
          "deadLetterTopic",
-         "deadLetterTopic is the topic itself, which would take its own dead letters in"),
+         "deadLetterTopic is the topic itself, which would get its own dead letters"),
     )  # fmt: skip
     if options.app_id and not _APP_ID.fullmatch(options.app_id):
         raise OptionError(

@@ -305,7 +305,7 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
             # Brokers write files with predictable names there, and follow links.
             raise ClusterError(
                 f"Everybody may write to the cluster's folder {folder}: choose another one, or "
-                f"`chmod o-w {folder}` when what lies in it is yours."
+                f"`chmod o-w {folder}` if its files are yours."
             )
         lock.acquire(on_wait=on_wait)
     except OSError as error:

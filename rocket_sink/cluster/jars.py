@@ -163,7 +163,7 @@ def find_ivy() -> Path:
     if not ivy_jars:
         raise ClusterError(
             "No Ivy jar in PySpark's jars folder, and RocketMQ is fetched by it. Install PySpark "
-            "from its pip package (pip install pyspark): the variants without jars do not do."
+            "from its pip package (pip install pyspark), not a variant without jars."
         )
     return ivy_jars[-1]
 

@@ -109,9 +109,9 @@ def status(home: Path | None, as_json: bool) -> int:
         return 1
     _print(state, as_json=as_json)
     if not state.ready:
-        note("its start is under way, or was cut short: rocket-sink cluster up waits, or starts it")
+        note("it is starting, or its start was cut short; rocket-sink cluster up goes on")
     elif not state.running:
-        note("rocket-sink cluster up starts what has ended, and lets the others go on")
+        note("rocket-sink cluster up starts the processes that have ended")
     return 0 if state.running else 1
 
 
@@ -123,7 +123,7 @@ def down(home: Path | None, as_json: bool) -> None:
     from rocket_sink import cluster as clusters
 
     if not as_json and clusters.status(home):
-        note("stopping (brokers take some seconds to end in good order)")
+        note("stopping (brokers take some seconds for a clean shutdown)")
     was_running = clusters.down(home, progress=Steps())
     if as_json:
         print_json({"ended": was_running})

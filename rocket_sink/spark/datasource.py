@@ -254,8 +254,8 @@ class _Writer:
         done = [message for message in messages if isinstance(message, TaskMessage)]
         if silent := len(messages) - len(done):
             raise ConfigurationError(
-                f"Spark calls this write done, and {silent} of its {len(messages)} tasks have not "
-                f"told what they have sent: it is not committed. {CONTINUOUS}"
+                f"Spark reports this write as done, but {silent} of its {len(messages)} tasks "
+                f"returned no counts of what they sent: it is not committed. {CONTINUOUS}"
             )
         rows = sum(message.summary.rows_in for message in done)
         # Check before `_keep_handed`: after an error Spark calls `abort`, which keeps the rows.

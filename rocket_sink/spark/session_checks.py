@@ -72,7 +72,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     if is_classic(session) and getattr(session.sparkContext, "_jsc", session) is None:
         raise ConfigurationError(
             "the Spark session of this frame was stopped: begin a new session, and make the frame "
-            "anew from it"
+            "again with it"
         )
     warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
@@ -617,8 +617,8 @@ def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) ->
     needed = options.using_ledger_files
     if place.problem and needed:
         raise LedgerError(
-            f"{', '.join(needed)}: small files beside the table are needed for that, and there can "
-            f"be none. {place.problem}",
+            f"{', '.join(needed)}: small files beside the table are needed, and cannot be written. "
+            f"{place.problem}",
             path=place.uri,
         )
     if not place.is_local and not needed:

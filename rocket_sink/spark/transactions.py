@@ -178,7 +178,7 @@ class TransactionCommitter:
             _LOG.warning(
                 "half messages of epoch %d were up to %d s old when they were committed; brokers "
                 "stop asking about them after transactionCheckMax * transactionCheckInterval "
-                "(450 s by default): shorter epochs, please", epoch, age_s,
+                "(450 s by default): make the epochs shorter", epoch, age_s,
             )  # fmt: skip
         ctx = RunContext(query_id, decision.run_id, epoch, lane=decision.lane)
         self._note(report, ctx, time.monotonic() - started_s)
@@ -216,14 +216,15 @@ def check_ended(report: EndReport) -> None:
     if report.busy:
         raise DeliveryError(
             f"epoch {report.epoch} is in the ledger, and its half messages are not committed: "
-            "another process is at it for long (rocket-sink transactions?). Start the query again"
+            "another process has long been ending epochs (rocket-sink transactions?). Start the "
+            "query again"
         )
     if report.refused:
         raise DeliveryError(
-            f"{report.refused} messages of epoch {report.epoch} are in the ledger, and their "
-            "brokers do not have their half messages any more (a lost master, or a "
-            "fileReservedTime that is over): the ledger's transaction rows name them. The query "
-            "goes on behind the epoch when it is started again",
+            f"{report.refused} messages of epoch {report.epoch} are in the ledger, but their "
+            "brokers no longer have their half messages (a lost master, or a fileReservedTime that "
+            "is over): the ledger's transaction rows name them. When the query is started again, "
+            "it goes on with the next epoch",
             counts={"acked": report.committed},
         )
 
@@ -365,8 +366,8 @@ class TransactionChecker:
         report = self._committer.end(query_id, epoch, wait_s=0.0, again=True)
         if report.refused:
             _LOG.warning(
-                "%d messages of query %s epoch %d are lost: their brokers do not have their half "
-                "messages any more; the ledger names them", report.refused, query_id, epoch,
+                "%d messages of query %s epoch %d are lost: brokers no longer have their half "
+                "messages; the ledger names them", report.refused, query_id, epoch,
             )  # fmt: skip
         if report.committed or report.refused:
             self._on_end(report)

@@ -232,12 +232,12 @@ class Report:
 
                 reasons = ", ".join(f"{reason} {n:,}" for reason, n in waiting.items())
                 lines.append(
-                    f"dead letters wait: {reasons}; when their cause is mended: "
+                    f"dead letters wait: {reasons}; when the cause is mended, send them with "
                     + backfill_command(self.ledger)
                 )
             if refused := self.pending.get("data"):
                 lines.append(
-                    f"rows that no broker takes: {refused:,}; what is wrong with them: "
+                    f"rows that no broker takes: {refused:,}; see the reasons with "
                     f"rocket-sink ledger show dead-letters --ledger {path}"
                 )
         return "\n".join(lines)
