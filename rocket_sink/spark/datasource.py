@@ -55,7 +55,7 @@ from rocket_sink.spark.session_checks import (
     with_task_rate,
     without_files,
 )
-from rocket_sink.task.totals import TaskSummary
+from rocket_sink.task.totals import TaskSummary, sums_of
 from rocket_sink.task.transaction_marker import needs_append
 from rocket_sink.task.worker_heap import freeze_once
 
@@ -244,8 +244,8 @@ class _Writer:
 
         return self._send(feed)
 
-    def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> None:
-        """Note in the ledger that the epoch (None: the batch write) is done.
+    def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> dict[str, Any]:
+        """Note in the ledger that the epoch (None: the batch write) is done; return its sums.
 
         Raises:
             ConfigurationError: a task sent no message, so nobody knows whether it sent its rows.
@@ -257,9 +257,8 @@ class _Writer:
                 f"Spark reports this write as done, but {silent} of its {len(messages)} tasks "
                 f"returned no counts of what they sent: it is not committed. {CONTINUOUS}"
             )
-        rows = sum(message.summary.rows_in for message in done)
+        sums = sums_of([vars(message.summary) for message in done])
         # Check before `_keep_handed`: after an error Spark calls `abort`, which keeps the rows.
-        sums = _sums([message.summary for message in done])
         check_budget(self._options, sums, epoch)
         self._keep_handed(done)
         if (sums["dead"] or sums["unknown"]) and (epoch is None or not self._folded):
@@ -267,8 +266,9 @@ class _Writer:
 
             what = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
             warn_of_losses(what, sums, self._options.ledger)
+        rows = sums["rows_in"]
         if not self._options.ledger or not rows:
-            return
+            return sums
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)
         from rocket_sink.ledger.transport.spool import SpoolWriter
 
@@ -282,6 +282,7 @@ class _Writer:
                 "cannot note in the ledger %s that epoch %d is done: %s",
                 self._options.ledger, ctx.epoch, error,
             )  # fmt: skip
+        return sums
 
     def _ledger(self) -> LedgerPath:
         if self._token is not None:
@@ -316,10 +317,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._send_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._confirm(messages)
+        counts = self._confirm(messages)
         self._end(well=True)
-        done = [message.summary for message in messages if isinstance(message, TaskMessage)]
-        counts = {name: sum(getattr(s, name) for s in done) for name in ("acked", "degraded")}
         lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -388,13 +387,6 @@ if _StreamArrowWriter is not None:
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
             return self._send_batches(iterator)
-
-
-def _sums(summaries: Sequence[TaskSummary]) -> dict[str, int | str]:
-    counts = ("rows_in", "dead", "unknown")
-    sums: dict[str, int | str] = {n: sum(getattr(s, n) for s in summaries) for n in counts}
-    errors = (summary.first_error for summary in summaries if summary.first_error)
-    return {**sums, "first_error": next(errors, "")}
 
 
 def _refuse_overwrite(*, overwrite: bool) -> None:

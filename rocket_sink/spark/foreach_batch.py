@@ -60,7 +60,7 @@ from rocket_sink.spark.session_checks import (
 )
 from rocket_sink.spark.transactions import Transactions
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.task.totals import COUNTS, WriteSummary
+from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +157,7 @@ class BatchWriter:
         if not self._options.ledger:
             self._started.add(query)
             results = self._results(df, "foreach_batch", epoch, query, run)
-            check_budget(self._options, _counts(_accounts_of(results)), epoch)
+            check_budget(self._options, sums_of(_accounts_of(results)), epoch)
             return
         place, token = self._ledger(session, on_driver=True)
         with _once_a_run(place, query, run, epoch):
@@ -182,7 +182,7 @@ class BatchWriter:
             if transactions is not None:
                 transactions.finish(query, epoch)
             if has_budget(self._options):
-                counts = _counts(append.accounts(_ACCOUNTS, query, run, epoch))
+                counts = sums_of(append.accounts(_ACCOUNTS, query, run, epoch))
                 check_budget(self._options, counts, epoch)
 
     @micro_batches.uninterrupted()
@@ -229,7 +229,7 @@ class BatchWriter:
                 if not self._options.app_id:
                     self._forget_tasks(place, query)
                 raise
-            counts = _counts(append.accounts(_ACCOUNTS, query, run, 0))
+            counts = sums_of(append.accounts(_ACCOUNTS, query, run, 0))
             over = over_budget(self._options, counts)
             # A write over its budget has failed: keep its note for the next write of the `appId`.
             if over is None and self._options.app_id:
@@ -240,7 +240,7 @@ class BatchWriter:
                 transactions.finish(query, 0)
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
         else:
-            counts = _counts(_accounts_of(self._results(df, "batch", 0, query, run)))
+            counts = sums_of(_accounts_of(self._results(df, "batch", 0, query, run)))
             over = over_budget(self._options, counts)
         if over is not None:
             raise over
@@ -401,12 +401,3 @@ def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: in
 
 def _accounts_of(rows: DataFrame) -> list[Any]:
     return rows.where(f"kind = '{EPOCH}'").select(*_ACCOUNTS).collect()
-
-
-def _counts(accounts: list[Any]) -> dict[str, Any]:
-    """Return the sums of the tasks' accounts."""
-    totals: dict[str, Any] = {name: sum(row[name] or 0 for row in accounts) for name in COUNTS}
-    errors = (row["first_error"] for row in accounts)
-    totals["first_error"] = next((error for error in errors if error), "")
-    totals["tasks"] = len(accounts)
-    return totals

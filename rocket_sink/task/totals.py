@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -156,6 +156,13 @@ class TaskSummary:
 
     def as_dict(self) -> dict[str, int | str | dict[str, int]]:
         return asdict(self)
+
+
+def sums_of(accounts: Sequence[Any]) -> dict[str, Any]:
+    """Return the sums of tasks' accounts ({name: value}), and the first error."""
+    sums: dict[str, Any] = {n: sum(account[n] or 0 for account in accounts) for n in COUNTS}
+    errors = (account["first_error"] for account in accounts)
+    return {**sums, "first_error": next(filter(None, errors), "")}
 
 
 class RowTotals:
