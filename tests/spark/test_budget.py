@@ -108,7 +108,7 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({"delivery": "effectively_once", "appId": "load"}, "again under its appId only what"),
+        ({"delivery": "effectively_once", "appId": "load"}, "under the same appId sends only"),
         ({"delivery": "effectively_once"}, "backfill them"),
         ({"appId": "load"}, "backfill them"),
     ],
