@@ -406,8 +406,7 @@ class FoldThread:
                 )  # fmt: skip
 
     def _is_deleted(self, place: LedgerPath) -> bool:
-        """Return whether the table was deleted: it existed, because epochs are counted after a
-        fold."""
+        """Return whether the table is missing. It existed once: epochs are counted after a fold."""
         try:
             return not is_table(self._session, place)
         except Exception:

@@ -30,7 +30,7 @@ _OLDEST_INSTALLED: Final = (4, 2)
 """The lower bound of delta-spark's version in setup.cfg."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 _DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
-"""The range in setup.cfg. Each Delta requires Sparks that it works with, so pip picks a pair."""
+"""The range in setup.cfg. Each Delta limits the Spark version, so pip picks a pair that works."""
 
 _PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 

@@ -213,7 +213,7 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
-    # A foreach sink writes to the ledger of its options only, another query to any of the session.
+    # A foreach sink names its ledger; any other query may write to each ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))

@@ -85,8 +85,7 @@ class HomeQueues:
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            # `is_in` selects rows without a topic, too, which take the option's topic: null equals
-            # nothing.
+            # Use `is_in`: a null topic (of rows that take the option's topic) equals nothing.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
@@ -99,7 +98,7 @@ class HomeQueues:
         return pa.array(absences, pa.string())
 
     def given(self, lists: Lists) -> GivenQueues:
-        """Return the lists in the form that a task body takes."""
+        """Return the lists in the form that a `TaskSender` takes."""
         return GivenQueues({topic: pinned.queues for topic, pinned in lists.items()})
 
     def of_today(self) -> GivenQueues:

@@ -317,7 +317,7 @@ class Resender:
         return self._without_stopped_keys(kept)
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out letters that an earlier send, or attempt of this task, has stored unnoted."""
+        """Leave out letters that an earlier send or attempt of this task stored without a note."""
         doubtful = chunk["open"]
         if self._ask_all:
             doubtful = pc.invert(chunk["was_stored"])
