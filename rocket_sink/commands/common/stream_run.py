@@ -151,7 +151,7 @@ class RunView:
 _POLL_S: Final = 0.3
 _STOP_POLL_S: Final = 0.02
 _WITH_FIXED_SCHEMA: Final = ("rate", "rate-micro-batch", "kafka", "socket", "delta")
-"""Streaming sources that have a schema; file sources need one from the user."""
+"""Streaming sources that have a schema; that of file sources is inferred from their files."""
 
 
 @dataclass(frozen=True)
