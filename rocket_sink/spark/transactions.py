@@ -235,9 +235,6 @@ _UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
 """Shortest time between two tries to end an epoch: brokers ask about a half message as often."""
 
-Members = Callable[[str, int], "frozenset[str] | None"]
-IsVisible = Callable[[str, str], bool]
-End = Callable[[str, int], object]
 OnDecision = Callable[[HalfMark, str, TransactionState], None]
 
 
@@ -253,9 +250,9 @@ class CheckBacks:
 
     def __init__(
         self,
-        members: Members,
-        is_visible: IsVisible,
-        end: End,
+        members: Callable[[str, int], frozenset[str] | None],
+        is_visible: Callable[[str, str], bool],
+        end: Callable[[str, int], object],
         *,
         on_decision: OnDecision = lambda mark, message_id, state: None,
         clock: Callable[[], float] = time.monotonic,
