@@ -179,7 +179,7 @@ class ConnectError(NotSentError):
 
 
 class UnknownHostError(ConnectError):
-    """A host name was not resolved in time. Facts: `address`, `host`."""
+    """A host name was not resolved, or not in time. Facts: `address`, `host`."""
 
 
 class TlsError(ConnectError):

@@ -60,7 +60,7 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
     for folder in (jars[0].parent, home):
         path = folder / "loopback.jar"
         try:
-            # Do not touch an equal file: a JVM refuses an archive of classes if the jar is newer.
+            # Keep an equal file: a JVM refuses an archive of classes whose jar has another time.
             if not path.is_file() or path.read_bytes() != content.getvalue():
                 part = folder / f"loopback-{uuid.uuid4().hex}.part"
                 part.write_bytes(content.getvalue())

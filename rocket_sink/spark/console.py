@@ -1,7 +1,7 @@
 """Log lines for a user's console about queries and writes: one at the start of a query, one with
 its accounts at the end, and a warning of rows that were not delivered. The first two are shown even
-if logging is not set up, and as tables in notebooks. The accounts count the rows that reached the
-ledger's table since the start, so a task that ran twice counts twice.
+if logging is not set up, the second as a table in notebooks. The accounts count the rows that
+reached the ledger's table since the start, so a task that ran twice counts twice.
 """
 
 from __future__ import annotations
