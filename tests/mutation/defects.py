@@ -1472,8 +1472,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "rows-handed-over-twice",
         "rocket_sink/spark/datasource.py",
-        "        # Check before `_keep_handed`: after an error Spark calls `abort`, which keeps the "
-        "rows.\n",
+        "        # Check before `_keep_handed`: after an error Spark calls `abort`, which keeps "
+        "the rows.\n",
         "        self._keep_handed(done)\n",
         ("tests/spark/test_budget.py::test_rows_that_tasks_hand_over_are_kept_once",),
         "a write over its budget has each of its rows twice in the ledger",
@@ -2484,7 +2484,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "unwritten-note-fails-the-epoch",
         "rocket_sink/spark/datasource.py",
-        "            # Do not raise: the rows are sent, and a failed commit would send them again.\n",
+        "            # Do not raise: the rows are sent, and a failed commit would send them "
+        "again.\n",
         "            raise\n",
         (
             "tests/spark/test_budget.py::test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same",
