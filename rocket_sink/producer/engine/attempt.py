@@ -57,8 +57,8 @@ class FrameGroup(Protocol):
     """The interface of a group of messages to the engine.
 
     Attributes:
-        in_parts: whether messages complete as they are answered, by several Completions; if not,
-            one Completion ends all of them.
+        in_parts: True: messages complete when they are answered, with several Completions; False:
+            the whole group has one Completion.
     """
 
     in_parts: bool
@@ -68,20 +68,20 @@ class FrameGroup(Protocol):
         """The messages, which must not change until the group is complete."""
 
     def leave(self, first: int, last: int) -> SendRequest:
-        """Return the messages `first` to `last` (exclusive) as a request: a single one, or a
-        group; called at most once for each message."""
+        """Return the messages `first` to `last` (exclusive) as a request, which is a group if there
+        are several. The engine calls this at most once for each message."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredFrames:
-    """Messages of a group that were acknowledged at once, by columns.
+    """Messages of a group that brokers have acknowledged, as columns.
 
     Attributes:
-        indices: their places in the group, int64, in the order of the answers.
+        indices: positions in the group, int64, in the order of the answers.
         queue_offsets: int64.
         offset_message_ids: the brokers' ids, ASCII bytes.
         transaction_ids, recall_handles: ASCII bytes; None: not every answer has one.
-        rtt_ms: write to answer, float64.
+        rtt_ms: time from write to answer, float64.
     """
 
     indices: npt.NDArray[np.int64]
@@ -106,14 +106,15 @@ class SendRequest:
             request is completed.
         message_count: messages in the body (1 unless `batch`).
         batch: the body is in the batch form (SEND_BATCH_MESSAGE).
-        properties: the wire property string (of a batch: that of the request, often empty).
+        properties: the wire property string. A batch has one for the whole request, often empty;
+            its messages have theirs in the body.
         queue: send to this queue only; every attempt goes there.
         choose: picks a queue for each attempt from the route and a predicate "this broker is
             available now"; returns None if no queue is available. With neither `queue` nor `choose`
             the engine spreads requests by its own selector.
         ordered: one request in flight per queue, in the order of `submit`. With `queue` the request
-            waits for that queue up to `orderWaitMs` (strict); with `choose` it may move between
-            attempts (best effort).
+            waits for that queue up to `orderWaitMs` (strict); with `choose` each attempt may take
+            another queue (best effort).
         timed: delayed, timed or transactional; refused in a batch.
         least_version: the oldest broker version that supports the request (MQVersion ordinal); 0:
             any. Older brokers do not get the message, because they would ignore its special
@@ -123,18 +124,18 @@ class SendRequest:
         reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
-        token: the caller's value, which comes back in the Completion.
+        token: any value of the caller; the Completion has it.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
-        since_s: when its time began (the engine's clock); 0: when the engine takes it.
+        since_s: start of the request's time (the engine's clock); 0: when the engine takes it.
         timeout_s: total time for all attempts; None: the options' `sendMsgTimeout`, or
             `orderWaitMs` for strict order. The time starts when the engine takes the request: the
             wait behind others of an ordered queue counts, the wait in `submit` does not.
-        attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
+        attempts: limit of attempts; None: 1 + `retryTimesWhenSendFailed`.
         retry_while_busy: an attempt does not count if the broker is busy or no broker can be asked;
             only time limits such attempts. Bulk senders need this: one bad second could otherwise
             cost thousands of messages.
-        group: many single messages instead of `body`, each in a frame of its own
+        group: many single messages, each in a frame of its own, instead of `body`
             (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
         verify_ids: client ids of the first and the last message. With them an attempt lasts as long
             as its connection lives. If its outcome is unknown, the engine asks the broker for the
@@ -174,10 +175,10 @@ class AttemptRecord:
     Durations are milliseconds; `started_ms` is wall clock, milliseconds since 1970.
     `queue_wait_ms` is from submit (or from the end of the attempt before) to the hand-over to
     the connection, `connect_ms` the part of it spent on connecting, `rtt_ms` from the last byte
-    handed to the kernel to the answer (or to the end of the wait). `queue_offset` is -1 when the
-    broker named none. A record with `wire_bytes` 0 and no address sums up attempts in a row that
-    had no broker to go to, for example while a strict queue's broker is away: `attempt` is the last
-    of them, `queue_wait_ms` the whole wait.
+    handed to the kernel to the answer (or to the end of the wait). `queue_offset` is -1 if the
+    broker named none. A record with `wire_bytes` 0 and no address sums up consecutive attempts that
+    reached no broker, for example while a strict queue's broker is away: `attempt` is the number of
+    the last attempt, `queue_wait_ms` the whole wait.
     """
 
     attempt: int
@@ -204,16 +205,17 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class Completion:
-    """The end of one request, or of a part of a group with `in_parts`; exactly one each.
+    """The one end of a request, or of a part of a group with `in_parts`.
 
-    `result` is set if `outcome.delivered`, else `error`; with `onDegraded=fail` a degraded
-    send has a DegradedError, which has the result as a fact. `maybe_duplicate`: some attempt's
-    outcome is unknown, so the messages may be stored more than once, or be stored although
-    `outcome` is not delivered. `outcome` is UNKNOWN if one attempt's outcome is unknown and no
-    attempt was acknowledged. `found_stored`: no answer came, but the broker found the messages by
-    their ids (`SendRequest.verify_ids`) and the result is made from them. `stored`: messages of a
-    group that were acknowledged at once; `result` is that of the first one. Each other message has
-    a Completion of its own.
+    Attributes:
+        outcome: UNKNOWN if no attempt was acknowledged, and the outcome of one is unknown.
+        result: set if `outcome.delivered`, else `error` is set. With `onDegraded=fail` a degraded
+            send has a DegradedError, which has the result as a fact.
+        maybe_duplicate: an attempt's outcome is unknown, so the messages may be stored more than
+            once, or be stored although `outcome` is not delivered.
+        found_stored: no answer came; the result is made from the messages that the broker found by
+            their ids (`SendRequest.verify_ids`).
+        stored: the acknowledged messages of a group; `result` is that of the first message.
     """
 
     token: Any
@@ -227,16 +229,16 @@ class Completion:
 
 
 class Wait(enum.Enum):
-    """The reason why an attempt waits before it is sent."""
+    """The event that an attempt waits for before it is sent."""
 
     DELAY = "a time"
-    ROUTE = "a route, or one that is newer than its failure"
-    QUEUE = "a queue that will do"
-    TURN = "the requests before it in its ordered queue"
-    BROKER = "a place at a busy broker"
-    VERSION = "its broker's version"
-    POLICY = "its broker's word on whether the topic wants keys"
-    VERIFY = "the broker's answer to whether it is stored"
+    ROUTE = "a route that is newer than its last failure"
+    QUEUE = "a queue that `SendRequest.choose` accepts"
+    TURN = "the end of the requests before it in its ordered queue"
+    BROKER = "room at a busy broker"
+    VERSION = "its version"
+    POLICY = "whether the topic wants keys"
+    VERIFY = "the end of the check whether the broker stored it"
 
 
 class AttemptHistory:
@@ -249,22 +251,21 @@ class AttemptHistory:
     def __init__(self) -> None:
         self.records: list[AttemptRecord] = []
         self.waited: AttemptRecord | None = None
-        """The record that sums up attempts in a row that did not get as far as a broker. It stays
-        the last of `records` until another attempt follows."""
+        """The last record if it sums up consecutive attempts that reached no broker."""
         self.earlier: list[type[Exception]] = []
         self.last_broker: str | None = None
         self.last_error: SendError | None = None
         self.unknown: SendError | None = None
         """The first error that leaves open whether the message is stored."""
         self.degraded: SendResult | None = None
-        """The result of an earlier attempt that stored the message less durably than asked for."""
+        """The first result of an attempt that stored the message less durably than asked for."""
 
 
 class CheckResult(NamedTuple):
-    """The end of a check (`engine.stored_check`).
+    """The end of a check whether an attempt was stored (`engine.stored_check`).
 
     Attributes:
-        error: the attempt's error.
+        error: the error with which the attempt ended before the check.
         message: the request's first message as it is stored, or None.
         decided: whether a broker could say if the request is stored.
     """
@@ -319,11 +320,11 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Number of this attempt, without earlier attempts that cost none (GO_AWAY)."""
+        """Attempts that count for the limit, with this one; one that GO_AWAY ended does not."""
         self.pinned: MessageQueue | None = None
         """The queue of the previous attempt, if this attempt must use it again."""
         self.target: SendTarget | None = None
-        """The chosen queue and broker; None before the choice."""
+        """The chosen queue and broker."""
         self.broker: Broker | None = None
         """The broker at which this attempt counts as in flight."""
         self.channel: Channel | None = None
@@ -353,7 +354,7 @@ class SendAttempt:
 
     @property
     def home(self) -> str:
-        """Return the name of the broker that the attempt goes to."""
+        """Return the name of the chosen broker; empty before the choice."""
         return "" if self.target is None else self.target.home
 
     @property

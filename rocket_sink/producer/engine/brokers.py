@@ -1,14 +1,14 @@
-"""The state of the engine's brokers, and the one order in which they are used.
+"""The state of the engine's brokers, and the order in which requests use them.
 
-`Brokers.ranking` gives the ranked brokers of a route (`routing.selectors`). Ranks are worked out
-when an isolation, a suspicion or a route changes; another process that shares the table may be the
-one that isolates. While an equal or better broker exists, a bad one gets nothing but its probe.
+`Brokers.ranking` returns the brokers of a route by rank (`routing.selectors`). Ranks are computed
+again when an isolation, a suspicion or a route changes. Isolations also come from other processes,
+which share the fault table. A broker gets only probes while the route has a better broker.
 
-Suspicion comes long before a request is given up. A broker is suspect when one of its requests has
-been unanswered for longer than `suspectAfterMs`, and for longer than its usual latency explains. It
-is silent when it also gives no other sign of life. A request that was written keeps waiting for its
-attempt's deadline: an early retry would duplicate messages at every pause of a broker's garbage
-collector.
+A broker is suspect when one of its requests has been unanswered for longer than `suspectAfterMs`,
+and for longer than its usual latency explains. It is silent when it also gives no other sign of
+life. Both happen long before a request is given up. A written request keeps waiting until its
+attempt's deadline, because an early retry would duplicate messages at every pause of a broker's
+garbage collector.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rocket_sink.routing.selectors import (
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
 
 VIEW_S: Final = 0.02
-"""Age at which the (shared) fault table is read again."""
+"""Age at which a view of the fault table is read again."""
 _DEVIATIONS: Final = 4.0
 _EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
@@ -108,8 +108,7 @@ class Broker:
         return min(batch_places(messages), int(self.proxy.window.limit))
 
     def busy(self, sent_s: float, now_s: float) -> None:
-        """Shrink the window: the broker gave a busy answer to a request that is still counted as
-        in flight."""
+        """Shrink the window after a busy answer to a request that still counts as in flight."""
         if self.window is None:
             self.window = AimdWindow(self.in_flight, now_s)
         else:
@@ -127,7 +126,7 @@ class Broker:
                 self.window = None
 
     def measure(self, rtt_s: float) -> None:
-        """Take the latency of one answer into the average."""
+        """Add the latency of an answer to the averages."""
         if not self.latency_s:
             self.latency_s, self.deviation_s = rtt_s, rtt_s / 2
             return
@@ -156,15 +155,15 @@ class SendTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerHealth:
-    """The state of one broker as a producer sees it at one moment.
+    """A producer's view of one broker at one moment.
 
     Attributes:
         available: the broker is not isolated.
         available_in_ms: time until the isolation ends.
         reachable: the broker answered the last request, or a probe since.
-        suspect: a request waits there for longer than is usual; new requests go to other brokers if
-            there are any.
-        latency_ms: smoothed write-to-answer; 0 when nothing was answered yet.
+        suspect: a request has waited there for longer than usual; new requests go to other brokers
+            if there are any.
+        latency_ms: smoothed time from write to answer; 0 before the first answer.
         in_flight: requests sent there and not answered.
     """
 
@@ -182,7 +181,7 @@ FaultView: TypeAlias = "tuple[Set[str], Set[str], Set[tuple[str, str]]]"
 
 
 class _TopicRanking(NamedTuple):
-    """The ranking of a route, with the route and the version of the ranks."""
+    """The ranking of a route, and the `ranks_version` for which it was computed."""
 
     info: TopicPublishInfo
     version: int
@@ -237,7 +236,7 @@ class Brokers:
         return broker
 
     def target(self, info: TopicPublishInfo, queue: MessageQueue) -> SendTarget:
-        """Return where requests for a queue of the route go."""
+        """Return the target of requests for a queue of the route."""
         home = info.broker_of(queue)
         return SendTarget(queue, home, info.masters.get(home, ""), self._of_route(info, home))
 
@@ -271,7 +270,7 @@ class Brokers:
         return topic_ranking.ranking
 
     def open_to(self, topic: str, worse: bool) -> list[Broker]:
-        """Return the brokers that the topic's requests go to now; none if it has no ranking.
+        """Return the brokers to which the topic's requests go now; none if it has no ranking.
 
         Args:
             worse: include worse brokers, for requests that may use them while the best ones are
@@ -298,7 +297,8 @@ class Brokers:
         return rank
 
     def view(self, now_s: float) -> None:
-        """Read the fault table again if the last view is older than `VIEW_S`."""
+        """Read the fault table again if the view is older than `VIEW_S`, or than our last change.
+        """
         if now_s < self._next_view_s:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
@@ -371,7 +371,7 @@ class Brokers:
     def isolate(
         self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
     ) -> None:
-        """Note a failure that is the broker's fault."""
+        """Isolate a broker after a failure that is its fault."""
         if self.enabled:
             self._note(
                 self.table.update(
@@ -380,7 +380,7 @@ class Brokers:
             )
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
-        """Note that the broker does not take this topic."""
+        """Isolate a broker for one topic, which it does not take."""
         if self.enabled:
             self._note(self.table.isolate_topic(topic, name, now_s, cause))
 
@@ -389,13 +389,13 @@ class Brokers:
         self._note(self.table.probed(name, now_s, alive=alive))
 
     def _note(self, event: Isolation | None) -> None:
-        """Keep an isolation event, and drop the old view, because the table has changed."""
+        """Keep an isolation event; the changed table is read again at the next use."""
         if event is not None:
             self.events.append(event)
             self._next_view_s = float("-inf")
 
     def health(self, now_s: float) -> list[BrokerHealth]:
-        """Return every broker that was sent to or has an item in the fault table, by name."""
+        """Return the health of each broker that was used, or is in the fault table, by name."""
         items = {item.broker_name: item for item in self.table.items()}
         health = []
         for name in sorted(self._brokers.keys() | items.keys()):
@@ -432,7 +432,7 @@ class Brokers:
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
-            # `Heartbeats` has asked for a sign of life, and slow sends do not delay such an answer.
+            # `Heartbeats` has asked for a sign of life, whose answer slow sends do not delay.
             silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
             suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
             if (suspect, silent) != (broker.suspect, broker.silent):

@@ -1,7 +1,7 @@
 """Dispatch of attempts: route, queue, turn, header, connection.
 
-The dispatcher never retries. If an attempt cannot be written, the dispatcher returns the `Wait`
-that it needs, or raises an error.
+The dispatcher never retries. If it cannot write an attempt, it returns the event to wait for
+(`Wait`), or raises an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IGNORED: Final = {
     V5_4_0: "ignore a priority: priorities came with 5.4; send without priority",
     V5_5_0: "ignore a lite topic: lite topics came with 5.5; use a sharding_key",
 }
-"""{version: text of what an older broker does with the request, and of the alternative}"""
+"""{version: what an older broker would do with the request, and the alternative}"""
 
 
 class Dispatcher:
@@ -72,8 +72,7 @@ class Dispatcher:
         self._limits = limits
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
-        """Choose a queue and write the attempt's frame; return the reason if it has to wait
-        instead.
+        """Choose a queue and write the attempt's frame, or return what the attempt has to wait for.
 
         Raises:
             SendError: the attempt cannot be sent. `attempt.broker` is set if the broker is to
@@ -120,12 +119,12 @@ class Dispatcher:
         """Return the deadline of an attempt that begins now."""
         limits, request = self._limits, attempt.request
         if request.verify_ids:
-            # Wait long: even a late answer of the broker is more certain than any check.
+            # Even a late answer is more certain than a check, so wait as long as for a check.
             return now_s + limits.stored_check_s
         return self.unsent_deadline_s(attempt, now_s)
 
     def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the end of the attempt's share of the request's time, if the share begins now."""
+        """Return the end of the attempt's share of the request's time; the share begins now."""
         limits, request = self._limits, attempt.request
         attempts = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
@@ -133,12 +132,12 @@ class Dispatcher:
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the end of the attempt's wait for room. It first waits for the best brokers, for
-        its share of the request's time; then for any broker, until the request's deadline."""
+        """Return the end of the attempt's wait for room: its share of the request's time for room
+        at the best brokers, then the request's deadline for room at any broker."""
         share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
         return share_s if now_s < share_s else attempt.deadline_s
 
-    # --- a queue -----------------------------------------------------------------------------
+    # --- the choice of a queue ---------------------------------------------------------------
 
     def _choose(
         self, attempt: SendAttempt, info: TopicPublishInfo, now_s: float
@@ -178,7 +177,7 @@ class Dispatcher:
             target = ranking.take(attempt.requests, last=last, worse=True)
         return target or Wait.BROKER
 
-    # --- a frame -----------------------------------------------------------------------------
+    # --- writing -----------------------------------------------------------------------------
 
     def _write(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> None:
         client = self._client
@@ -187,8 +186,8 @@ class Dispatcher:
         opaque = channel.connection.open_request(
             deadline_s=until_s,
             token=attempt,
-            # If the attempt ended while this broker holds the request, the next broker would store
-            # the messages a second time.
+            # Extend the deadline while a live broker holds the request, because another attempt
+            # would store the messages twice.
             latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
         )
         if attempt.request.oneway:
@@ -264,11 +263,11 @@ class Dispatcher:
             frame = attempt.hooked = hooks.before(target.address, frame)
         return template.head_of(frame, opaque, attempt.body_bytes, attempt.body)
 
-    # --- what keeps it from being sent -------------------------------------------------------
+    # --- checks of the broker ----------------------------------------------------------------
 
     def _is_new_enough(self, attempt: SendAttempt, now_s: float) -> bool:
-        """Return True if the broker is new enough for the request, and False while its version is
-        unknown; raise if the broker is too old."""
+        """Return True if the broker supports the request, and False while its version is unknown;
+        raise BrokerTooOldError if it does not."""
         request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
         version = heartbeats.version(address, now_s)
         if version is None:
@@ -285,7 +284,7 @@ class Dispatcher:
         return version is not None
 
     def _may_lack_keys(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> bool:
-        """Return whether the broker has said if the topic wants keys.
+        """Return True if the topic takes messages without keys; False while that is unknown.
 
         Raises:
             MessageIllegalError: the topic wants keys. The broker does not check the messages of a

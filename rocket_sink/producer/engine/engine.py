@@ -1,10 +1,10 @@
-"""The send engine: many requests in flight over all brokers, one retry loop for every mode.
+"""The send engine: many requests in flight at all brokers, one retry loop for every send mode.
 
-Single-threaded: the caller's thread drives it (`submit`, `poll`, `drain`); only look-ups of host
-names have threads of their own. Until its request is complete, an attempt is in exactly one place:
-on a connection, in `waiting`, or in `stored_checks`. Each place knows its deadline. The engine
-moves attempts from place to place. The dispatcher sends them, and the response handler decides what
-follows from an end; neither knows the other.
+The caller's thread drives the engine (`submit`, `poll`, `drain`); only look-ups of host names run
+in other threads. Until its request is complete, an attempt is in exactly one place: on a
+connection, in `waiting`, or in `stored_checks`. Each place ends an attempt at its deadline. The
+engine moves attempts between the places; the dispatcher sends them, and the response handler
+chooses the step after an attempt's end.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class SendEngine:
 
     Args:
         options: name servers, limits, time-outs, credentials.
-        shared: the executor's broker state; None: this engine's own.
+        shared: the broker state of the executor; None: a state for this engine alone.
         clock: monotonic seconds.
         record_attempts: keep each attempt in its Completion.
-        credentials: returns the credentials, instead of the options; called again once if a broker
-            refuses them.
+        credentials: returns the credentials, called again when a broker refuses them; None: the
+            options have them.
         on_request: serves a broker's request; returns False to refuse it.
         rpc_hooks: called around every request of any kind.
     """
@@ -153,9 +153,9 @@ class SendEngine:
     # --- the caller's side -------------------------------------------------------------------
 
     def submit(self, request: SendRequest) -> None:
-        """Take a request; blocks (driving the engine) while window or rate limit are full.
+        """Submit a request; drive the engine while the window or the rate limit is full.
 
-        Failures of the request are in its Completion, and are not raised.
+        A failure of the request is in its Completion, and is not raised.
 
         Raises:
             ProducerClosedError: the engine is closed.
@@ -222,7 +222,7 @@ class SendEngine:
             self.drive(min(left_s, STEP_S))
 
     def take(self) -> list[Completion]:
-        """Return the completions so far, without driving."""
+        """Return the completions since the last call, without driving the engine."""
         done, self._done = self._done, []
         return done
 
@@ -264,15 +264,15 @@ class SendEngine:
         return info
 
     def fresh_route(self, topic: str) -> TopicPublishInfo:
-        """Return the route after asking the name servers; the old route if none answers.
+        """Ask the name servers, and return the route; the cached route if no server answers.
 
-        A kept route may be as old as the engine's last send.
+        A cached route may be as old as the engine's last send.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
         until_s = self.clock() + self._limits.timeout_s
-        # The kept route may be old. The answer of a look-up that runs already may be old, too.
+        # Look up twice: the answer to a look-up that is under way may be old, too.
         is_old = self.routes.fetching(topic) or self.routes.get(topic, self.clock()) is not None
         self._await_look_up(topic, until_s)
         if is_old:
@@ -286,7 +286,7 @@ class SendEngine:
             self.routes.get(topic, self.clock())
 
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
-        """Do a step of `publish_info`: return the route, or None while name servers are asked."""
+        """Return the route; None while the name servers are asked (a step of `publish_info`)."""
         now_s = self.clock()
         info = self.routes.get(topic, now_s)
         if info is not None:
@@ -353,8 +353,8 @@ class SendEngine:
     # --- driving -----------------------------------------------------------------------------
 
     def prepare(self, timeout_s: float) -> float:
-        """Write before a wait, under the caller's lock; return the longest time that the caller may
-        wait."""
+        """Write what is due, and return how long the caller may wait for the connections, at most
+        `timeout_s`. The caller has its lock here and in `process`, and releases it for the wait."""
         wait_s = self.client.prepare(timeout_s)
         if self._ends:
             return 0.0
@@ -363,7 +363,7 @@ class SendEngine:
         return wait_s if self._rates is None else self._rates.wait_s(wait_s, self.clock())
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
-        """Read after a wait, under the caller's lock, and take all steps that are due."""
+        """Read from the connections that are ready after a wait, and take all due steps."""
         self.client.process(ready)
         now_s = self.clock()
         self._settle(now_s)
@@ -383,7 +383,7 @@ class SendEngine:
         self.client.write()
 
     def _settle(self, now_s: float) -> None:
-        """Handle ended attempts and send due ones, until none is left."""
+        """Handle the attempts that have ended and send those that are due, until there are none."""
         ends, waiting, handler = self._ends, self.waiting, self._handler
         answered: dict[GroupAttempt, None] = {}
         while True:
@@ -415,11 +415,12 @@ class SendEngine:
         *,
         feedback: bool = True,
     ) -> None:
-        """Deal with the end of an attempt.
+        """Complete the request of an attempt that has ended, or take its next step.
 
         Args:
             result: None if a oneway request is written; an exception other than a SendError is a
                 defect of this package.
+            feedback: a failure counts against the broker.
         """
         handler, step = self._handler, None
         try:
@@ -446,7 +447,7 @@ class SendEngine:
     def _end_group(
         self, group: GroupAttempt, result: Any, sent_s: float | None, at_s: float
     ) -> None:
-        """Deal with answers to a group's messages, or with its failure."""
+        """Handle answers to a group's messages, or the failure of the group."""
         try:
             ends = self._handler.group_ended(group, result, sent_s, at_s)
         except Exception as error:
@@ -530,7 +531,7 @@ class SendEngine:
     def _next_attempt(
         self, attempt: SendAttempt, step: Completion | NextStep, now_s: float
     ) -> SendAttempt | None:
-        """Execute a step; return the next attempt if it is to be sent now."""
+        """Complete the request or let its next attempt wait; return an attempt to send now."""
         if isinstance(step, Completion):
             self._complete(attempt, step, now_s)
             return None
@@ -558,10 +559,10 @@ class SendEngine:
     def _measure(
         self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion, now_s: float
     ) -> None:
-        """Record an operation: a request, or the messages of a group that were answered at once."""
+        """Record a completion in the metrics of the process."""
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
-            return  # The messages have left the group, or were recorded in parts.
+            return  # All messages of the group have left it, or have completed before.
         metrics.record(
             request.topic,
             request.message_count if stored is None else len(stored),
@@ -572,7 +573,7 @@ class SendEngine:
         )
 
     def _complete_parts(self, answered: dict[GroupAttempt, None], now_s: float) -> None:
-        """Complete the answered messages of groups that still wait for other answers."""
+        """Complete the answered messages of groups that wait for further answers."""
         for attempt in answered:
             if not attempt.done:
                 completion = self._handler.part_ended(attempt, now_s)
@@ -584,7 +585,8 @@ class SendEngine:
         answered.clear()
 
     def _move_unsent(self, broker_name: str, now_s: float) -> None:
-        """Send unwritten requests to another broker, or queue them again if they may not move."""
+        """Take back the requests that are not written to the broker, and dispatch them again: to
+        another broker if their queue is not fixed."""
         address = self.routes.addresses().get(broker_name)
         channel = self.client.peek(address) if address else None
         for owner in channel.withdraw() if channel is not None else ():

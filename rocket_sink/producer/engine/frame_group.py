@@ -1,14 +1,14 @@
-"""Groups of single messages: encoded, written, matched and completed by the hundred.
+"""Groups of single messages, which the engine encodes, writes and completes together.
 
-A group is one request of the engine for as long as all goes well: one queue, consecutive opaque
-ids, one write, answers read in bulk. A message without plain success leaves the group and becomes
-an attempt of its own, with the same handling as a single request (retry, isolation, unknown
-outcome). A group of which no byte was sent is tried again, or given up, as a whole. Ordered
-requests never use groups, because a broker handles the frames of one connection in several threads.
+A group is one request of the engine: one queue, consecutive opaque ids, one write, answers read in
+bulk. A message whose answer is not plain success leaves the group and becomes an attempt of its
+own, which the engine handles like any single request (retry, isolation, unknown outcome). A group
+of which no byte was sent is retried, or given up, as a whole. Ordered requests never use groups,
+because a broker handles the frames of one connection in several threads.
 
-Tasks make groups of columns, and need one Completion per group for their ledger. The producer makes
-groups of the messages of asynchronous sends (`producer.send_group`), whose futures must not wait
-for each other: such a group completes in parts.
+Tasks make groups from columns, and need one Completion per group for their ledger. The producer
+makes groups from asynchronous sends (`producer.send_group`), whose futures must not wait for each
+other, so such a group completes in parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Texts: TypeAlias = npt.NDArray[np.bytes_]
 
 
 class GroupAttempt(SendAttempt):
-    """Owner of the frames of one group while they are on a connection."""
+    """An attempt at all messages of a group."""
 
     __slots__ = (
         "_answers",
@@ -47,12 +47,12 @@ class GroupAttempt(SendAttempt):
         "size",
     )
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         group = self.request.group
         assert group is not None
         self.size = self.open_count = len(group.messages)
-        """Messages (of `size`) that have no answer yet and have not left the group."""
+        """Messages in the group that have no answer yet."""
         self.in_parts = group.in_parts
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []
@@ -75,13 +75,13 @@ class GroupAttempt(SendAttempt):
         return self.open_count == self.size
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
-        """Note many answers that messages are stored."""
+        """Note answers that say "stored"."""
         self._open[answers.opaques - self.first_opaque] = False
         self.open_count -= len(answers)
         self._answers.append((answers, rtt_s))
 
     def answered_one(self, opaque: int, answer: SendAnswer, rtt_s: float) -> None:
-        """Note the answer that one message is stored; `answered` takes such answers in bulk."""
+        """Note an answer that says "stored" and was not read in bulk."""
         index = opaque - self.first_opaque
         self._open[index] = False
         self.open_count -= 1
@@ -89,7 +89,7 @@ class GroupAttempt(SendAttempt):
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
         """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
-        The new attempt keeps the group's queue and send time, and takes over places in flight.
+        The new attempt has the group's queue and send time, and counts as in flight instead.
         """
         last = index + 1 if last is None else last
         group = self.request.group
@@ -113,22 +113,22 @@ class GroupAttempt(SendAttempt):
         return attempt
 
     def leave_all(self) -> list[SendAttempt]:
-        """Return an attempt for each message without an answer."""
+        """Move each message without an answer to a new attempt, and return the attempts."""
         return [self.leave(index) for index in np.flatnonzero(self._open).tolist()]
 
     def split(self, count: int) -> tuple[SendAttempt, SendAttempt]:
-        """Split an unsent group; return the first `count` messages, and the others, as attempts."""
+        """Move the messages of an unsent group to two attempts: the first `count`, and the rest."""
         assert self.is_whole
         return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
-        """Return the first answer that `take_stored` will return; None without answers."""
+        """Return the answer of one message that `take_stored` will return; None without any."""
         if self._single_answers:
             return self._single_answers[0][1]
         return self._answers[0][0].frame(0).answer if self._answers else None
 
     def take_stored(self) -> StoredFrames:
-        """Return the messages that were answered since the last call."""
+        """Return the messages that were stored since the last call."""
         parts = [self._columns_of(*many) for many in self._answers]
         if self._single_answers:
             parts.append(_columns_of_singles(self._single_answers))
@@ -156,7 +156,7 @@ class GroupAttempt(SendAttempt):
         )
 
     def give_back(self, stored: StoredFrames) -> tuple[int, int]:
-        """Release completed messages; return the bytes and places that they held."""
+        """Remove completed messages; return their body bytes and their number, for the window."""
         group = self.request.group
         assert group is not None
         size, places = group.messages.bytes_of(stored.indices), len(stored)

@@ -1,6 +1,6 @@
-"""Request headers from templates, one per topic and kind; signed if there are credentials. The
-options or a callable give the credentials. The callable is called again once if a broker refuses
-them.
+"""Templates of request headers, one per topic and kind of request, and the credentials that sign
+the headers. The credentials come from the options or from a callable. Both are read again when a
+broker refuses them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rocket_sink.wire.send_header import SendTemplate
 
 _LOG: Final = log.logger(__name__)
 CredentialsProvider = Callable[[], Credentials]
-"""A function that returns the credentials. It is called when a client starts and when a broker
-refuses its credentials, on any thread that drives the client, and all requests wait for it."""
+"""A function that returns the credentials. The client calls it when it starts, and when a broker
+refuses the credentials, on the thread that drives the client; all requests wait meanwhile."""
 
 
 class HeaderTemplates:
     """Header templates and the signer of one engine.
 
     Args:
-        producer_group: as brokers know it, with its namespace.
+        producer_group: the group's name with its namespace.
         provider: returns the credentials; None: the options have them.
     """
 
@@ -42,7 +42,7 @@ class HeaderTemplates:
         self._provider = provider
         self._namespace = namespace_fields(options.namespace_v2)
         self.templates: TopicCache[tuple[str, bool, bool], SendTemplate] = TopicCache()
-        """The existing templates: a send looks here before it calls `template`."""
+        """The existing templates. Hot paths read this before they call `template`."""
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
@@ -68,8 +68,8 @@ class HeaderTemplates:
 
     @property
     def added(self) -> Callable[[Mapping[str, str], Any], Mapping[str, str]] | None:
-        """The function that returns the fields to add to the header `ext` of a request without a
-        template: namespace and signature. None if requests have neither.
+        """The function that returns the fields to add to the header of a request without a
+        template: namespace and signature. None if requests need neither.
         """
         return self._added if self._namespace or self.signer is not None else None
 
@@ -79,7 +79,7 @@ class HeaderTemplates:
         return {**self._namespace, **self.signer({**ext, **self._namespace}, body)}
 
     def hide(self, remark: str) -> str:
-        """Return a peer's remark without the credentials."""
+        """Mask the credentials in a peer's remark."""
         for credentials in (self._credentials, self._replaced):
             if credentials is not None:
                 remark = credentials.masked(remark)
@@ -87,7 +87,7 @@ class HeaderTemplates:
 
     def reread(self, signed_s: float, now_s: float) -> bool:
         """Read the credentials again; return whether they differ from those in use at `signed_s`.
-        If many requests are refused together, only the first refusal reads them.
+        If brokers refuse many requests at once, only the first refusal reads them.
         """
         if self._credentials is None:
             return False

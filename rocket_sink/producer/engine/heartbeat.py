@@ -22,21 +22,21 @@ from rocket_sink.wire.frame import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
-"""Longest time between two ticks of a driven engine; a longer gap counts as this."""
+"""Longest gap between ticks that counts in full; in a longer gap no thread drove the engine."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
-"""A heartbeat asks for a sign of life once a request, and the silence of its connection, are this
-old: half of the time for which a sign of life counts."""
+"""Age of an unanswered request, on a connection silent for as long, at which a heartbeat asks for a
+sign of life: half of the time for which such a sign counts."""
 
 
 class Heartbeats:
-    """Background requests of an engine, sent from its tick; only `unregister` blocks.
+    """The background requests of an engine, whose tick calls `run`; only `unregister` blocks.
 
     Attributes:
-        stays_connected: keep the known routes fresh, and a connection to each of their brokers:
-            brokers send requests to the client (transaction check-backs).
-        reconnects: once per interval, connect again to brokers that had a heartbeat. False while a
-            task sends, which connects by itself.
+        stays_connected: keep the known routes fresh, and a connection to each of their brokers,
+            because brokers send requests to the client (transaction check-backs).
+        reconnects: connect again, once per interval, to brokers that had a heartbeat. False while a
+            task sends, because sends connect.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class Heartbeats:
         (brokerVersionTable)."""
         self._detect_interval_s = options.detect_interval_ms / 1000
         self._probes: dict[str, float] = {}
-        """{broker name: deadline of its probe, in driven seconds}"""
+        """{broker name: deadline of its probe, on the clock `_driven_s`}"""
         self._driven_s = 0.0
+        """Time for which a thread has driven the engine."""
         self._run_s = float("-inf")
         self._asked: set[Channel] = set()
         self._next_look_s = 0.0
@@ -79,7 +80,7 @@ class Heartbeats:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
         if self.stays_connected:
-            # A producer that only listens sends nothing that would refresh its routes.
+            # Sends refresh routes, but this producer may only listen.
             self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
@@ -88,11 +89,11 @@ class Heartbeats:
             self._probe(addresses, now_s)
 
     def look_now(self) -> None:
-        """Send due heartbeats and probes in the next tick, without waiting for the interval."""
+        """Send due heartbeats and probes in the next tick, without the wait of `_LOOK_S`."""
         self._next_look_s = 0.0
 
     def forget_requests(self) -> None:
-        """Forget the heartbeats and probes under way: their connections are closed."""
+        """Forget the heartbeats and probes under way, because their connections are closed."""
         self._asked.clear()
         self._probes.clear()
 
@@ -106,7 +107,7 @@ class Heartbeats:
         )
 
     def connections(self) -> Iterator[tuple[str, float | None, float]]:
-        """Yield the connections as `Brokers.update_suspicion` takes them."""
+        """Yield the arguments of `Brokers.update_suspicion`, one for each connection and broker."""
         # A proxy has one address for all brokers.
         names: defaultdict[str, list[str]] = defaultdict(list)
         for name, address in self._routes.addresses().items():
@@ -119,9 +120,9 @@ class Heartbeats:
     def _probe_silent(self, now_s: float) -> None:
         """Send a heartbeat on connections with an old unanswered request and no other sign of life.
 
-        A frozen broker does not answer; a broker that holds a request, for example to wait for its
-        slave, does (`Connection.open_request`, `Broker.silent`). Each connection has one such
-        heartbeat at a time, which expires with the request.
+        A frozen broker does not answer. A broker that holds the request, for example while it waits
+        for its slave, answers (`Connection.open_request`, `Broker.silent`). Each connection has one
+        such heartbeat at a time, which expires with the request.
         """
         for channel in self._client.channels:
             oldest = channel.connection.oldest
@@ -140,7 +141,7 @@ class Heartbeats:
         )
 
     def _send_heartbeat(self, address: str, now_s: float) -> None:
-        """Send a heartbeat at once and every 30 s: it makes the group known to the broker."""
+        """Register the group at a broker: on a new connection, and then every 30 s."""
         channel = self._client.peek(address)
         if channel is None and self.stays_connected:
             with contextlib.suppress(ConnectError):
@@ -159,7 +160,7 @@ class Heartbeats:
         self._client.call(address, self.frame(), on_end, deadline_s=deadline_s, now_s=now_s)
 
     def version(self, address: str, now_s: float) -> int | None:
-        """Return the version of the broker that is connected; None if it is not known.
+        """Return the version of the broker at the address; None if it is not known.
 
         Raises:
             ConnectError: connecting failed at once.
@@ -169,9 +170,9 @@ class Heartbeats:
         return version if channel is self._client.channel(address, now_s) else None
 
     def learn_version(self, address: str, answer: Frame | None, *end: object) -> None:
-        """Note the version in the answer to a heartbeat; None is no answer."""
+        """Note the version in the answer to a heartbeat, if there is an answer."""
         if answer is not None:
-            # Keep the connection, because another broker may be at the address later.
+            # Keep the connection for `version`: another broker may be at the address later.
             self._versions[address] = (self._client.peek(address), answer.version)
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
@@ -207,8 +208,8 @@ class Heartbeats:
             self._client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
     def _expire_probes(self, now_s: float) -> None:
-        """Fail probes without an answer after `detectTimeout` of driven time. The time between the
-        sends of a synchronous caller does not count, because no thread reads answers then."""
+        """Fail probes that have no answer after `detectTimeout` of driven time. Between the sends
+        of a synchronous caller no thread reads answers, so that time does not count."""
         for name in [
             broker_name
             for broker_name, failed_s in self._probes.items()
@@ -218,7 +219,7 @@ class Heartbeats:
             self._brokers.probed(name, now_s, alive=False)
 
     def unregister(self, timeout_s: float) -> None:
-        """Unregister at the brokers that are connected."""
+        """Unregister the client at the connected brokers, and wait for their answers."""
         client, pending = self._client, [0]
         now_s = client.clock()
 

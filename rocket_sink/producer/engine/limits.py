@@ -1,13 +1,13 @@
 """Limits of requests: time and attempts, the window of pending requests, rates.
 
-The limits per second of a write are divided evenly over the tasks that run at once.
+The limits per second of a write are divided evenly among the tasks that run at once:
 
-    a task's limit = maxMessagesPerSecond / rateTasks (bytes alike)
+    a task's limit = maxMessagesPerSecond / rateTasks (the same for bytes)
 
 `rateTasks` defaults to the number of task slots at the start of the write (the number that Spark
-uses for barrier stages). So the limits are never passed, but a write with fewer tasks than slots
-stays below them. Set `rateTasks` for such a write, and for Spark Connect, where slots cannot be
-seen. With dynamic allocation set it to the largest number of slots.
+uses for barrier stages). So a write never exceeds its limits, but stays below them if it has fewer
+tasks than slots. Set `rateTasks` for such a write, and for Spark Connect, which hides the slots.
+With dynamic allocation set it to the largest number of slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The options' limits of time and attempts per request; durations in seconds."""
+    """The limits of time and attempts per request, from the options."""
 
     timeout_s: float
     order_wait_s: float
@@ -51,7 +51,7 @@ class RequestLimits:
 
 
 class Window:
-    """Counts the requests and bytes in flight; each place is given back exactly once."""
+    """The number and bytes of pending requests, with their limits."""
 
     __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
 
@@ -62,10 +62,10 @@ class Window:
         self.bytes = 0
 
     def has_room(self, size: int, others: int = 0) -> bool:
-        """Return whether a request fits; one larger than the whole window fits if it is alone.
+        """Return whether a request fits. A request larger than the window fits if it is alone.
 
         Args:
-            others: number of requests that come before the request.
+            others: number of requests that will come first.
         """
         requests = self.requests + others
         return requests == 0 or (
@@ -74,12 +74,11 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter of the window is free. Waiting threads are woken only then, many at
-        once."""
+        """Whether a quarter of the window is free: waiting threads are woken then, many at once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
-        """Take places if one request of this size fits; a group may then exceed the limit."""
+        """Count requests if one request of this size fits, so a group may exceed the limit."""
         if not self.has_room(size):
             return False
         self.requests += requests
@@ -98,11 +97,10 @@ def per_task_rate(limit: int, options: SinkOptions) -> float:
 
 
 class RateLimiter:
-    """The options' rate limits as one engine keeps them: its share of `maxMessagesPerSecond` and
-    `maxBytesPerSecond`.
+    """One engine's share of `maxMessagesPerSecond` and `maxBytesPerSecond`.
 
-    Messages and body bytes (as sent: compressed) count when a request is taken; its further
-    attempts do not count again. `due_s` is the time at which the last delayed request may go.
+    Messages and body bytes (compressed, as sent) count when the engine takes a request; retries
+    do not count again. `due_s` is the time at which the last delayed request may go.
     """
 
     __slots__ = ("_bytes", "_messages", "due_s")
@@ -118,7 +116,7 @@ class RateLimiter:
         return cls(options, now_s) if is_limited(options) else None
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:
-        """Return whether both limits let the request pass now."""
+        """Return whether both limits allow the request now."""
         wait_s = 0.0
         if self._messages is not None:
             wait_s = self._messages.wait_s(messages, now_s)
@@ -135,7 +133,7 @@ class RateLimiter:
             self._bytes.spend(size, now_s)
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
-        """Return how long the engine may sleep without making a waiting request late."""
+        """Return how long the engine may wait, at most `longest_s`, until a request may go."""
         left_s = self.due_s - now_s
         return min(longest_s, left_s) if left_s > 0 else longest_s
 
@@ -145,7 +143,7 @@ def _bucket(limit: int, options: SinkOptions, now_s: float) -> TokenBucket | Non
 
 
 def by_the_second(options: SinkOptions) -> SinkOptions:
-    """Return options that limit a batch to what a task may send in a second."""
+    """Return options with batches no larger than what a task may send in a second."""
     if not is_limited(options):
         return options
     changes = {}

@@ -1,9 +1,9 @@
 """A small table of records in a memory-mapped file, shared by processes of one machine.
 
-Fixed-size slots, open addressing, one checksum per slot. A writer that is killed half-way leaves a
-slot whose checksum fails: it reads as absent and the next write mends it. Writers take a POSIX
-lock, which the kernel releases when a process dies. A stopped process keeps the lock, so writers
-give up after some milliseconds; the table is only advice.
+The table has slots of a fixed size, open addressing, and a checksum per slot. A writer that is
+killed half-way leaves a slot with a wrong checksum: the slot reads as broken, and a later write
+uses it again. Writers take a POSIX lock, which the kernel releases when a process dies. A stopped
+process keeps the lock, so other writers give up after some milliseconds; the table is only advice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOCK_PAUSE_S: Final = 0.000_2
 
 
 class MappedTable:
-    """`count` slots of `slot_bytes` in a file at an offset. Keys are text, values bytes."""
+    """A table of `count` slots of `slot_bytes`, at an offset of the file."""
 
     def __init__(self, file: MappedFile, offset: int, count: int, slot_bytes: int) -> None:
         self._file = file
@@ -93,8 +93,8 @@ class MappedTable:
         return ((start + step) % self._count for step in range(self._count))
 
     def _place(self, key: bytes) -> int | None:
-        """Return the key's slot, else the first free, broken or empty slot of its chain. Only a
-        slot that was never used ends the chain; keys may follow an empty or a broken one.
+        """Return the key's slot, or the first slot of its chain that is unused, broken, or has no
+        value. Only an unused slot ends the chain; keys may follow the others.
         """
         free = None
         for slot in self._chain(key):
@@ -108,7 +108,7 @@ class MappedTable:
         return free
 
     def _read(self, slot: int) -> tuple[bytes, bytes] | None:
-        """Return (key, value); an empty key for a slot never used; None for a broken one."""
+        """Return (key, value); an empty key if the slot is unused; None if it is broken."""
         start = self._offset + slot * self._slot_bytes
         for _ in range(_READS):
             crc, _sequence, key_length, _unused, length = _SLOT.unpack_from(self._file.data, start)
@@ -139,11 +139,10 @@ class MappedFile:
 
     @classmethod
     def shared(cls, path: Path, size: int) -> MappedFile:
-        """Return this process's mapping of the file; each user closes it once.
+        """Return the process's one mapping of the file, which each user closes once.
 
-        All users share one mapping. If one of two descriptors of a file is closed, the process
-        loses its locks on the file (fcntl). Each further mapping also counts as memory of the
-        process.
+        If one of two descriptors of a file is closed, the process loses its locks on the file
+        (fcntl). Each further mapping also counts as memory of the process.
 
         Raises:
             OSError: see `__init__`.
@@ -156,7 +155,7 @@ class MappedFile:
             return mapped_file
 
     def __init__(self, path: Path, size: int) -> None:
-        """Open or create.
+        """Open or create the file, and map it.
 
         Raises:
             OSError: the directory cannot be written, the disk is full, or the file is not ours.
@@ -170,7 +169,7 @@ class MappedFile:
             if status.st_uid != os.geteuid():
                 raise PermissionError(f"{path} belongs to another user")
             if status.st_size < size:
-                # Write real blocks, because touching a hole on a full disk is a SIGBUS.
+                # Allocate blocks: on a full disk, a write to a hole in the mapping is a SIGBUS.
                 os.pwrite(self._number, bytes(size - status.st_size), status.st_size)
             self._inode = status.st_dev, status.st_ino
             self.data = mmap.mmap(self._number, size)
@@ -179,7 +178,7 @@ class MappedFile:
             raise
 
     def lock(self) -> bool:
-        """Take the writers' lock; return False if another process holds the lock for too long."""
+        """Take the writers' lock; return False if another writer holds it for too long."""
         if not self._thread_lock.acquire(_LOCK_TRIES * _LOCK_PAUSE_S):
             return False
         for _ in range(_LOCK_TRIES):
@@ -196,7 +195,7 @@ class MappedFile:
         self._thread_lock.release()
 
     def close(self) -> None:
-        """Close the file for one user; the last user's call unmaps it."""
+        """Close the file for one user; the last user unmaps it."""
         with self._guard:
             self.users -= 1
             if self.users > 0:
@@ -207,7 +206,7 @@ class MappedFile:
         os.close(self._number)
 
     def is_at(self, path: Path) -> bool:
-        """Return whether the path still names this file; executors' folders come and go."""
+        """Return whether the path still names this file, whose folder Spark may have removed."""
         try:
             status = path.lstat()
         except OSError:

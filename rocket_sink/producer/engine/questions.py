@@ -1,12 +1,12 @@
-"""Questions to brokers before a send: their version, and whether a topic wants keys.
+"""Questions to brokers before a send: the broker's version, and whether a topic wants keys.
 
 A broker refuses a single message without keys in a topic with `cleanup.policy=COMPACTION`
 (MESSAGE_ILLEGAL), but takes such messages in a batch, where no consumer ever sees them
-(SendMessageProcessor: `sendMessage` looks, `sendBatchMessage` does not). Routes do not have the
+(SendMessageProcessor: `sendMessage` checks, `sendBatchMessage` does not). Routes do not contain the
 policy, so the client asks each broker for the topic's configuration. It asks again in the
-background every AGE_S, because a topic may be deleted and created again. A question has its own
-time-out, independent of the send requests that wait for its answer. Such a send request is
-dispatched again and again, and may go to another broker meanwhile.
+background every AGE_S, because a topic may be deleted and created again. A question has a time-out
+of its own. A send request that waits for the answer is dispatched again and again, and may go to
+another broker.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ AGE_S: Final = 30.0
 QUESTION_S: Final = 3.0
 """Longest wait for an answer. Then the question is asked again if a send request still waits."""
 Learn = Callable[[Frame, float], SendError | None]
-"""A function that takes an answer and returns the error if the broker was too busy to give one."""
+"""A function that keeps an answer; returns the error if the broker was too busy to answer."""
 
 _log = log.logger(__name__)
 
 
 class Questions:
-    """The questions of one engine; at most one copy of a question is under way."""
+    """The questions of one engine; none is asked twice at the same time."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
@@ -52,8 +52,7 @@ class Questions:
         """Ask the broker, unless the question is under way.
 
         Raises:
-            SendError: the question failed after `since_s`, with an error that a message would get,
-                too.
+            SendError: the question has failed after `since_s`, and the message would fail alike.
         """
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
@@ -77,16 +76,16 @@ class Questions:
         if error is not None and (isinstance(error, NotSentError) or error.backs_off):
             self._asked[key] = error, now_s
         else:
-            # A missing answer says nothing about messages; `Brokers` deals with silent brokers.
+            # Without an answer messages may still go; `Brokers` notices silent brokers.
             self._asked.pop(key, None)
 
     def forget_requests(self) -> None:
-        """Forget the questions under way; the engine was reset, so no answer will come."""
+        """Forget the questions under way: after a reset of the engine no answer will come."""
         self._asked.clear()
 
 
 class TopicPolicies:
-    """The policies of topics that get batches without keys from one engine."""
+    """The cleanup policies of topics to which an engine sends batches without keys."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
@@ -116,7 +115,7 @@ class TopicPolicies:
     def _learn(
         self, topic: str, target: SendTarget, answer: Frame, now_s: float
     ) -> SendError | None:
-        """Keep the broker's answer; return the error if the broker was too busy to give one."""
+        """Keep the broker's answer; return the error if the broker was too busy to answer."""
         wants_keys, reason = False, None
         if answer.code == ResponseCode.SUCCESS:
             try:
@@ -129,7 +128,7 @@ class TopicPolicies:
                 return error
             reason = str(error)
         self._wants_keys[topic, target.home] = wants_keys, now_s
-        # A proxy knows the policy of no topic, so one warning is for all topics.
+        # A proxy knows no policies, so it gets one warning for all topics.
         is_proxy = answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         subject = "any topic" if is_proxy else f"topic {topic}"
         if reason is not None and subject not in self._warned:

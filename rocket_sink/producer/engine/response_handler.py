@@ -1,6 +1,7 @@
-"""Handling of an attempt's end, and the decision on the next step, for all send modes.
+"""Handling of ended attempts, for all send modes: the request completes, or takes a next step.
 
-The handler applies the retry tables and reports failures to brokers and routes; it sends nothing.
+The handler applies the retry tables, and reports failures to `Brokers` and `Routes`; it sends
+nothing.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNo
 """Errors after which the next attempt needs a new route: the route lacks the queue or its broker's
 master, or a broker says that the route is wrong."""
 _AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
-"""Errors after which the next attempt waits for a look-up: the known route names a broker that will
-not take the message."""
+"""Errors after which the next attempt waits for a look-up, because the broker in the known route
+does not take the message."""
 
 
 class NextStep(NamedTuple):
     """The step after an attempt's end: another attempt, now or after a wait.
 
-    With Wait.VERIFY `attempt` is the ended attempt, and its broker is asked whether it is stored.
+    With Wait.VERIFY, `attempt` is the ended attempt, whose broker will be asked for the messages.
     """
 
     attempt: SendAttempt
@@ -82,14 +83,14 @@ class NextStep(NamedTuple):
 
 
 class ResponseHandler:
-    """Deals with answers and failures.
+    """Decides what follows from an answer or a failure.
 
     Args:
         records: keep each attempt in its Completion.
 
     Attributes:
         stopping: the engine is completing all requests, so nothing is tried again.
-        fatal: a request failed with an error that all others would get, too.
+        fatal: a request failed with an error that every other request would get, too.
     """
 
     def __init__(
@@ -160,10 +161,8 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
-        """Handle answers to a group's messages, or its failure. Return attempts of the messages
-        that leave the group, each with its end.
-
-        Stored messages stay in the group, for `part_ended`.
+        """Handle answers to a group's messages, or the group's failure. Return the attempts of the
+        messages that leave the group, with their ends. Stored messages stay, for `part_ended`.
         """
         match result:
             case SendAnswers():
@@ -188,7 +187,7 @@ class ResponseHandler:
     def _group_stored(
         self, attempt: GroupAttempt, count: int, sent_s: float | None, now_s: float
     ) -> float:
-        """Note that `count` messages are stored; return the seconds from write to answer."""
+        """Note that `count` messages are stored; return the time from write to answer."""
         rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
         assert broker is not None
         self._brokers.answered(broker, rtt_s, now_s, stored=True)
@@ -199,7 +198,7 @@ class ResponseHandler:
     def part_ended(
         self, attempt: GroupAttempt, now_s: float, sent_s: float | None = None
     ) -> Completion:
-        """Complete the messages of a group that were answered since its last completion."""
+        """Return the completion of a group's messages that were stored since its last one."""
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
@@ -224,7 +223,7 @@ class ResponseHandler:
         """Handle an attempt that was not stored, or whose outcome is unknown.
 
         Args:
-            feedback: report the result to `Brokers`.
+            feedback: report the failure to `Brokers`.
         """
         in_flight = attempt.broker is not None
         broker = attempt.broker
@@ -238,14 +237,14 @@ class ResponseHandler:
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The attempt has waited long for a certain answer, so give the next attempt a time-out
-            # of its own. Other errors extend nothing: some do not count as attempts, and would
-            # repeat for ever.
+            # The attempt has used up the time in its wait for a certain answer, so extend the time
+            # for the next one. Do not do so for other errors: some of them do not count as
+            # attempts, and would repeat for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
         history.last_error = error
-        # A busy broker is isolated already; avoiding it, too, would prefer a silent broker.
+        # Do not avoid a busy broker: it is isolated already, and would rank behind a silent broker.
         avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
         history.last_broker = attempt.home if avoids else None
         verifies = verifies and in_flight and not self.stopping
@@ -266,7 +265,7 @@ class ResponseHandler:
     def verified(
         self, attempt: SendAttempt, result: CheckResult, now_s: float
     ) -> Completion | NextStep:
-        """Handle the result of a check whether the broker stored an unanswered attempt."""
+        """Handle the end of a check whether the broker has stored an unanswered attempt."""
         message, error = result.message, result.error
         if message is not None:
             code = int(ResponseCode.SUCCESS)
@@ -289,7 +288,7 @@ class ResponseHandler:
         history.unknown = history.unknown or error
         return self._failed_completion(attempt, error)
 
-    # --- what follows ------------------------------------------------------------------------
+    # --- the next step -----------------------------------------------------------------------
 
     def _degraded(
         self,
@@ -367,7 +366,8 @@ class ResponseHandler:
             ordering=attempt.ordering,
             fixed_queue=request.queue is not None,
             retry_while_busy=request.retry_while_busy,
-            # Refusals are quick: all attempts would be over before a new route could help.
+            # Connections are refused quickly: without a broker that was not tried yet, all attempts
+            # would fail before a new route arrives.
             alternatives=len(set(self._routes.addresses().values())) > max(1, refused),
             earlier=history.earlier,
             policies=self._policies,
@@ -382,7 +382,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> None:
-        """Report a failure to `Brokers` and to the client, if broker or connection are to blame."""
+        """Isolate the broker, and replace the connection, if they are to blame for a failure."""
         home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
         rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
         if not self.stopping and decision.isolate is Isolate.BROKER:
@@ -401,7 +401,7 @@ class ResponseHandler:
     def _recorded(
         self, attempt: SendAttempt, now_s: float, sent_s: float | None, outcome: Outcome, **end: Any
     ) -> list[AttemptRecord]:
-        """Keep the attempt's record; returns all records of the request."""
+        """Add the attempt's record to the request's records, and return them."""
         history = attempt.history
         if not self._records:
             return history.records if history is not None else []
@@ -427,10 +427,11 @@ class ResponseHandler:
         return completion
 
     def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
-        """Return the completion of a request whose last attempt was not acknowledged. If an earlier
-        attempt was stored, even less durably than asked for, its answer is the result. Else, if an
-        earlier attempt's outcome is unknown, the request's outcome is unknown, with the error of
-        that attempt.
+        """Return the completion of a request whose last attempt was not acknowledged.
+
+        If an earlier attempt was stored less durably than asked for, its answer is the result.
+        Otherwise, if an earlier attempt's outcome is unknown, so is the request's outcome, with
+        that attempt's error.
         """
         history = attempt.known_history()
         if history.degraded is not None:
@@ -486,7 +487,7 @@ def _record_of(
         error_code=error.code if error is not None else None,
         remark=getattr(error, "remark", None) or (error.text if error is not None else None),
         message_id=attempt.request.message_id,
-        # the first id only: a record must not keep the ids of a whole batch
+        # Keep the first id only, because a batch may have thousands.
         offset_message_id=answer.offset_message_id.partition(",")[0] if answer is not None else "",
     )
 
@@ -494,7 +495,7 @@ def _record_of(
 def _note_wait(
     attempt: SendAttempt, history: AttemptHistory, error: SendError, now_s: float
 ) -> None:
-    """Sum up attempts that reached no broker, because there may be hundreds of them."""
+    """Add an attempt that reached no broker to the one record of perhaps hundreds of them."""
     waited, wait_ms = history.waited, (now_s - attempt.ready_s) * 1000
     if waited is None:
         waited = _record_of(attempt, now_s, None, Outcome.NOT_SENT, error=error)

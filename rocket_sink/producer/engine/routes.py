@@ -1,17 +1,18 @@
-"""Topic routes: cached, fetched again every 30 s and when a failure says that they are stale.
+"""Topic routes: cached, and fetched again every 30 s or when a failure shows that they are stale.
 
-An unknown topic falls back to the template topic (TBW102). A known route is dropped only after two
-answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name server
-knows some of its brokers: a restarted name server knows no topic until brokers register, which may
-take 30 s. While all name servers are down, the old route stays in use. A new topic then takes the
-route of another worker, however old. A route without a master, or from a name server that knows no
-broker, does not count: the route is asked for each second while messages are sent to the topic.
+An unknown topic gets the route of the template topic (TBW102). A known route is dropped only after
+two answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name
+server knows some of its brokers: a restarted name server knows no topic until brokers register,
+which may take 30 s. While all name servers are down, the old route stays in use, and a new topic
+takes the route that another worker has cached, however old. A route without a master does not
+count, nor does an answer of a name server that knows no broker: the client asks again each second
+while messages are sent to the topic.
 
-The name servers are asked one after the other until one of them knows the topic, at most `TRY_S`
-each, beginning with the server that knew the last one. A "does not exist" counts only after all
-servers were asked: one server may have restarted, or belong to another cluster. The template route
-is taken only if all servers that answer name the same brokers for it. Java 5.x asks a single server
-per look-up. Nothing blocks: answers come by callback while the client is driven.
+The client asks one name server after the other until one knows the topic, for at most `TRY_S` each,
+beginning with the server that knew the previous topic. "Does not exist" counts only after all
+servers were asked, because a server may have restarted, or belong to another cluster. The template
+route is used only if all servers that answer name a common broker for it. Java 5.x asks a single
+server per look-up. No call blocks: answers come by callback while the client is driven.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ TRY_S: Final = 1.0
 """Longest wait for one name server."""
 PROXY_HINT: Final = " (RocketMQ proxies support few requests: docs/deploy/proxy.md)"
 ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
-"""Codes that settle a question; others ("name server not ready") send it to the next server."""
+"""Codes that answer a question; after others ("name server not ready") the next server is asked."""
 
 Unavailable = NameServerUnavailableError | TlsRefusedError
 Answers = dict[str, Frame]
@@ -69,12 +70,12 @@ class NameServers:
         return f"<NameServers {';'.join(self._addresses)}>"
 
     def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
-        """Ask one server after the other until a server knows the topic, or all servers (`of_all`).
+        """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them.
 
-        `done(answers, None, now)` gets the first answer of code 0 alone. Without such an answer,
-        and with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`
-        says that no server answered. If the error is a TlsRefusedError, each server refused TLS and
-        will refuse it again.
+        `done(answers, None, now)` gets the answer of the server that knows the topic. If none does,
+        or with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`
+        says that no server answered; a TlsRefusedError says that each server refused TLS, and will
+        refuse it again.
         """
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
         _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
@@ -82,7 +83,7 @@ class NameServers:
         )
 
     def _is_silent(self, address: str, now_s: float) -> bool:
-        """Return whether the server leaves a request unanswered, a proxy perhaps a message."""
+        """Return whether a request to the server (to a proxy, perhaps a message) has no answer."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 
@@ -109,7 +110,7 @@ class _Question:
     errors: list[SendError] = field(default_factory=list)
 
     def next(self, now_s: float) -> None:
-        """Ask the next server. Ask the others at once when all of them have to be asked."""
+        """Ask the next server, or all remaining servers at once if all have to be asked."""
         if not self.unasked or now_s >= self.deadline_s:
             for address in self.unasked:
                 self.reasons.setdefault(address, "not asked: no time was left")
@@ -161,7 +162,7 @@ class _Question:
     def _unavailable(self) -> Unavailable:
         errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
         if errors and len(errors) == len(self.reasons):
-            # Asking again is useless, because client and servers refuse each other.
+            # Another look-up is useless, because client and servers refuse each other.
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         return NameServerUnavailableError(
@@ -171,7 +172,7 @@ class _Question:
 
 
 REFRESH_S: Final = 1.0
-"""A topic is not asked for more often than this, whatever fails."""
+"""Shortest time between two look-ups of a topic."""
 MISSES_MAX: Final = 2
 
 
@@ -184,14 +185,13 @@ class _Topic:
         self.asked_s = float("-inf")
         self.fetching = False
         self.wanted = False
-        """A look-up is due as soon as the limit of one per second allows it."""
+        """A look-up starts as soon as `REFRESH_S` has passed since the last one."""
         self.misses = 0
         self.error: SendError | None = None
         self.final = False
 
     def drop(self) -> None:
-        """Forget the route and its time, so the next look-up does not wait for
-        `pollNameServerInterval`."""
+        """Forget the route and its age, so the next look-up is due at once."""
         self.info = None
         self.fetched_s = float("-inf")
 
@@ -232,15 +232,15 @@ class Routes:
         return state.info
 
     def _forget(self) -> None:
-        """Forget the half of the topics with the oldest routes. Topics in use have newer ones,
-        because they are refreshed. The next send to a forgotten topic waits for a look-up."""
+        """Forget the half of the topics with the oldest routes. Topics in use have newer routes,
+        because sends refresh them. The next send to a forgotten topic waits for a look-up."""
         idle = [entry for entry in list(self._topics.items()) if not self.fetching(entry[0])]
         idle.sort(key=lambda entry: entry[1].fetched_s)
         for topic, _ in idle[: TOPICS_MAX // 2]:
             self._topics.pop(topic, None)
 
     def refresh(self, topic: str, now_s: float) -> None:
-        """Ask the name servers now, or one second after the last time they were asked."""
+        """Start a look-up now, or as soon as `REFRESH_S` has passed since the last one."""
         state = self._topics.setdefault(topic, _Topic())
         if state.fetching:
             return
@@ -251,7 +251,7 @@ class Routes:
         self._ask(topic, state, requests.get_route(topic), self._answered, now_s, of_all=False)
 
     def refresh_old(self, now_s: float) -> None:
-        """Ask for each topic that was not asked for within `pollNameServerInterval`."""
+        """Start a look-up of each topic that had none within `pollNameServerInterval`."""
         for topic, state in list(self._topics.items()):
             if now_s - state.asked_s >= self._interval_s:
                 self.refresh(topic, now_s)
@@ -268,21 +268,21 @@ class Routes:
         return state.error if state is not None else None
 
     def fetching(self, topic: str) -> bool:
-        """Return whether a look-up is under way, or waits until it may start."""
+        """Return whether a look-up of the topic is under way or planned."""
         state = self._topics.get(topic)
         return state is not None and (state.fetching or state.wanted)
 
     def next_look_up_s(self, topic: str, now_s: float) -> float | None:
-        """Return the seconds until the topic's next look-up; 0 during one; None if none is
-        planned."""
+        """Return the time until the topic's planned look-up: 0 if one is under way, None if there
+        is none."""
         state = self._topics.get(topic)
         if state is None or not (state.fetching or state.wanted):
             return None
         return 0.0 if state.fetching else max(0.0, state.asked_s + REFRESH_S - now_s)
 
     def is_unresolvable(self, topic: str) -> bool:
-        """Return whether the topic has no route for good: it does not exist and there is no
-        template, or the name servers and we refuse each other's certificates."""
+        """Return whether waiting for a route is useless: the topic and its template do not exist,
+        or name servers and client refuse each other's certificates."""
         state = self._topics.get(topic)
         return state is not None and state.info is None and state.final and not state.fetching
 
@@ -293,11 +293,11 @@ class Routes:
             raise error.copy()
 
     def addresses(self) -> dict[str, str]:
-        """Return the masters of all known routes by broker name; a broker's newest route counts.
+        """Return {broker name: master's address} of all known routes; the newest route counts.
 
-        The dictionary is kept until a look-up ends, because every tick asks for it.
+        The dictionary is cached until a look-up ends, because every tick needs it.
         """
-        # Routes change at the end of a look-up, or when a new topic has another worker's route.
+        # Routes change when a look-up ends, and when a new topic takes another worker's route.
         as_of = self.look_ups, len(self._topics)
         if as_of != self._addresses[0]:
             addresses: dict[str, str] = {}
@@ -322,7 +322,8 @@ class Routes:
     def _from_shared(
         self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
     ) -> None:
-        """Take another worker's route from the shared cache."""
+        """Take the route that another worker has put into the shared cache, if it is not too old.
+        """
         shared_route = self._shared.route(topic)
         oldest_s = float("inf") if of_any_age else self._interval_s
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
@@ -335,11 +336,11 @@ class Routes:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
 
     def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Keep the old route, or take another worker's, if the name servers cannot answer."""
+        """Keep the old route, or take another worker's, because the look-up gave none."""
         if state.info is None:
             self._from_shared(topic, state, now_s, of_any_age=True)
         if state.info is not None:
-            # Make the next look-up due in a second, not with every send.
+            # Make the next look-up due in a second, not at the next send.
             state.fetched_s = max(state.fetched_s, now_s - self._interval_s + REFRESH_S)
 
     def _ask(
@@ -394,7 +395,8 @@ class Routes:
         )
 
     def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Drop or keep the route, or ask for the template: no name server knows the topic."""
+        """Handle the answer that no name server knows the topic: keep a known route at first, then
+        ask for the template, or for the registered brokers."""
         state.misses += 1
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
@@ -409,7 +411,7 @@ class Routes:
         return True
 
     def _by_template(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
-        """Take the template's route if all name servers that answer name the same cluster."""
+        """Take the template's route if the answers of all name servers name a common broker."""
         templates: dict[str, TopicRoute] = dict.fromkeys(answers, TopicRoute())
         for server, frame in answers.items():
             if frame.code == ResponseCode.SUCCESS:
@@ -442,7 +444,7 @@ class Routes:
         self._take(topic, state, info, now_s)
 
     def _ask_brokers(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Ask for the brokers that have registered, because the topic is unknown."""
+        """Ask which brokers have registered: a name server without brokers knows no topic yet."""
         frame = requests.get_broker_cluster_info()
         self._ask(topic, state, frame, self._by_brokers, now_s)
 
@@ -462,8 +464,8 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that the topic does not exist. The error is final only if each server that answered
-        knows brokers."""
+        """Note that the topic does not exist; for good if each server that answered knows brokers.
+        """
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"

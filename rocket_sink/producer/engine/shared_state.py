@@ -1,11 +1,11 @@
-"""Fault table and route cache, which all workers of an executor share through a mapped file.
+"""The fault table and the route cache that all workers of an executor share in a mapped file.
 
 PySpark forks one worker per task slot. When one worker learns that a broker is slow, all workers
 know at once, and new workers know from the start. The file is in the executor's own local directory
-(`SPARK_LOCAL_DIRS`), else in a directory that belongs to the user and the parent process. The file
-name contains the name servers, because broker names are only unique within a cluster, and the boot,
-because times are the system's monotonic clock. If the directory cannot be written, the state is
-in-process.
+(`SPARK_LOCAL_DIRS`), else in a directory that belongs to the user and the parent process. Its name
+is a hash of the name servers, because broker names are only unique within a cluster, and of the
+boot id, because times are of the system's monotonic clock. If the directory cannot be written, each
+process has its own state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedBrokerState:
-    """Routing's FaultStore (get, put, remove, items) and a cache of route bodies."""
+    """A `routing.fault.FaultStore` (get, put, remove, items) and a cache of route bodies."""
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
@@ -74,8 +74,8 @@ class SharedBrokerState:
         return _item(name, value) if value else None
 
     def put(self, name: str, item: FaultItem) -> None:
-        """Store the item. A full table drops the reachable broker whose isolation ends first.
-        Unreachable brokers are dropped last, because an attempt at one costs most."""
+        """Store the item. If the table is full, drop the reachable broker whose isolation ends
+        first. Drop unreachable brokers last, because an attempt at one costs most."""
         if self._file is None:
             self._memory.put(name, item)
             return
@@ -116,7 +116,7 @@ class SharedBrokerState:
             self._routes.put(topic, _TIME.pack(now_s) + body)
 
     def close(self) -> None:
-        """Unmap the file. It stays for the other workers until the executor's directory goes."""
+        """Unmap the file; it stays for other workers until the executor's directory is removed."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -131,7 +131,7 @@ def _item(name: str, value: bytes) -> FaultItem | None:
 
 
 def local_directory() -> Path:
-    """Return the executor's own directory, or this user's directory for the parent process.
+    """Return the executor's own directory, or else one of this user and the parent process.
 
     Raises:
         OSError: the directory cannot be made, or belongs to another user.
@@ -150,8 +150,8 @@ def local_directory() -> Path:
 
 
 def _remove_orphans(like: Path) -> None:
-    """Remove old folders of processes that are gone. Young folders stay: if containers share the
-    parent folder, another container's process looks gone.
+    """Remove folders of processes that no longer exist, if the folders are old. Containers may
+    share the parent folder, and the processes of another container cannot be seen.
     """
     prefix = like.name.rpartition("-")[0]
     for folder in like.parent.glob(f"{prefix}-*"):

@@ -1,9 +1,10 @@
 """Checks whether a broker stored an attempt with an unknown outcome, before the request is sent
 again.
 
-Only requests with `verify_ids` (ids of their first and last message) are checked. The engine waits
-for their answer as long as the connection lives, up to `storedCheckTimeout`: a broker answers every
-request that it has read, even if slow or frozen. After that the broker is asked for the ids.
+Only requests with `verify_ids` (client ids of their first and last message) are checked. The engine
+waits for the answer to such a request while the connection lives, up to `storedCheckTimeout`: a
+broker answers every request that it has read, even if slow or frozen. Then it asks the broker for
+the ids.
 
 Some answers never come. If a broker's disk has been busy for a second, the broker clears its send
 queue. It answers the requests in the queue, but drops the finished batches whose answers wait there
@@ -11,24 +12,24 @@ queue. It answers the requests in the queue, but drops the finished batches whos
 hands to the same executor; seen with 5.5.0 after a freeze). So the wait also ends after
 `ANSWER_LOST_S` if the broker has stored a later request.
 
-A batch is appended to the log as one (CommitLog.asyncPutMessages), so both ids are there or
-neither, unless a broker was killed in the middle (seen) and has one of them, or a message without
-all of its properties (`StoredMessage.torn`). The error's fact `partly_stored` then names the
-broker. The answer "there" counts at once. The answer "not there" counts only after
-`storedCheckDelay`, because the request may still wait in the broker's send queue (200 ms,
-BrokerFastFailure), or its index entry may not be written yet (some milliseconds; more on a busy
-machine). Without an answer within `storedCheckTimeout` the outcome stays unknown.
+A broker appends a batch to its log as a whole (CommitLog.asyncPutMessages), so it has both ids or
+neither. A broker that was killed in the middle (seen) may have one of them, or a message without
+all of its properties (`StoredMessage.torn`); then the error's fact `partly_stored` names the
+broker. "Stored" counts at once. "Not stored" counts only after `storedCheckDelay`, because the
+request may still wait in the broker's send queue (200 ms, BrokerFastFailure), or its index entry
+may not be written yet (some milliseconds; more on a busy machine). Without an answer within
+`storedCheckTimeout` the outcome stays unknown.
 
-The check can be wrong about: a request that the network or a starved broker holds back for longer;
-a master that changed and lost the message; an index that is switched off (`messageIndexEnable`); a
-first message of which a killed broker kept the body and not the id.
+The check can be wrong if the network or a starved broker holds a request back for longer, if the
+master changed and lost the message, if the index is switched off (`messageIndexEnable`), or if a
+killed broker kept the first message's body and not its id.
 
-A look-up goes by the client id that the message was sent with.
+The broker looks the client id up in its index.
 Source: QueryMessageProcessor.queryMessage with `_UNIQUE_KEY_QUERY`, IndexService.buildIndex. The
 index follows the log by some milliseconds and is kept as long as the log. A broker that crashed
-drops the newest file of it (IndexService.load) and fills it again from the log files that it
-recovers, or from all with `messageIndexSafe=true`. A message that is delivered later is indexed
-under the topic in which it waits, until it is delivered.
+drops the index's newest file (IndexService.load) and fills it again from the log files that it
+recovers, or from all with `messageIndexSafe=true`. Until a delayed message is delivered, it is
+indexed under the topic in which it waits.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ older than the message by more than this."""
 LOOK_UP_S: Final = 3.0
 """Longest wait for the answer to one question."""
 ANSWER_LOST_S: Final = 15.0
-"""Time after which an answer is taken as lost. By default a broker waits up to 10 s for its disk
-and its slave before it answers (DefaultMessageStore.waitForPutResult)."""
+"""Time after which an answer counts as lost. By default a broker waits up to 10 s for its disk and
+its slave before it answers (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
 """Limit of messages per look-up (defaultQueryMaxNum); other ids may have the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
@@ -75,9 +76,9 @@ LACKS_SUB: Final = (
     "Give the user the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the "
     "rights that each lane and delivery needs."
 )
-"""The advice to a user who may not look messages up."""
+"""The advice to a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""The index entry appears some 2 ms after the moment of a normal answer."""
+"""A broker writes the index entry about 2 ms after it would normally answer."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 
@@ -110,7 +111,7 @@ def look_up(
         message = None
         if answer is not None:
             try:
-                message = _found(answer, message_id)
+                message = _message_in(answer, message_id)
             except SendError as refused:
                 error = refused
             except RocketSinkError as broken:
@@ -127,7 +128,7 @@ def look_up(
     client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
 
-def _found(answer: Frame, message_id: str) -> StoredMessage | None:
+def _message_in(answer: Frame, message_id: str) -> StoredMessage | None:
     if answer.code not in _ANSWERS:
         error = error_for_answer(answer.code, answer.remark)
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
@@ -141,7 +142,7 @@ def _found(answer: Frame, message_id: str) -> StoredMessage | None:
 
 @dataclass(eq=False)
 class StoredCheck:
-    """A check whether the broker has stored one attempt's request."""
+    """A check whether the broker has stored one attempt's request; `error` ended the attempt."""
 
     attempt: SendAttempt
     error: SendError
@@ -149,16 +150,16 @@ class StoredCheck:
     next_s: float
     wait_s: float = _FIRST_WAIT_S
     since_s: float | None = None
+    """Time since which every look-up has missed the same number of ids (`missing`)."""
     missing: int = 0
-    """Number of ids that were in no answer since `since_s`."""
     outstanding: int = 0
     asked_s: float = 0.0
     failed: bool = False
-    found: dict[str, StoredMessage] = field(default_factory=dict)
+    messages: dict[str, StoredMessage] = field(default_factory=dict)
 
 
 class StoredChecks:
-    """The open checks of an engine, stepped by its tick.
+    """The open checks of an engine, whose tick calls `step`.
 
     Args:
         reread: reads the credentials again after a refusal.
@@ -179,7 +180,7 @@ class StoredChecks:
         self.open: dict[StoredCheck, None] = {}
 
     def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
-        """Begin to check whether an attempt that ended with this error was stored."""
+        """Begin to check whether the broker stored an attempt that ended with this error."""
         check = StoredCheck(attempt, error, now_s, now_s)
         self.open[check] = None
         self._step(check, now_s)
@@ -190,7 +191,7 @@ class StoredChecks:
         self._end_unanswered(now_s)
 
     def abandon(self, now_s: float) -> None:
-        """End all checks when the engine stops: open outcomes stay unknown."""
+        """End all checks when the engine stops; the outcomes stay unknown."""
         for check in list(self.open):
             self._end(check, CheckResult(check.error, decided=False), now_s)
 
@@ -210,7 +211,7 @@ class StoredChecks:
             for message_id in request.verify_ids
         ]
         check.outstanding, check.failed, check.asked_s = len(questions), False, now_s
-        check.found.clear()
+        check.messages.clear()
         for topic, message_id in questions:
             look_up(
                 self._client, address, topic, message_id, partial(self._answered, check),
@@ -218,7 +219,7 @@ class StoredChecks:
             )  # fmt: skip
 
     def _end_unanswered(self, now_s: float) -> None:
-        """End the oldest request of a connection if its answer is lost (`ANSWER_LOST_S`)."""
+        """End the oldest request of each connection if its answer is lost (`ANSWER_LOST_S`)."""
         for channel in self._client.channels:
             oldest = channel.connection.oldest
             if oldest is None or oldest.sent_s is None:
@@ -242,7 +243,7 @@ class StoredChecks:
     ) -> None:
         check.outstanding -= 1
         if error is not None:
-            # Note the failure: the broker may have come back at another address.
+            # Ask for the route, too: the broker may have come back at another address.
             check.failed = True
             if isinstance(error, PermissionDeniedError) and check in self.open:
                 text = f"{check.error}; this user may not look up whether it is stored ({error})"
@@ -252,12 +253,12 @@ class StoredChecks:
                 self._reread(check.asked_s)
             self._routes.refresh(check.attempt.request.topic, now_s)
         if message is not None and message.message_id is not None:
-            check.found[message.message_id] = message
+            check.messages[message.message_id] = message
         if not check.outstanding and check in self.open:
             self._decide(check, now_s)
 
     def _decide(self, check: StoredCheck, now_s: float) -> None:
-        ids, messages = check.attempt.request.verify_ids, check.found
+        ids, messages = check.attempt.request.verify_ids, check.messages
         if all(message_id in messages and not messages[message_id].torn for message_id in ids):
             self._end(check, CheckResult(check.error, messages[ids[0]]), now_s)
             return

@@ -1,4 +1,4 @@
-"""Requests that are not on a connection: where each of them waits, and which are due."""
+"""Attempts that wait for a time, a route, a turn or a broker before they are sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rocket_sink.producer.engine.brokers import Broker, Brokers
 from rocket_sink.producer.engine.routes import Routes
 
 _LOOK_S: Final = 0.01
-"""Time between two looks at routes and deadlines, for attempts that wait for an event."""
+"""Time between two checks of routes and deadlines for attempts that wait for an event."""
 
 
 class OrderedQueues:
     """Queues that have one request in flight each; later requests wait in the order of submission.
 
-    A request's place is in the queue of its first choice, whatever queue its later attempts take.
+    A request keeps its place in the queue of its first attempt, even if a later attempt is sent to
+    another queue.
     """
 
     def __init__(self) -> None:
@@ -30,8 +31,7 @@ class OrderedQueues:
         self._queues.clear()
 
     def enter(self, attempt: SendAttempt, queue: MessageQueue) -> bool:
-        """Take a place in the queue; return whether it is the first one, so that the attempt may
-        go."""
+        """Give the attempt a place, unless it has one; return whether it is the first in line."""
         if attempt.turn is not None:
             return self._queues[attempt.turn][0] is attempt
         attempt.turn = queue
@@ -40,13 +40,13 @@ class OrderedQueues:
         return len(line) == 1
 
     def replace(self, old: SendAttempt, new: SendAttempt) -> None:
-        """Give the next attempt its predecessor's place."""
+        """Put a request's next attempt in the place of its last attempt."""
         if old.turn is not None:
             line = self._queues[old.turn]
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """Remove an ended request; return the next request of its queue if it may go now."""
+        """Remove an ended request; return the next request in its line if that may go now."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
         first = line[0] is attempt
@@ -58,8 +58,7 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """Attempts that wait. Each attempt is in one collection here, and each collection knows its
-    deadline.
+    """Attempts that wait, each in one of the collections until it is due or out of time.
 
     Attributes:
         size: number of waiting attempts.
@@ -77,7 +76,7 @@ class WaitingRequests:
         """Attempts that wait for room, each with its deadline. A key is a broker, or a topic with
         False (room at its best brokers) or True (room at any usable broker)."""
         self._ranks_version = 0
-        self._behind: dict[SendAttempt, None] = {}
+        self._awaiting_turn: dict[SendAttempt, None] = {}
         self._next_look_s = 0.0
         self._look_ups = 0
 
@@ -96,7 +95,7 @@ class WaitingRequests:
             place = (attempt.request.topic, is_last) if target is None else target.broker
             self._throttled.setdefault(place, deque()).append((due_s, attempt))
         elif wait is Wait.TURN:
-            self._behind[attempt] = None
+            self._awaiting_turn[attempt] = None
         else:
             due_s = min(due_s, attempt.deadline_s)
             heapq.heappush(self._delayed, (due_s, next(self._sequence), attempt))
@@ -104,8 +103,8 @@ class WaitingRequests:
     def leave(self, attempt: SendAttempt, now_s: float) -> None:
         """Remove an ended request, and make the next request of its ordered queue due."""
         following = self.ordered.leave(attempt)
-        if following is not None and following in self._behind:
-            del self._behind[following]
+        if following is not None and following in self._awaiting_turn:
+            del self._awaiting_turn[following]
             self.size -= 1
             self.add(following, Wait.DELAY, now_s)
 
@@ -121,14 +120,14 @@ class WaitingRequests:
             self._next_look_s, self._look_ups = now_s + _LOOK_S, self._routes.look_ups
             for topic in list(self._awaiting_route):
                 due += self._routed(topic, now_s)
-            for attempt in [other for other in self._behind if now_s >= other.deadline_s]:
-                del self._behind[attempt]
+            for attempt in [other for other in self._awaiting_turn if now_s >= other.deadline_s]:
+                del self._awaiting_turn[attempt]
                 due.append(attempt)
         self.size -= len(due)
         return due
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
-        """Return the longest time that the engine may wait for the peers."""
+        """Return how long the engine may wait for its connections, at most `longest_s`."""
         until_s = self._delayed[0][0] if self._delayed else float("inf")
         if self.size > len(self._delayed):
             until_s = min(until_s, max(self._next_look_s, now_s + _LOOK_S))
@@ -140,8 +139,8 @@ class WaitingRequests:
         for line in self._throttled.values():
             attempts += [attempt for _, attempt in line]
         attempts += itertools.chain.from_iterable(self._awaiting_route.values())
-        attempts += self._behind
-        self._behind.clear()
+        attempts += self._awaiting_turn
+        self._awaiting_turn.clear()
         self._delayed.clear()
         self._awaiting_route.clear()
         self._throttled.clear()
@@ -149,10 +148,10 @@ class WaitingRequests:
         return attempts
 
     def _unthrottled(self, place: Broker | tuple[str, bool], now_s: float) -> list[SendAttempt]:
-        """Remove and return attempts with room at the place, or past their deadline."""
+        """Remove and return attempts for which there is room, or whose deadline has passed."""
         brokers, line = self._brokers, self._throttled[place]
         if self._ranks_version != brokers.ranks_version:
-            # Return all attempts: the ranks have changed, so another broker may be the best now.
+            # Return all attempts, because another broker may be the best now.
             del self._throttled[place]
             return [attempt for _, attempt in line]
         if not isinstance(place, Broker) and now_s >= self._next_look_s:
