@@ -1,9 +1,9 @@
 """Automatic batching of asynchronous sends (`autoBatch`; Java's ProduceAccumulator).
 
 Messages of one topic and `wait_store` form a batch, which is sent when it reaches `batchMaxBytes`,
-after `batchMaxDelayMs`, and when the producer closes. Bodies in batches are not compressed.
-Messages with an explicit queue, selector, sharding key, delay or time-out are sent alone, as are
-those of at least `batchMaxBytes`, and those for a retry topic, which takes no batches.
+after `batchMaxDelayMs`, or when the producer closes. Bodies in batches are not compressed. A
+message is sent alone if it has an explicit queue, selector, sharding key, delay or time-out, at
+least `batchMaxBytes`, or a retry topic, which takes no batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _OpenBatch:
 
 
 class BatchAccumulator:
-    """A timer task of the driver; `add` from any thread."""
+    """The open batches of one producer, and the timer task that sends them. Thread-safe."""
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         self._builder, self._driver = builder, driver
@@ -125,7 +125,7 @@ class BatchAccumulator:
                 end = start + len(encoded)
                 self._submit(batch.entries[start:end], ids[start:end], encoded)
         except Exception as error:
-            # Fail the futures here: `add` has returned, so nothing else would end them.
+            # Fail the futures here, because `add` has returned, and nothing else would end them.
             for _, future in batch.entries[end:]:
                 future.ended(None, error)
 
@@ -147,7 +147,7 @@ class BatchAccumulator:
 
 
 class SentBatch:
-    """The token of a batch: completes its futures."""
+    """The token of a batch, which completes the futures of its messages."""
 
     __slots__ = ("_accumulator", "_entries", "_ids", "_singles")
 
@@ -184,7 +184,7 @@ class SentBatch:
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:
-    """Return the results of a batch's messages: their ids, and the offsets from the first on."""
+    """Return the results of a batch's messages, whose queue offsets are consecutive."""
     offset_ids = result.offset_message_id.split(",")
     if len(offset_ids) != len(message_ids):
         offset_ids = [result.offset_message_id] * len(message_ids)

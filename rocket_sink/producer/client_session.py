@@ -32,12 +32,12 @@ _LOG: Final = log.logger(__name__)
 
 
 class ClientSession:
-    """The client of one process.
+    """The parts of a producer in one process.
 
     Attributes:
-        of_pid: the process.
-        accumulator: with `autoBatch`.
-        tracer: with `enableTrace`; a hook, which the producer adds.
+        of_pid: the id of the process.
+        accumulator: None without `autoBatch`.
+        tracer: a hook, which the producer adds; None without `enableTrace`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ClientSession:
         credentials: CredentialsProvider | None,
         listener: Callable[[], TransactionListener | None],
     ) -> None:
-        """Raises OptionError and ConfigurationError; connects to no server yet."""
+        """Make the parts; raises OptionError, ConfigurationError. Nothing connects yet."""
         self.engine = engine = SendEngine(
             options,
             shared=SharedBrokerState.in_process(),
@@ -77,20 +77,19 @@ class ClientSession:
         if options.enable_trace:
             self.tracer = Tracer(options, builder, driver)
             driver.add_task(self.tracer)
-
         finish_at_end(self)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for requests in flight, unregister, close."""
+        """Wait for pending requests, unregister, close."""
         self.driver.close(timeout_s)
 
     def finish(self) -> None:
-        """Send all accepted messages, as the process ends."""
+        """Send all accepted messages at the end of the process."""
         self.driver.finish()
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
-        """Serve a broker's request. Runs on the driving thread under the driver's lock, so it must
-        not block; malformed requests do not close the connection."""
+        """Serve a broker's request; return False for an unknown code. This runs on the driving
+        thread under the driver's lock, so it must not block. Malformed requests are only logged."""
         try:
             if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
                 self.transactions.take_check(channel, frame)
@@ -107,6 +106,6 @@ class ClientSession:
                 extra={"peer": channel.address},
             )
         except Exception:
-            # Go on: the error must not end the driving thread, which may be the producer's.
+            # Go on, because the error must not end the driving thread.
             _LOG.exception("the request %d of %s was not served", frame.code, channel.address)
         return True

@@ -1,18 +1,18 @@
 """Sharing one engine between threads: leader and followers.
 
-A thread that waits for an answer drives the engine if no other thread does (the leader). A follower
-sleeps until its request is complete, or until the leader's request is complete and the leader wakes
-the follower to lead. The producer's own thread sends heartbeats while no caller drives; from the
-first asynchronous send on it leads.
+A thread that waits for an answer drives the engine if no other thread does: it is the leader. Other
+threads follow: each sleeps until its request is complete, or until the leader has its own answer
+and wakes a follower to lead. The producer's own thread sends heartbeats while no caller drives;
+from the first asynchronous send on it leads.
 
 The lock guards the engine. It is released while the leader waits for sockets, so that other threads
 can submit. Callbacks run without it on the leading thread, and may send.
 
-An exception may come between any two steps of a thread: Ctrl-C, or a signal handler that raises. A
-thread that has the lock marks each use of the engine. A thread that finds another thread's mark
-resets the engine, and ends the requests that the engine has lost (`Token.in_engine`). No thread
-waits without a deadline. Futures that were lost on the way to the queue, as in an automatic batch,
-end after their deadlines.
+An exception (Ctrl-C, or a signal handler that raises) may come between any two steps of a thread.
+So a thread marks the engine while it uses it, under the lock. If the next thread sees a mark, the
+marking thread was interrupted: the next thread resets the engine, and ends the requests that the
+engine has lost (`Token.in_engine`). No thread waits without a deadline. Futures that were lost
+before their request was queued, for example in an automatic batch, end after their deadlines.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from rocket_sink.wire.properties import keys_of
 _LOG: Final = log.logger(__name__)
 _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
-"""Longest wait of a thread whose request is not in the engine yet."""
+"""Longest wait of a thread whose request the engine has not taken yet."""
 _HEARTBEATS_S: Final = 0.5
-"""Longest wait for the answers to heartbeats; later ones are read the next time."""
+"""Longest wait for the answers to heartbeats; later answers are read the next time."""
 _CHECKS_PER_INTERVAL: Final = 3
-"""Checks for due heartbeats per interval; a heartbeat is late by a third of it at most."""
+"""Checks for due heartbeats per interval, so a heartbeat is late by at most a third of it."""
 _GRACE_S: Final = 1.0
-"""Time after a request's deadline in which its end becomes known."""
+"""Time after its deadline within which a request ends."""
 _LOST_S: Final = 5.0
-"""Time after which a request that has not ended is taken for lost."""
+"""Further time after which a request that has not ended counts as lost."""
 _FUTURES: Final = 4096
-"""With so many futures the ended ones are dropped at once; with fewer after `_IDLE_S`."""
+"""Number of futures above which ended ones are dropped at once, instead of every `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
-"""Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
+"""Larger bodies bypass the submission queue, because only its number of requests is bounded."""
 
 
 class Waiter:
@@ -112,15 +112,15 @@ class Token(Protocol):
 
     Attributes:
         in_engine: None while the request is queued, False while a thread hands it to the engine,
-            True once the engine has it: an interrupt between two steps cannot hide the request.
+            True once the engine has it. So an interrupt between two steps cannot hide the request.
     """
 
     in_engine: bool | None
 
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
-        """Take the completion; called without the lock, on the leading thread. An interrupted call
-        is repeated."""
+        """The function that takes the completion, called without the lock on the leading thread. An
+        interrupted call is repeated."""
 
     def done(self) -> bool:
         """Return whether the request has ended."""
@@ -135,7 +135,7 @@ class TimerTask(Protocol):
     def run(self, now_s: float) -> None: ...
 
     def flush(self) -> None:
-        """Run now, as the producer closes."""
+        """Run now, because the producer closes."""
 
 
 class SubmissionQueue:
@@ -152,8 +152,8 @@ class SubmissionQueue:
         """Completions of requests that failed here."""
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether the request may be queued: it is small, there is room, and no rate limit
-        applies."""
+        """Return whether the request may be queued: it is small, the window has room, and there is
+        no rate limit."""
         engine = self._engine
         return (
             len(request.body) < SUBMITTED_BYTES
@@ -165,7 +165,7 @@ class SubmissionQueue:
         """Submit as many requests to the engine as its window has room for, in groups where
         possible."""
         requests, window = self.requests, self._engine.window
-        # Hooks must see each request by itself, so it cannot be in a group.
+        # RPC hooks see each request by itself, so they exclude groups.
         grouping = len(requests) >= GROUP_LEAST and not self._engine.client.rpc_hooks
         groups: dict[Hashable, list[SendRequest]] = {}
         count = size = 0
@@ -208,7 +208,7 @@ class SubmissionQueue:
         try:
             return self._engine.try_submit(request)
         except Exception as error:
-            # The submitting thread has returned: the error goes to the future.
+            # Give the error to the future, because the submitting thread has returned.
             failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
             self._refuse(request, failed)
             return True
@@ -220,7 +220,7 @@ class SubmissionQueue:
             self._refuse(self.requests.popleft(), ProducerClosedError(text))
 
     def take_back(self, request: SendRequest) -> bool:
-        """Remove a request; False when it was not in the queue."""
+        """Remove a request; return whether it was in the queue."""
         # Copy the queue, because other threads append meanwhile.
         for position, waiting in enumerate(list(self.requests)):
             if waiting is request:
@@ -249,28 +249,28 @@ class Driver:
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
         self._leadership = 0
-        """Number of the latest leadership; a thread ends only the leadership with its number."""
+        """Number of the latest leadership; a thread ends only its own leadership."""
         self._leading = threading.Lock()
         """Held while a thread leads. `_leader` may still name an interrupted thread."""
         self._in_step = False
-        """Whether a thread uses the engine. If so while the lock is free, that thread was
+        """Mark of a thread that uses the engine; if set while the lock is free, that thread was
         interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, float] = {}
-        """Threads that wait for the window, in the order of arrival, each with the end of its wait
-        (engine's clock)."""
+        """Threads that wait for room in the window, in the order of arrival, each with the end of
+        its wait (engine's clock)."""
         self.is_started = False
         """Whether the producer's thread was started, or the system refused to start one."""
         self._thread: threading.Thread | None = None
         self._thread_leads = False
         self._end_of_rest = threading.Event()
-        """Event that wakes the producer's thread for work other than heartbeats."""
+        """Wakes the producer's thread for work other than heartbeats."""
         self.closing = False
         self._finishing = False
-        """The producer's thread ends once nothing is pending."""
+        """Whether the producer's thread ends as soon as nothing is pending."""
         self._is_abandoned = False
         self._completions: deque[Completion] = deque()
-        """Completions that `_take_completions` has not dealt with yet."""
+        """Completions that `_take_completions` has not given to their owners yet."""
         self.futures: deque[SendFuture] = deque()
         """Futures of new asynchronous sends; callers append theirs without the lock."""
         self._older_futures: list[tuple[float, SendFuture]] = []
@@ -308,7 +308,7 @@ class Driver:
             raise error
 
     def _sent(self, request: SendRequest, messages: Sequence[Message], mode: str) -> Completion:
-        """Submit a request of one message and wait, with the hooks of sends."""
+        """Submit a request, wait for its end, and call the send hooks before and after."""
         hooks, context = self._hooks, None
         if hooks.hooks:
             context = hooks.before(mode, request.topic, messages, (request.message_id,))
@@ -324,7 +324,7 @@ class Driver:
         return completion
 
     def submit(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request; waits for room in the window until its time-out.
+        """Submit a request; wait for room in the window until the request's time-out.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -339,8 +339,8 @@ class Driver:
                 with self.lock:
                     if self.closing:
                         raise ProducerClosedError("the producer is closed")
-                    # Only a large request is written at once: the leader may write small ones
-                    # together.
+                    # Write large and synchronous requests at once; the leader writes small
+                    # asynchronous ones together.
                     large = len(request.body) >= SUBMITTED_BYTES
                     self._begin_step()
                     self._wakeup.flush_immediately = large or waiter.on_done is None
@@ -366,10 +366,10 @@ class Driver:
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request of an asynchronous send, without the lock while there is room.
+        """Submit a request of an asynchronous send, without the lock while the window has room.
 
-        Starts the producer's thread. If no thread can be started, because the process ends, drive
-        until the request has ended.
+        The first call starts the producer's thread. If the system starts no thread, because the
+        process ends, drive until the request has ended.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -396,11 +396,11 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
             if is_back:
                 self.submit(request, waiter)
-            # Drive here: the thread that drained the request may drive for its own request only.
+            # Drive here: the thread that drained the request may stop when its own request ends.
             self._drive_to_end(waiter)
 
     def _drive_to_end(self, waiter: Token) -> None:
-        """Drive until a request has ended, because no other thread may do so."""
+        """Drive until a request has ended, or is long past its deadline."""
         until_s = self._last_deadline_s()
         while not waiter.done() and self.engine.clock() < until_s:
             self._drive_until(waiter.done, None, STEP_S)
@@ -434,7 +434,7 @@ class Driver:
     # --- other requests ----------------------------------------------------------------------
 
     def call(self, step: Callable[[], bool]) -> None:
-        """Drive until `step`, called under the lock, returns True. For rare requests."""
+        """Drive until `step` returns True. Each round calls `step` under the lock."""
         while True:
             with self.lock:
                 self._check_open()
@@ -456,7 +456,7 @@ class Driver:
         return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
-        """Return the route.
+        """Return the topic's route; drive while the name servers are asked.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -474,11 +474,11 @@ class Driver:
         return routes[0]
 
     def invoke(self, address: str, frame: Frame) -> Frame:
-        """Send an administrative request and wait for its answer, of any code. The request is
-        repeated once if the credentials were refused and have changed since.
+        """Send an administrative request, and return the answer, whatever its code. If the broker
+        refuses the credentials and they have changed since, repeat the request once.
 
         Raises:
-            NotSentError, UnknownOutcomeError: of the connection.
+            NotSentError, UnknownOutcomeError: the connection failed.
         """
         began_s = self.engine.clock()
         answer = self._invoke_once(address, frame)
@@ -515,7 +515,7 @@ class Driver:
         return answer
 
     def oneway(self, address: str, frame: Frame) -> None:
-        """Send a oneway request; the rest is written later if the kernel does not take all.
+        """Send a oneway request. If the kernel does not take all of it, the rest is written later.
 
         Raises:
             NotSentError: no connection, or the producer is closed.
@@ -531,7 +531,7 @@ class Driver:
             self._in_step = False
 
     def stay_connected(self) -> None:
-        """Keep connections to all brokers, for transaction checks and pushed replies."""
+        """Keep connections to all brokers, which send transaction checks and replies on them."""
         heartbeats = self.engine.heartbeats
         if not heartbeats.stays_connected:
             heartbeats.stays_connected = True
@@ -544,7 +544,7 @@ class Driver:
         self._tasks = (*self._tasks, task)
 
     def reschedule(self) -> None:
-        """Make the leader look at the tasks' due times; run the tasks now if no thread can lead."""
+        """Make the leader read the tasks' due times again; run the tasks now if no thread leads."""
         self.start_thread()
         if not self._thread_leads and not self.closing:
             self._run_tasks(float("inf"))
@@ -557,11 +557,11 @@ class Driver:
         """Start the producer's thread, or let it lead from now on.
 
         Brokers close a connection without heartbeats after 120 s (ClientChannelManager), and forget
-        the group. Java's client has scheduled tasks for them (MQClientInstance.startScheduledTask,
-        LatencyFaultToleranceImpl.startDetector).
+        the group. Java's client sends heartbeats and probes in scheduled tasks
+        (MQClientInstance.startScheduledTask, LatencyFaultToleranceImpl.startDetector).
 
-        The system may refuse a thread, and Python starts none while it ends. The next asynchronous
-        send then tries again.
+        The system may refuse a thread, and Python starts none while it ends. Then the next
+        asynchronous send tries again.
         """
         self.is_started = True
         if self._thread_leads:
@@ -573,7 +573,7 @@ class Driver:
                 thread = threading.Thread(
                     target=self._run_thread, name="rocket-sink-producer", daemon=True
                 )
-                # Under the lock, so that `close` joins a started thread.
+                # Start under the lock, because `close` cannot join a thread before its start.
                 with contextlib.suppress(RuntimeError):
                     thread.start()
                     self._thread = thread
@@ -582,7 +582,7 @@ class Driver:
                 self._end_of_rest.set()
 
     def close(self, timeout_s: float) -> None:
-        """Accept no more requests, wait for those in flight, close the engine."""
+        """Accept no more requests, wait for pending ones until the time-out, close the engine."""
         if not self.closing:
             for task in self._tasks:
                 task.flush()
@@ -608,12 +608,12 @@ class Driver:
         _call_back(done)
 
     def finish(self) -> None:
-        """Send all accepted messages, as the process ends; log how many were not delivered. This
-        takes no longer than the requests' own deadlines. Afterwards no thread runs in the
-        background, so asynchronous sends of other threads wait for their end."""
+        """Send all accepted messages at the end of the process, and log how many were not
+        delivered. This takes no longer than the requests' deadlines. Afterwards no thread runs in
+        the background, so an asynchronous send of another thread blocks until its end."""
         thread = self._thread
         if self.closing:
-            if thread is not None:  # the thread closes a producer that was abandoned
+            if thread is not None:  # The thread closes an abandoned producer.
                 thread.join(self.engine.longest_s + _GRACE_S)
             return
         with self.lock:
@@ -642,14 +642,14 @@ class Driver:
                 )  # fmt: skip
 
     def abandon(self) -> None:
-        """Let the producer's thread, if there is one, send all accepted messages, close, and end. A
-        resting thread does so at its next heartbeat. The garbage collector calls this, perhaps in a
-        thread that has the lock."""
+        """Let the producer's thread, if it runs, send all accepted messages, close the producer,
+        and end. A thread that only sends heartbeats notices at the next one. The garbage collector
+        calls this, perhaps in a thread that has the lock."""
         self._is_abandoned = True
         self.engine.client.wake()
 
     def _finish_pending(self, deadline_s: float) -> None:
-        """Wait until nothing is pending; the producer's thread ends then."""
+        """Wait until nothing is pending, and the producer's thread has ended."""
         self._finishing, clock = True, self.engine.clock
         self._end_of_rest.set()
         thread = self._thread
@@ -657,22 +657,22 @@ class Driver:
             self.engine.client.wake()
             thread.join(max(0.0, deadline_s - clock()))
             self._thread, self._thread_leads = None, False
-        while self._has_left() and clock() < deadline_s:
-            self._drive_until(lambda: not self._has_left(), None, STEP_S)
+        while self._has_pending() and clock() < deadline_s:
+            self._drive_until(lambda: not self._has_pending(), None, STEP_S)
 
     # --- leading -----------------------------------------------------------------------------
 
     def _drive_until(
         self, over: Callable[[], bool], waiter: Waiter | None, timeout_s: float
     ) -> None:
-        """Lead until `over` or for about `timeout_s`; follow while another thread leads."""
+        """Lead until `over()`, for about `timeout_s` at most; follow if another thread leads."""
         me = threading.get_ident()
         with self.lock:
             if over():
                 return
             nested = self.is_leading
             if self._leader == me and not nested:
-                self._leader = None  # An interrupt kept the last leader from this step.
+                self._leader = None  # This thread led before, and was interrupted.
             lead = nested or self._leader is None
             if lead and not nested:
                 self._leader, self._leadership = me, self._leadership + 1
@@ -684,11 +684,11 @@ class Driver:
         if not lead:
             try:
                 follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
-            finally:  # also after an interrupt
+            finally:  # Also after an interrupt.
                 with self.lock:
                     is_unled = leadership == self._leadership and not self._leading.locked()
                     if follower.asleep and is_unled:
-                        self._leader = None  # The leader was interrupted before this step.
+                        self._leader = None  # The leader was interrupted before it did this.
                     follower.asleep = False
                     self._followers.pop(follower, None)
             return
@@ -698,7 +698,7 @@ class Driver:
         try:
             with self._leading:
                 if leadership != self._leadership:
-                    return  # Another thread leads by now, because the steps above took long.
+                    return  # Another thread has taken over in the meantime.
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
                 self._lead(over, timeout_s)
@@ -709,12 +709,13 @@ class Driver:
                 self._wake_next()
 
     def _begin_step(self) -> None:
-        """Mark that the engine is in use; called with the lock. The end of the step unmarks it."""
+        """Mark the engine as in use, under the lock. If a mark is left, its thread was interrupted:
+        reset the engine, and end the requests that it has lost."""
         if self._in_step:
             self.engine.reset()
             self._look_at_futures()
-            # The engine's completions are taken before these, so a request that it knows keeps its
-            # own result.
+            # `_take_completions` takes the engine's completions first, so a request that the engine
+            # still knows keeps its own result.
             self._submissions.refused += [
                 _interrupted(future)
                 for _, future in self._older_futures
@@ -723,7 +724,8 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Wake a follower if no thread leads; the follower woken before may have ended its wait."""
+        """Wake a follower if no thread leads. One that was woken before may have stopped waiting.
+        """
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -735,7 +737,7 @@ class Driver:
         try:
             self._take_steps(over, timeout_s, done)
         finally:
-            if done:  # after an interrupt
+            if done:  # An interrupt has come.
                 _call_back(done)
 
     def _take_steps(
@@ -777,7 +779,8 @@ class Driver:
                 return
 
     def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:
-        """Take completions and wake their waiters; append those with a callback to `called`."""
+        """Take completions, and wake their waiters; append completions with a callback to `called`.
+        """
         completions, refused = self._completions, self._submissions.refused
         completions += self.engine.take()
         if refused:
@@ -798,19 +801,19 @@ class Driver:
             self._wake_first_in_line()
 
     def _look_at_futures(self) -> None:
-        """Drop the futures that have ended; called with the lock."""
+        """Collect new futures, and drop those that have ended; called with the lock."""
         futures, older, now_s = self.futures, self._older_futures, self.engine.clock()
         for _ in range(len(futures)):
-            # An interrupt may come between the two steps: a future is in both lists then.
+            # Append first: after an interrupt between the two steps a future is in both lists.
             older.append((now_s, futures[0]))
             futures.popleft()
         self._older_futures = [entry for entry in older if not entry[1].done()]
 
     def _end_lost(self) -> None:
-        """End futures whose requests were lost in an interrupt: their deadlines are long past."""
+        """End futures whose deadlines are long past: an interrupt has lost their requests."""
         now_s, options = self.engine.clock(), self.engine.options
-        # Count the time-out twice: a request may first wait for the window, or leave a batch and be
-        # sent again.
+        # Allow the time-out twice: a request may first wait for the window, or be in a batch and
+        # then be sent alone.
         longest_s = 2 * self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
@@ -863,17 +866,17 @@ class Driver:
                 else:
                     self._keep_alive()
             except BaseException:
-                # Go on: without this thread nothing drives the engine, and no future ends.
+                # Go on, because without this thread nothing drives the engine, and no future ends.
                 _LOG.exception("the producer's thread goes on after an error")
                 time.sleep(STEP_S)
         if self._is_abandoned:
             self.close(self.engine.longest_s + _GRACE_S)
 
     def _is_finished(self) -> bool:
-        """Return whether the producer's thread has nothing to do any more."""
-        return self._is_abandoned or (self._finishing and not self._has_left())
+        """Return whether the producer's thread has to end."""
+        return self._is_abandoned or (self._finishing and not self._has_pending())
 
-    def _has_left(self) -> bool:
+    def _has_pending(self) -> bool:
         return bool(self.engine.pending or self._submissions.requests)
 
     def _wake_first_in_line(self) -> None:
@@ -884,9 +887,9 @@ class Driver:
         return self._is_first(window_waiter) and self.engine.has_room(request)
 
     def _is_first(self, window_waiter: Waiter | None) -> bool:
-        """Return whether nobody has waited for the window for longer than this thread.
+        """Return whether no other request has waited for the window for longer.
 
-        The leading thread sees each free place first, and would take them all.
+        Without this order the leading thread would take every free place, because it sees it first.
         """
         if self._submissions.requests:
             return False
@@ -899,7 +902,7 @@ class Driver:
         return True
 
     def _closed(self) -> bool:
-        # This is a method, because mypy would take a second test of the attribute for unreachable.
+        # Use a method, because mypy thinks that a second test of the attribute is unreachable.
         return self.engine.closed
 
     def _check_open(self) -> None:
@@ -919,12 +922,12 @@ class Driver:
 
 
 def _call_back(done: deque[tuple[Token, Completion]]) -> None:
-    """Call the callbacks, without the lock. An interrupt is raised after all of them."""
+    """Call the callbacks, without the lock. Raise an interrupt (Ctrl-C) after all of them."""
     interrupt: KeyboardInterrupt | None = None
     entry = repeated = None
     while done:
         try:
-            while done:  # An interrupt may come between two calls, too.
+            while done:  # This loop is inside `try`: an interrupt may come between two calls, too.
                 entry = waiter, completion = done[0]
                 assert waiter.on_done is not None
                 waiter.on_done(completion)
@@ -942,7 +945,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
 
 
 def _interrupted(future: SendFuture) -> Completion:
-    """Return the end of a request that the interrupted engine does not know any more."""
+    """Return the completion of a request that the engine has lost in an interrupt."""
     text = "given up: a thread that sent was interrupted"
     error = UnknownOutcomeError(text) if future.in_engine else UnwrittenError(text)
     return Completion(future, error.outcome, None, error, maybe_duplicate=bool(future.in_engine))
@@ -956,11 +959,7 @@ def _lost() -> RequestTimeoutError:
 
 
 def result_of(completion: Completion) -> SendResult:
-    """Return the result.
-
-    Raises:
-        SendError: the request failed.
-    """
+    """Return the result, or raise the error (SendError)."""
     if completion.result is None:
         assert completion.error is not None
         raise completion.error

@@ -1,11 +1,11 @@
 """The future of an asynchronous send: a `concurrent.futures.Future` with a lazy condition.
 
 The standard class makes a condition of a dozen objects, which costs more than the message. Most
-sends end before a thread waits for them. So the condition is made on its first use. One atomic
-`dict.setdefault` decides whether that use came before the end of the send. If so, the standard code
-runs; if not, no thread has to be woken. The dict is a separate attribute, and not the instance's
-`__dict__`: Python 3.10 and 3.11 make a `__dict__` on its first use, and crash if a garbage
-collection in the middle lets another thread make it, too.
+sends end before a thread waits for them, so this class makes the condition on its first use. An
+atomic `dict.setdefault` decides whether that use or the end of the send came first. If the use came
+first, the standard code runs; if not, no thread has to be woken. The dict is an attribute of its
+own, because Python 3.10 and 3.11 make the instance's `__dict__` on its first use, and crash if a
+garbage collection in the middle lets another thread make it, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SendFuture(Future[SendResult]):
         self._hooks, self._context, self._callback = hooks, context, callback
         self._once: dict[str, Any] = {}
 
-    # Attributes that `Future.__init__` sets; here each is made on its first use.
+    # `Future.__init__` sets these attributes; here each is made on its first use.
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
@@ -53,7 +53,7 @@ class SendFuture(Future[SendResult]):
         gate = self._once.get("gate") or self._once.setdefault("gate", Condition())
         if gate is not _ENDED:
             return gate  # type: ignore[no-any-return]
-        # The thread that completed it may not have set the state yet.
+        # The completing thread may not have set the state yet.
         self._state = _FINISHED
         return self._once.setdefault("late_gate", Condition())  # type: ignore[no-any-return]
 
@@ -66,15 +66,15 @@ class SendFuture(Future[SendResult]):
         return self._once.setdefault("done_callbacks", [])  # type: ignore[no-any-return]
 
     def cancel(self) -> bool:
-        """False: a sent message cannot be revoked."""
+        """Return False, because a sent message cannot be revoked."""
         return False
 
     def done(self) -> bool:
-        """True after a result or an error."""
+        """Return whether the future has a result or an error."""
         return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """Return the result; waits for it at most `timeout` seconds.
+        """Return the result; wait for it at most `timeout` seconds.
 
         Raises:
             TimeoutError, SendError
@@ -102,8 +102,8 @@ class SendFuture(Future[SendResult]):
             except KeyboardInterrupt:
                 raise
             except BaseException:
-                # An error of a callback must end neither the other futures of its batch nor the
-                # producer's thread; asyncio.CancelledError is no Exception either.
+                # Go on with the other futures, and the producer's thread. Catch BaseException:
+                # asyncio.CancelledError is not an Exception.
                 _LOG.exception("a callback of a send raised")
 
     def set_result(self, result: SendResult) -> None:
@@ -124,7 +124,7 @@ class SendFuture(Future[SendResult]):
 def end_all(
     ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]],
 ) -> None:
-    """End each future; an interrupt (Ctrl-C) in a callback is raised after all have ended."""
+    """End each future. Raise an interrupt (Ctrl-C) of a callback after all of them."""
     interrupt: KeyboardInterrupt | None = None
     for future, result, error in ends:
         try:

@@ -16,17 +16,17 @@ from rocket_sink.net.hooks import call_each
 
 @dataclass(slots=True)
 class SendContext:
-    """A request, for hooks; the same object before and after.
+    """A send, as hooks see it; both calls of a hook get the same object.
 
     Attributes:
         mode: sync, async, oneway, batch, transaction, request or reply.
-        topic: as on the wire, with its namespace.
-        messages: of the request; several in a batch.
-        message_ids: their client ids, in that order.
+        topic: the topic's name with its namespace.
+        messages: the messages of the request; several in a batch.
+        message_ids: the client ids of the messages, in the same order.
         started_ms: the start of the send, milliseconds since 1970.
-        result, error: after the send; both None for a oneway message.
-        cost_ms: after the send: its duration with all attempts.
-        notes: for the hook's own values.
+        result, error: set after the send; both None for a oneway message.
+        cost_ms: the duration of the send with all attempts, set after it.
+        notes: the hook's own values.
     """
 
     mode: str
@@ -66,7 +66,7 @@ class EndTransactionContext:
 
 
 class SendHook:
-    """Base class; override some methods. They are called from any sending or driving thread."""
+    """Base class of hooks. Any sending or driving thread may call the methods."""
 
     def before_send(self, context: SendContext) -> None:
         """Called before the request is submitted."""
@@ -84,7 +84,7 @@ class Hooks:
     def __init__(self, producer_group: str) -> None:
         self._group = producer_group
         self.hooks: tuple[SendHook, ...] = ()
-        """Public, so that a send without hooks costs one attribute access."""
+        """The hooks. Senders read this attribute, so a send without hooks costs little."""
 
     def add(self, hook: SendHook) -> None:
         self.hooks = (*self.hooks, hook)
@@ -95,7 +95,7 @@ class Hooks:
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
     ) -> SendContext | None:
-        """Call `before_send`; None without hooks."""
+        """Call `before_send`, and return the context; None without hooks."""
         if not self.hooks:
             return None
         now_ms = time.time_ns() // 1_000_000

@@ -1,7 +1,7 @@
-"""Engines of a worker process, reused across tasks and epochs.
+"""A pool of the engines of a worker process, which tasks and epochs share.
 
-The key is the digest of all options. An idle engine is closed at the next `acquire` after
-`producerCacheTimeout`. There is no thread: PySpark workers end with `os._exit`, without clean-up.
+The key is the digest of all options. The first `acquire` after `producerCacheTimeout` closes an
+idle engine. The pool has no thread, because PySpark workers end with `os._exit`, without clean-up.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class ProducerPool:
         return engine
 
     def release(self, engine: SendEngine, *, usable: bool = True) -> None:
-        """Return an engine; close it if it is broken, not `usable`, or has pending requests.
+        """Give an engine back; close it if it is broken, not `usable`, or has pending requests.
 
         Raises:
-            RuntimeError: the engine is not leased (returned twice, or to another pool).
+            RuntimeError: the engine is not leased (given back twice, or to another pool).
         """
         with self._lock:
             self._after_fork()
@@ -116,8 +116,7 @@ class ProducerPool:
         self._leased[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
 
     def _reusable(self, key: str) -> SendEngine | None:
-        """Return the most recently used idle engine: its connections are the most likely to be
-        alive."""
+        """Return the most recently used idle engine, whose connections are most likely alive."""
         items = self._idle.get(key, [])
         while items:
             engine = items.pop().engine
@@ -138,7 +137,7 @@ class ProducerPool:
         return expired
 
     def _after_fork(self) -> None:
-        """In a forked child: abandon the engines, without unregistering on the parent's sockets."""
+        """Abandon the parent's engines in a forked child; do not unregister on its sockets."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

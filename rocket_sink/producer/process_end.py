@@ -1,7 +1,7 @@
-"""The end of a process: messages that its producers accepted are sent first.
+"""The end of a process, which first sends the messages that its producers have accepted.
 
 Python ends with its last non-daemon thread; a child of `multiprocessing` ends by `os._exit`. Both
-call `finish_all` before. A process that is killed, or calls `os._exit` itself, does not.
+call `finish_all` first. A process that is killed, or calls `os._exit` itself, does not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.net import log
 
 _LAST: Final = -100
-"""Priority among the finalizers of `multiprocessing`; the program's own finalizers run first, and
-may send.
+"""Priority among the finalizers of `multiprocessing`: after those of the program, which may send.
 """
 
 
@@ -31,7 +30,7 @@ class Sender(Protocol):
     of_pid: int
 
     def finish(self) -> None:
-        """Send all accepted messages. From now on `send_async` blocks until the send has ended."""
+        """Send all accepted messages. Afterwards `send_async` blocks until the send has ended."""
 
 
 _LOG: Final = log.logger(__name__)
@@ -40,16 +39,16 @@ _registered: Final[set[int]] = set()
 """Process ids in which `finish_all` is among the finalizers of `multiprocessing`."""
 _lock: Final = ForkLock()
 _CALLS_S: Final = 60.0
-"""Longest wait of the end for calls of daemon threads."""
+"""Longest wait for calls of daemon threads at the end of the process."""
 _SILENT_S: Final = 1.0
-"""A wait for daemon threads that is longer than this is logged."""
+"""Longest such wait that is not logged."""
 
 
 class Calls:
-    """Calls in daemon threads that the end of this process waits for.
+    """Calls in daemon threads for which the end of the process waits.
 
-    Spark calls functions of streams in daemon threads. Python stops such a thread where it comes
-    back from native code; below functions of pyarrow or delta-rs that crashes the process.
+    Spark calls functions of streams in daemon threads. At its end Python stops such a thread when
+    it returns from native code, which crashes the process inside pyarrow or delta-rs.
     """
 
     def __init__(self, what: str) -> None:
@@ -60,7 +59,8 @@ class Calls:
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Let the end of this process wait for a call, and begin none after it."""
+        """Run a call for which the end of the process waits. A call that would begin after the end
+        never runs: its thread sleeps."""
         thread = threading.current_thread()
         if not thread.daemon or thread.ident in self._threads:
             yield
@@ -78,8 +78,7 @@ class Calls:
             self._threads.discard(threading.get_ident())
 
     def finish(self) -> None:
-        """Wait for the calls under way. A thread that begins another call sleeps until the process
-        ends."""
+        """Wait for the calls under way, and let no other call begin."""
         with _lock:
             self._is_over = True
         began_s, is_silent = time.monotonic(), True
@@ -95,7 +94,7 @@ class Calls:
 micro_batches: Final = Calls("a micro-batch to be sent")
 """Micro-batches may send and write, so they end before the senders."""
 native_calls: Final = Calls("a commit to the ledger")
-"""The senders' last messages and folds need native calls, which therefore end after the senders."""
+"""Native calls end after the senders, whose last messages and folds need them."""
 
 
 def finish_at_end(sender: Sender) -> None:
@@ -107,7 +106,7 @@ def finish_at_end(sender: Sender) -> None:
 
 def _register() -> None:
     """Let `finish_all` run at the end of this process."""
-    # Register again as the last one: the last one runs first, before the end of Spark's JVM.
+    # Register again to be the last one, which runs first, before the end of Spark's JVM.
     atexit.unregister(finish_all)
     atexit.register(finish_all)
     processes = sys.modules.get("multiprocessing.process")

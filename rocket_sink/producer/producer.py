@@ -1,4 +1,4 @@
-"""The public producer, usable without Spark; in step with Java's DefaultMQProducer."""
+"""The public producer, usable without Spark; it has the functions of Java's DefaultMQProducer."""
 
 from __future__ import annotations
 
@@ -49,20 +49,21 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
 class Producer:
     """Sends messages; thread-safe; a context manager.
 
-    Synchronous sends are driven by the calling thread; `send_async` starts a thread. From the first
-    send on a daemon thread sends heartbeats while no other thread drives
+    In a synchronous send the calling thread does the work; `send_async` starts a thread for it.
+    From the first send on, a daemon thread sends heartbeats while no other thread drives
     (`heartbeatBrokerInterval`). A forked child opens its own connections, with another client id
-    (after an `instanceName` its pid follows) and other message ids.
+    (its pid is appended to `instanceName`) and other message ids.
 
     `send`, `send_async` and `send_oneway` put a message with a sharding key into the queue of the
-    key (`shardingHash`); batches, transactions and requests do not look at it. With
-    `ordering=strict` a key never moves, and waits while its broker is away; only a new `Producer`
-    begins with the route of its time. With `best_effort` a key moves while its broker is isolated.
-    With `none` a key moves, too, and a queue may have many requests in flight, as in Java.
+    key (`shardingHash`); batches, transactions and requests ignore the key. With `ordering=strict`
+    a key never changes its queue: its messages wait while the broker is away, and only a new
+    `Producer` places keys by the new route. With `best_effort` a key changes its queue while its
+    broker is isolated. `none` is like `best_effort`, but a queue may have many requests in flight,
+    as in Java.
 
     Args:
-        options: parsed options, or give them by name (`nameServer=...`).
-        credentials: returns the credentials, instead of the options.
+        options: parsed options; alternatively, pass them by name (`nameServer=...`).
+        credentials: returns the credentials; None: the options have them.
         transaction_listener: see `on_transaction_check`.
     """
 
@@ -74,7 +75,7 @@ class Producer:
         credentials: CredentialsProvider | None = None,
         **more: Any,
     ) -> None:
-        """Raises OptionError; connects to no server yet."""
+        """Make the producer; raises OptionError. It connects to no server yet."""
         if options is not None and more:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
@@ -102,7 +103,7 @@ class Producer:
         self.close()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Wait for requests in flight, unregister, close. Idempotent."""
+        """Wait for pending requests, at most `timeout_s`; unregister, and close the connections."""
         if self._closed:
             return
         self._closed = True
@@ -131,10 +132,10 @@ class Producer:
         arg: Any = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
-        """Send and wait for the answer, with retries on other brokers.
+        """Send a message and wait for the answer, with retries on other brokers.
 
-        `queue` and `selector` (called with all queues, the message and `arg`) fix the queue of all
-        attempts.
+        `queue`, or `selector` (called with all queues, the message and `arg`), fixes the queue of
+        all attempts.
 
         Raises:
             MessageError: the message is illegal; nothing was sent.
@@ -154,7 +155,7 @@ class Producer:
         arg: Any = None,
         timeout_ms: int | None = None,
     ) -> Future[SendResult]:
-        """Send without waiting for the answer.
+        """Send a message without waiting for the answer.
 
         Blocks while the window is full. With a selector, or a sharding key in strict order, the
         first message of a topic also blocks during the look-up of its route. The callback gets
@@ -193,7 +194,7 @@ class Producer:
             elif request is not None:
                 session.driver.submit_nowait(request, future)
         except NotSentError as error:
-            # The caller gets the error, so the future's callback does not.
+            # Do not call the callback, because the caller gets the error.
             future.set_exception(error)
             hooks.ended(context, None, error)
             raise
@@ -207,9 +208,9 @@ class Producer:
         selector: Selector | None = None,
         arg: Any = None,
     ) -> None:
-        """Send at most once, without an answer.
+        """Send a message at most once, without an answer; return when the frame is written.
 
-        The queue is chosen as for `send`. Returns when the frame is written.
+        The queue is chosen as for `send`.
 
         Raises:
             NotSentError: the message could not be sent (Java 5.x loses it silently).
@@ -229,8 +230,8 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in as few requests as `maxMessageSize` allows.
 
-        Return one result per request, in order. A request that the broker refuses as too large is
-        sent again in halves, with the same message ids, so that only the illegal message fails.
+        Return one result per request, in order. If the broker refuses a request as illegal, its
+        halves are sent again with the same message ids, so that only the illegal message fails.
 
         Raises:
             MessageError: INVALID_BATCH, or a message is illegal; nothing was sent.
@@ -264,11 +265,12 @@ class Producer:
     ) -> TransactionResult:
         """Send a half message, call `execute(message, arg)` when it is stored, commit or roll back.
 
-        `execute` gets the message with its `message_id`. Its exception is in the result, with the
-        state UNKNOWN. The answer to END_TRANSACTION is awaited; Java sends it oneway. Only UNKNOWN
-        is oneway, as brokers do not answer it. When the outcome of the half message is unknown,
-        `execute` is not called and the error is raised; the listener may be asked about such a
-        transaction (answer ROLLBACK). A half message that is stored degraded is rolled back.
+        `execute` gets the message with its `message_id`. If it raises, the result has the exception
+        and the state UNKNOWN. The call waits for the answer to END_TRANSACTION, which Java sends
+        oneway; only UNKNOWN is oneway here, because brokers do not answer it. If the outcome of the
+        half message is unknown, the error is raised and `execute` is not called; a broker may ask
+        the listener about this transaction, which has to answer ROLLBACK. A half message that is
+        stored degraded is rolled back.
 
         Raises:
             MessageError: INVALID_DELAY (a half message cannot be timed; Java drops the delay), or
@@ -285,12 +287,12 @@ class Producer:
     ) -> PushedReply:
         """Send a message and wait for its consumer's reply.
 
-        `timeout_s` is for both together, and is sent as the message's TTL.
+        `timeout_s` limits both together, and is the message's TTL.
 
         Raises:
             MessageError: nothing was sent.
             SendError: the request was not stored, or its outcome is unknown.
-            ReplyTimeoutError: it was stored, and no reply arrived in time.
+            ReplyTimeoutError: the request was stored, and no reply arrived in time.
         """
         session = self._live_session()
         return session.request_reply.request(with_trace_context(message), timeout_s, queue)
@@ -301,8 +303,8 @@ class Producer:
         """Reply to a received request.
 
         `request` is the message, or its properties as any consumer got them; `fields` are further
-        fields of the reply's `Message` (tags, keys, properties, flag). Returns when a broker has
-        pushed the reply to the requester, which may have timed out (TTL).
+        fields of the reply's `Message` (tags, keys, properties, flag). The call returns when a
+        broker has pushed the reply to the requester, which may have stopped waiting (TTL).
 
         Raises:
             MessageError: NOT_A_REQUEST, or the reply is illegal; nothing was sent.
@@ -334,15 +336,15 @@ class Producer:
         self._rpc_hooks.add(hook)
 
     def broker_health(self) -> list[BrokerHealth]:
-        """Return the state of each broker now: isolation and latency."""
+        """Return the present state of each broker: isolation and latency."""
         session = self._current_session()
         with session.driver.lock:
             return session.engine.brokers.health(session.engine.clock())
 
     def isolations(self) -> list[Isolation]:
-        """Isolations of brokers, or topics on them, since the last call.
+        """Return the isolations of brokers, and of topics on brokers, since the last call.
 
-        Times are seconds of `time.monotonic`. At most the last 10,000 events are kept.
+        Times are seconds of `time.monotonic`. The last 10,000 events are kept.
         """
         session = self._current_session()
         with session.driver.lock:
@@ -361,7 +363,7 @@ class Producer:
     # --- sessions and requests ---------------------------------------------------------------
 
     def _live_session(self) -> ClientSession:
-        """Return the session of this process, with heartbeats.
+        """Return the session of this process, and start its heartbeats.
 
         Raises:
             ProducerClosedError
@@ -386,7 +388,7 @@ class Producer:
         return self._session
 
     def _new_session(self, old_tracer: Tracer | None) -> ClientSession:
-        this = weakref.ref(self)  # the session's thread must not keep the producer
+        this = weakref.ref(self)  # The session's thread must not keep the producer alive.
         session = ClientSession(
             self.options,
             hooks=self._hooks,
@@ -422,14 +424,14 @@ class Producer:
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
-        """Return the route; the request's time begins with the look-up, as in Java
+        """Return the route. The look-up counts for the request's time-out, as in Java
         (sendSelectImpl)."""
         request.since_s = session.driver.engine.clock()
         return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route that places keys in strict order. While a broker is missing, return the
-        last route that had the broker: its keys wait, and other keys do not move."""
+        """Return the route that places keys in strict order. While a broker is missing, this is the
+        last route with the broker, so that its keys wait and other keys keep their queues."""
         route = self._placed.get(info.topic)
         if route is not None and not route.masters.keys() <= info.masters.keys():
             return route
@@ -441,7 +443,7 @@ class Producer:
         if ordering == "strict":
             info = self._route_of_keys(self._route_for(session, request))
             if request.timeout_s is None:
-                request.since_s = 0.0  # `orderWaitMs` counts the wait for the queue only
+                request.since_s = 0.0  # `orderWaitMs` does not include the look-up.
             request.queue = queue_for_key(info, key, sharding_hash)
             request.ordered = True
             return
@@ -481,7 +483,7 @@ class Producer:
     def _begin(
         self, session: ClientSession, part: Part, timeout_ms: int | None
     ) -> Waiter | NotSentError:
-        """Submit a part. An error is returned, not raised, because other parts are in flight."""
+        """Submit a part. Return its error instead of raising it: other parts are in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000

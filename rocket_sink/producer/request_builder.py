@@ -20,9 +20,9 @@ from rocket_sink.wire.ids import MessageIds
 from rocket_sink.wire.properties import ENCODED_LIMIT, least_version, properties_of
 
 _ANY_ID: Final = "0" * 56
-"""A text as long as a client id with an IPv6 address."""
+"""A text of the length of the longest client id (with an IPv6 address)."""
 _PROPERTY_BYTES: Final = len(_ANY_ID) + 30
-"""Bytes of the properties that every message has, and of the property names of tags and keys."""
+"""Bytes of the properties of every message, and of the property names of tags and keys."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Part:
 
 
 def with_trace_context(message: Message) -> Message:
-    """Return the message with the context of the current span in its properties; its own
-    properties win."""
+    """Add the context of the current span to the message's properties, which take precedence."""
     context = trace_context()
     if not context:
         return message
@@ -108,8 +107,8 @@ class RequestBuilder:
     def batches(
         self, messages: Sequence[Message], queue: MessageQueue | None = None
     ) -> Iterator[Part]:
-        """Batch requests in order, each below `maxMessageSize` when encoded, and of at most
-        BATCH_MAX_MESSAGES.
+        """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES and an encoded body
+        of at most `maxMessageSize`.
 
         A message that exceeds the limit only in its encoded form is sent as a single message,
         because brokers apply the limit to the body of the batch.
@@ -174,8 +173,8 @@ class RequestBuilder:
         return size + texts + INNER_OVERHEAD_BYTES
 
     def split(self, part: Part) -> list[Part]:
-        """Return the two halves of a refused batch, with the same ids. A half with one message is
-        sent as a single message."""
+        """Return the two halves of a refused batch, with the same message ids. A half of one
+        message is a single message."""
         ids = part.ids
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
         middle, queue = (len(messages) + 1) // 2, part.request.queue
@@ -213,7 +212,7 @@ class RequestBuilder:
     def batch_of(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
-        """Make a batch request of `encoded` messages."""
+        """Return the request of a batch."""
         first = messages[0]
         return SendRequest(
             self.topic(first.topic),
@@ -222,7 +221,7 @@ class RequestBuilder:
             batch=True,
             properties=f"WAIT\x01{'true' if first.wait_store else 'false'}\x02",
             message_id=",".join(ids),
-            # A broker may see no key if the first one is white space (StringUtils.isBlank).
+            # If the first key is white space, a broker may see no key (StringUtils.isBlank).
             lacks_keys=any(not message.keys or message.keys[0].isspace() for message in messages),
         )
 

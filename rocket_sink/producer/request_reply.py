@@ -1,8 +1,8 @@
 """Request-reply, and recall of timed messages.
 
 Replies do not come from a queue: the replier's broker pushes them to the requester, which must be
-connected to that broker and have sent a heartbeat. So `request` connects to all brokers of the
-known routes, keeps the connections, and needs the producer's thread. Late replies are dropped and
+connected to that broker and have sent a heartbeat. So `request` connects to the brokers of all
+known routes, keeps the connections, and starts the producer's thread. Late replies are dropped and
 counted.
 """
 
@@ -35,13 +35,13 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _ANNOUNCE_S: Final = 0.5
-"""Longest wait for the connections to all brokers, because a broker may be down."""
+"""Longest wait for connections to all brokers; a broker may be down."""
 
 _NOT_ENABLED: Final = (
     "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
     "default)"
 )
-"""Advice for the error text: the broker's remark only says that the operation is forbidden
+"""Advice added to the error, because the broker's remark only says that the operation is forbidden
 (RecallMessageProcessor)."""
 
 
@@ -77,7 +77,7 @@ class RequestReply:
             sent = self._driver.send(request, (message,), "request")
             clock = self._driver.engine.clock
             if self._driver.is_leading:
-                # Drive here: if this is a callback, no other thread reads the reply.
+                # Drive here: the thread is in a callback, so no other thread reads the reply.
                 self._driver.call(lambda: reply.done() or clock() >= deadline_s)
             return reply.result(max(0.0, deadline_s - clock()))
         except FutureTimeoutError:
@@ -127,7 +127,7 @@ class RequestReply:
         return decode_recall_answer(answer)
 
     def connect_all(self, topic: str, deadline_s: float) -> None:
-        """Send heartbeats to all brokers of the topic before its first request."""
+        """Connect and send heartbeats to the known brokers before the first request to a topic."""
         engine = self._driver.engine
         self._driver.publish_info(topic, timeout_s=max(0.001, deadline_s - engine.clock()))
         self._driver.stay_connected()

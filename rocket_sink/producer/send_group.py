@@ -1,8 +1,7 @@
-"""Asynchronous sends that travel together: a group of the engine, made of requests.
+"""Groups of asynchronous sends, which the engine sends together (`producer.engine.frame_group`).
 
-A group has one queue and one write; its answers are read and its futures completed by the hundred
-(`producer.engine.frame_group`). A message that leaves its group becomes the request that was
-submitted.
+A group has one queue and one write; its answers are read, and its futures completed, in bulk. A
+message that leaves its group becomes a request again.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.wire.send_header import SendTemplate
 
 GROUP_LEAST: Final = 8
-"""Least number of messages for a group; sending fewer one by one is cheaper."""
+"""Smallest size of a group; for fewer messages single requests are cheaper."""
 GROUP_MOST: Final = 256
 _SINCE_S: Final = 0.1
 """Longest time between the submissions of a group's first and last message."""
 
 
 def group_key(request: SendRequest) -> Hashable:
-    """Return a key that requests of one group have in common; None if the request travels alone."""
+    """Return the key that all requests of a group share; None if the request is sent alone."""
     if (
         request.ordered
         or request.choose is not None
@@ -36,13 +35,13 @@ def group_key(request: SendRequest) -> Hashable:
         or type(request.token) is not SendFuture
     ):
         return None
-    # A group has one deadline, that of its first message.
+    # A group has the deadline of its first message, so the others must be as old.
     since = int(request.since_s / _SINCE_S)
     return request.topic, request.queue, request.timed, request.least_version, since
 
 
 def group_request(requests: Sequence[SendRequest]) -> SendRequest:
-    """Join requests in one request of a group."""
+    """Return one request for a group of these requests."""
     group, first = SendGroup(requests), requests[0]
     return SendRequest(
         first.topic, b"", message_count=len(requests), queue=first.queue, token=group,
@@ -52,7 +51,7 @@ def group_request(requests: Sequence[SendRequest]) -> SendRequest:
 
 
 class SendGroup:
-    """The group, the messages and the token of requests with the same `group_key`."""
+    """Requests with the same `group_key`: the engine's group, its messages, and its token."""
 
     in_parts = True
 
@@ -95,8 +94,7 @@ class SendGroup:
         return group_request(self._requests[first:last])
 
     def on_done(self, completion: Completion) -> None:
-        """Complete the futures of stored messages; complete all futures if the group was never
-        sent."""
+        """Complete the futures of stored messages, or all futures if the group was never sent."""
         if completion.stored is not None and completion.result is not None:
             end_all(self._stored(completion.result, completion.stored))
         elif (error := completion.error) is not None:

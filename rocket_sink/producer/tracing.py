@@ -1,14 +1,14 @@
 """Message traces, sent to the trace topic.
 
 `Tracer` collects the traces of a producer (AsyncTraceDispatcher). A trace message has up to 128 kB
-of lines of one topic. It is sent once there are 100 lines, at most 500 ms after the first; the
-first trace starts the producer's thread. Traces never fail a send: those that cannot be sent, and
-those above 2048 waiting lines, are dropped, counted and logged. Not traced: messages to the trace
-topic, and those answered with TRACE_ON=false. As in Java, the trace topic has no namespace, nor
-have topics and groups in a trace.
+of lines, all of one topic. The tracer sends when it has 100 lines, at the latest 500 ms after the
+first line; the first line starts the producer's thread. Traces never fail a send: the tracer drops
+and counts lines that cannot be sent, and those above 2048 waiting lines. It does not trace messages
+to the trace topic, and messages answered with TRACE_ON=false. As in Java, the trace topic has no
+namespace, nor have topics and groups in a trace.
 
-`RequestTraces` sends the traces of a sample of one engine's requests (`traceSample`), at once and
-oneway: no request waits for a trace, and no answer to a trace says anything about a broker.
+`RequestTraces` sends the traces of a sample of one engine's requests (`traceSample`), each at once
+and oneway, so no request waits for a trace, and traces do not change a broker's latency.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tracer(SendHook):
         self._lines: list[Trace] = []
         self._due_s: float | None = None
         self.dropped = 0
-        """Lines that were not sent, and trace messages that were not stored."""
+        """Number of lines that were not sent, and of trace messages that were not stored."""
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Tracer(SendHook):
             self._write(some)
 
     def _write(self, lines: list[Trace]) -> None:
-        # The trace is sent without hooks, so that it is not traced itself.
+        # Send the trace without hooks, so that it is not traced itself.
         try:
             for request in _requests(lines, self._topic, self._builder):
                 submit = self._driver.submit_nowait
@@ -170,7 +170,7 @@ class Tracer(SendHook):
 
 
 class TracedMessage(Protocol):
-    """A message that was sent; `properties` is the wire text."""
+    """A sent message; `properties` is the wire property string."""
 
     @property
     def body(self) -> bytes: ...
@@ -182,7 +182,7 @@ class TracedMessage(Protocol):
 class RequestTraces:
     """Sends the traces of a sample of the requests of an engine, which one thread drives.
 
-    A trace message holds the trace of one request. The ids of a large batch take several messages.
+    Each trace message is about one request; a large batch needs several trace messages.
     """
 
     def __init__(
@@ -193,16 +193,16 @@ class RequestTraces:
         self._group = without_namespace(self._namespace, options.producer_group)
         self._sample = options.trace_sample
         self._engine = engine
-        # Lines of traces shrink by two thirds even at the quickest level.
+        # Even the quickest compression level shrinks trace lines by two thirds.
         quick = options.with_(compress_level=min(1, options.compress_level))
         self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
         self._rng = rng or random.Random()
         self._next = self._gap()
-        """Requests before the next one of the sample."""
+        """Number of requests before the next one in the sample."""
         self.in_flight = 0
-        """Trace messages that are not written yet."""
+        """Number of trace messages that are not written yet."""
         self.dropped = 0
-        """Trace messages that were not sent."""
+        """Number of trace messages that were not sent."""
 
     def note(
         self,
@@ -214,8 +214,8 @@ class RequestTraces:
         """Trace a completed request, or messages of a completed group, if the sample has them.
 
         Args:
-            messages: returns the messages at the given places of the group; all messages for None.
-            half: they are half messages.
+            messages: returns the messages at these positions of the group; all messages for None.
+            half: the messages are half messages.
         """
         result, stored = completion.result, completion.stored
         if result is None or not result.trace_on or result.queue.topic == self._topic:
@@ -233,11 +233,10 @@ class RequestTraces:
         cost_ms = int(last.started_ms - first.started_ms + last.rtt_ms)
         is_stored = completion.outcome is Outcome.ACKED
         lines = []
-        # A broker may name the first message of a batch only.
+        # A broker may return the id of a batch's first message only.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
         for message, offset_id in zip(messages(places), names, strict=False):
-            # The text is well-formed, because this task encoded it: each property has a name and a
-            # value.
+            # This task has encoded the text, so each property has a name and a value.
             texts = message.properties.replace("\x02", "\x01").split("\x01")
             properties = dict(zip(texts[::2], texts[1::2], strict=False))
             value = properties.get
@@ -259,7 +258,7 @@ class RequestTraces:
         return drawn
 
     def _gap(self) -> int:
-        """Draw how many requests the sample leaves out before its next one."""
+        """Draw the number of requests before the next one in the sample."""
         if self._sample >= 1:
             return 0
         return int(math.log(1 - self._rng.random()) / math.log(1 - self._sample))
@@ -277,7 +276,7 @@ class RequestTraces:
             self._lose(error)
 
     def took(self, completion: Completion) -> bool:
-        """Return whether the completion belongs to a trace message; if so, count it."""
+        """Return whether the completion is that of a trace message, and count such a completion."""
         if completion.token is not self:
             return False
         self.in_flight -= 1
@@ -290,14 +289,14 @@ class RequestTraces:
         _LOG.warning("a message with traces is lost: %s", error)
 
     def close(self) -> None:
-        """Give up traces that are not written within a moment; nothing else may be in flight."""
+        """Wait a moment for traces to be written, then give up; nothing else may be in flight."""
         if self.in_flight:
             for completion in self._engine.drain(self._engine.clock() + _CLOSE_S):
                 self.took(completion)
 
 
 def _requests(lines: Sequence[Trace], topic: str, builder: RequestBuilder) -> Iterator[SendRequest]:
-    """Yield the requests that carry the lines to the trace topic, which has no namespace."""
+    """Yield the requests that send the lines to the trace topic, which has no namespace."""
     for body, keys in encode_traces(lines):
         request = builder.single(Message(topic, body.encode()), {KEYS: " ".join(sorted(keys))})
         request.topic = topic

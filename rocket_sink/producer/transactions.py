@@ -1,9 +1,9 @@
 """Transactional messages: half message, local transaction, commit or rollback, transaction checks.
 
-With the defaults of a broker a half message is checked when it is 6 s old (transactionTimeOut),
-every 30 s (transactionCheckInterval), at most 15 times (transactionCheckMax); then it moves to
-TRANS_CHECK_MAX_TIME_TOPIC and is never delivered. Brokers send checks to any connected client of
-the producer group, so the listener may run in another process than the sender
+By default a broker checks a half message when it is 6 s old (transactionTimeOut), and then every
+30 s (transactionCheckInterval), at most 15 times (transactionCheckMax). After that it moves the
+message to TRANS_CHECK_MAX_TIME_TOPIC and never delivers it. Brokers send checks to any connected
+client of the producer group, so the listener may run in another process than the sender
 (`listen_for_checks`). The commit stores the message in its topic, with another queue offset.
 """
 
@@ -44,14 +44,13 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
-"""Limit of checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat checks
-beyond it."""
+"""Limit of checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat others."""
 _REMARK_CHARS: Final = 1024
-"""Limit of an exception's text: a header has 1 MiB at most, and brokers log the remark."""
+"""Limit of an exception's text: brokers log the remark, and a header has at most 1 MiB."""
 
 
 class TransactionState(enum.Enum):
-    """The state of the local transaction; values are the names in Java's LocalTransactionState."""
+    """The state of a local transaction; the values are Java's names (LocalTransactionState)."""
 
     COMMIT = "COMMIT_MESSAGE"
     ROLLBACK = "ROLLBACK_MESSAGE"
@@ -77,12 +76,12 @@ class TransactionResult:
     """The result of a half message and its transaction.
 
     Attributes:
-        send_result: of the half message; its queue offset is in the half topic.
-        state: the result of `execute`; ROLLBACK for a half message stored degraded (`execute` was
-            not called); UNKNOWN when it raised or returned None.
+        send_result: the result of the half message; its queue offset is one of the half topic.
+        state: the result of `execute`; UNKNOWN if it raised or returned None; ROLLBACK if it was
+            not called, because the half message was stored degraded.
         local_error: the exception of `execute`.
-        end_error: the error of END_TRANSACTION. The broker sends a check if it did not get the
-            request.
+        end_error: the error of END_TRANSACTION. A broker that did not get the request sends a
+            check.
     """
 
     send_result: SendResult
@@ -167,7 +166,7 @@ class TransactionClient:
         state: TransactionState,
         failure: BaseException | None,
     ) -> SendError | None:
-        """Commit or roll back; returns the error, if any."""
+        """Commit or roll back; return the error, if any."""
         name = half.queue.broker_name
         try:
             offset = decode_offset_message_id(half.offset_message_id).offset
@@ -205,7 +204,7 @@ class TransactionClient:
         frame: Frame,
         state: TransactionState,
     ) -> SendError | None:
-        """Send END_TRANSACTION, then call the hooks; returns the error, if any."""
+        """Send END_TRANSACTION, then call the hooks; return the error, if any."""
         error: SendError | None = None
         try:
             if state is UNKNOWN:
@@ -237,8 +236,8 @@ class TransactionClient:
     # --- checks -------------------------------------------------------------------------
 
     def take_check(self, channel: Channel, frame: Frame) -> None:
-        """Queue a check for the listener's thread; ignore it without a listener: the broker then
-        asks others."""
+        """Queue a check for the listener's thread. Without a listener ignore the check: the broker
+        will ask another client."""
         check = decode_transaction_check(frame)
         if self._listener() is None or check.producer_group != self._group:
             _LOG.warning(
@@ -279,7 +278,7 @@ class TransactionClient:
                     extra={"peer": address},
                 )
             except Exception:
-                # Go on, because this thread answers the later checks, too.
+                # Go on, because this thread has to answer later checks, too.
                 _LOG.exception(
                     "the transaction check at %s was not answered", address, extra={"peer": address}
                 )
@@ -310,13 +309,13 @@ class TransactionClient:
 def _decided(
     decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, BaseException | None]:
-    """Return the decision of the caller's code. If the code raises, log the error as `raised` and
-    return UNKNOWN with it."""
+    """Return the decision of the user's code. If the code raises, log `raised` and the error, and
+    return UNKNOWN with the error."""
     try:
         return _state(decide()), None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # as Java; asyncio.CancelledError is no Exception
+    except BaseException as error:  # As in Java; asyncio.CancelledError is not an Exception.
         _LOG.exception(raised, message_id)
         return UNKNOWN, error
 

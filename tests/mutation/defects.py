@@ -663,8 +663,8 @@ PRODUCER = (
     Defect(
         "producers-thread-ends",
         "rocket_sink/producer/driver.py",
-        "            except BaseException:\n                # Go on: without this thread",
-        "            except KeyError:\n                # Go on: without this thread",
+        "            except BaseException:\n                # Go on, because without this thread",
+        "            except KeyError:\n                # Go on, because without this thread",
         (
             "tests/producer/test_ends.py::test_an_error_of_a_round_does_not_end_the_producers_thread",
         ),
@@ -783,8 +783,8 @@ PRODUCER = (
     Defect(
         "drained-sends-stay-open",
         "rocket_sink/producer/driver.py",
-        "may drive for its own request only.\n            self._drive_to_end(waiter)\n",
-        "may drive for its own request only.\n                self._drive_to_end(waiter)\n",
+        "may stop when its own request ends.\n            self._drive_to_end(waiter)\n",
+        "may stop when its own request ends.\n                self._drive_to_end(waiter)\n",
         (
             "tests/producer/test_process_end.py::test_a_send_at_the_end_that_another_thread_drains_has_ended_too",
         ),

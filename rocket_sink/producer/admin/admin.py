@@ -1,7 +1,7 @@
 """Administrative requests: routes, offsets, pulls, queries by id and key, topics.
 
-Read-only except `create_topic`; requests that change a broker's configuration are left out on
-purpose (CVE-2023-33246).
+All are read-only except `create_topic`. Requests that change a broker's configuration are left out
+on purpose (CVE-2023-33246).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PULL_BYTES: Final = 1 << 20
 class Admin:
     """Synchronous calls to name servers and brokers; a context manager; not thread-safe.
 
-    All calls raise NotSentError, RejectedError or UnknownOutcomeError, after at most `timeout_s`
-    per request.
+    All calls may raise NotSentError, RejectedError or UnknownOutcomeError, after at most
+    `timeout_s` per request.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Admin:
     # --- routes ------------------------------------------------------------------------------
 
     def check_name_servers(self) -> None:
-        """Check that a name server answers. The question is for a route, because proxies answer
-        such questions, too. A missing topic is no error, because the first send may create it.
+        """Check that a name server answers, by a route request, which proxies answer, too. A
+        missing topic is no error, because the first send may create it.
 
         Raises:
-            NameServerUnavailableError, TlsRefusedError: none answers.
+            NameServerUnavailableError, TlsRefusedError: no server answers.
         """
         with contextlib.suppress(NoRouteError):
             self.topic_route(self.options.topic or requests.AUTO_CREATE_TOPIC)
@@ -119,8 +119,7 @@ class Admin:
     def proxy(self) -> str | None:
         """Return the address of a RocketMQ proxy among the name servers; None if there is none.
 
-        Name servers of all versions tell their brokers (GET_BROKER_CLUSTER_INFO). Proxies give
-        routes, but do not know this request.
+        Name servers of all versions support GET_BROKER_CLUSTER_INFO; proxies do not.
         """
         for address in self.options.name_servers:
             with contextlib.suppress(SendError):
@@ -139,7 +138,7 @@ class Admin:
         """Return all queues on brokers with a master, sorted.
 
         Raises:
-            PermissionDeniedError: the messages of a broker cannot be read, with `to_read`.
+            PermissionDeniedError: with `to_read`, if the topic may not be read on a broker.
         """
         topic = with_namespace(self.options.namespace, topic)
         route = self.topic_route(topic)
@@ -183,9 +182,8 @@ class Admin:
     ) -> tuple[list[StoredMessage], int]:
         """Return messages from `offset` on, and the offset of the next pull.
 
-        At the end of the queue there are no messages. An expired offset moves to the oldest
-        message. A pull returns fewer than `max_messages` if the messages would take more than 16
-        MiB of memory.
+        The list is empty at the end of the queue. An expired offset moves to the oldest message. A
+        pull returns fewer than `max_messages` if the messages would take over 16 MiB of memory.
         """
         frame = requests.pull_message(
             queue,
@@ -208,7 +206,7 @@ class Admin:
         while offset < end:
             messages, following = self.pull(queue, offset, max_messages=min(end - offset, 1024))
             yield from (message for message in messages if message.queue_offset < end)
-            # A broker may answer "no messages" until it has dispatched them.
+            # Repeat an empty pull: a broker may not have dispatched its last messages yet.
             empty = 0 if following > offset else empty + 1
             if empty:
                 if empty > _EMPTY_PULLS:
@@ -224,8 +222,8 @@ class Admin:
             yield from self.read_queue(queue, begin, end)
 
     def dispatch_behind_bytes(self, topic: str) -> int:
-        """Return the bytes, of all topics, that the topic's masters have not dispatched to
-        consumers yet."""
+        """Return how many bytes (of any topic) the topic's masters have not dispatched to consumers
+        yet."""
         masters = _masters(self._route(topic))
         return sum(
             int(self.runtime_info(name, address).get("dispatchBehindBytes", 0))
@@ -233,12 +231,12 @@ class Admin:
         )
 
     def runtime_info(self, name: str, address: str) -> dict[str, str]:
-        """Return a broker's figures (`mqadmin brokerStatus`)."""
+        """Return a broker's statistics (`mqadmin brokerStatus`)."""
         answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
         return responses.decode_runtime_info(answer)
 
     def count(self, topic: str) -> int:
-        """Return the number of messages in the topic's queues, even if the topic is write-only."""
+        """Return the number of messages in the topic's queues; the topic may be write-only."""
         queues = self.queues(topic, to_read=False)
         return sum(self.max_offset(queue) - self.min_offset(queue) for queue in queues)
 
@@ -248,7 +246,7 @@ class Admin:
         """Return the stored messages with this client id, from all brokers of the topic.
 
         Args:
-            bodies: False: bodies are empty.
+            bodies: if False, the messages have empty bodies.
 
         Raises:
             RemoteProtocolError: the messages exceed 64 MiB of memory.
@@ -272,13 +270,13 @@ class Admin:
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:
-            if unique_key:  # such an id may hold a blank
+            if unique_key:  # A client id may contain a blank.
                 return properties.get(UNIQ_KEY) == key
             return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
 
         allowance = Allowance()
         messages: list[StoredMessage] = []
-        # Fetch the route, because a broker may be new, or at another address.
+        # Fetch a fresh route, because a broker may be new, or at another address.
         for broker_name, address in _masters(self.topic_route(topic)).items():
             try:
                 answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
@@ -317,8 +315,8 @@ class Admin:
                 self._call(name, addresses[_MASTER], frame, {0})
 
     def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
-        """Return the topic's attributes (message.type) by broker; only of brokers since 5.0 that
-        have the topic."""
+        """Return {broker: the topic's attributes, such as message.type}, without brokers before 5.0
+        and brokers that do not have the topic."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
@@ -335,7 +333,7 @@ class Admin:
         return self._routes.get(topic) or self.topic_route(topic)
 
     def _invoke(self, queue: MessageQueue, frame: Frame, codes: Any = frozenset((0,))) -> Frame:
-        """Send to the queue's master; after a failure retry once with a fresh route."""
+        """Send a request to the queue's master; after a failure, retry once with a fresh route."""
         for fresh in (False, True):
             route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
             address = _masters(route).get(queue.broker_name)
@@ -359,7 +357,7 @@ class Admin:
         raise error
 
     def _ask(self, frame: Frame, *, of_all: bool = True) -> Answers:
-        """Ask the name servers as `NameServers.ask`."""
+        """Ask the name servers, and return their answers (see `NameServers.ask`)."""
         results: list[tuple[Answers, SendError | None, float]] = []
         now_s = self._client.clock()
         self._name_servers.ask(frame, lambda *end: results.append(end), now_s, of_all=of_all)
@@ -375,7 +373,7 @@ _LACKING: Final = {
     "effectively_once": "does not look messages up by their ids, as a replay has to",
     "transactional": "does not let a client end its half messages",
 }
-"""{delivery: what a proxy lacks for it}"""
+"""{delivery: what it needs and a proxy lacks}"""
 
 
 def proxy_error(delivery: str, proxy: str) -> ConfigurationError:
@@ -388,7 +386,7 @@ def proxy_error(delivery: str, proxy: str) -> ConfigurationError:
 
 
 def _remedy(topic: str) -> str:
-    """Return what to do about a topic that does not exist."""
+    """Return the advice to a user whose topic does not exist."""
     if DLQ_PREFIX in topic:
         return "check the name of the group; brokers create this topic with its first dead letter"
     return (

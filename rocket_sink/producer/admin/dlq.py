@@ -1,10 +1,11 @@
-"""Dead-letter topics of consumer groups, `%DLQ%group`: reading, and sending to the origin topic.
+"""Dead-letter topics of consumer groups, `%DLQ%group`: reading, and resending to the origin topic.
 
 A broker moves a message there after its last delivery attempt (AbstractSendMessageProcessor), with
-its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`).
-Messages leave such a topic by retention only. So a resend has the same client id and a counter,
-`ROCKET_SINK_RESENDS`, that is one higher. A message is not sent again if the origin topic has its
-resend. If the resend becomes a dead letter, the counter stays, and so limits the number of resends.
+its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`). Only
+retention removes messages from such a topic. So that none is sent twice, a resend has the same
+client id and a counter, `ROCKET_SINK_RESENDS`, that is one higher: a dead letter whose resend is in
+the origin topic is skipped. If the resend becomes a dead letter itself, it has the counter, which
+limits the number of resends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 RESENDS: Final = "ROCKET_SINK_RESENDS"
-"""User property: number of resends from a dead-letter topic."""
+"""User property: how often the message was resent from a dead-letter topic."""
 MAX_RESENDS: Final = 3
 FAILURES_MAX: Final = 1000
 
@@ -59,7 +60,7 @@ class DeadLetter:
 
     @property
     def resends(self) -> int:
-        """Number of earlier resends."""
+        """The number of earlier resends."""
         return resends_of(self.message)
 
     @property
@@ -67,10 +68,10 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """Return the message to send: its fields and user properties, and the next counter.
+        """Return the message to resend: the same fields and user properties, the next counter.
 
         Raises:
-            MessageError: it has an illegal property.
+            MessageError: a property is illegal.
         """
         properties = self.message.properties
         own = {n: value for n, value in properties.items() if n not in RESERVED_PROPERTIES}
@@ -88,7 +89,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class DlqQuery:
-    """Selects dead letters of a group; times are their store times, ms since 1970."""
+    """A selection of a group's dead letters; times are store times, ms since 1970."""
 
     group: str
     topic: str | None = None
@@ -99,7 +100,7 @@ class DlqQuery:
     limit: int | None = None
 
     def takes(self, dead_letter: DeadLetter) -> bool:
-        """True for selected dead letters, without regard to the limit."""
+        """Return whether the dead letter is selected; ignore the limit."""
         at_ms = dead_letter.message.store_ms
         ids = (dead_letter.message_id, dead_letter.message.properties.get(ORIGIN_MESSAGE_ID),
                dead_letter.message.offset_message_id)  # fmt: skip
@@ -113,13 +114,13 @@ class DlqQuery:
 
 
 def groups(admin: Admin) -> dict[str, int]:
-    """{group: messages in its dead-letter topic} of all groups with such a topic."""
+    """Return {group: number of its dead letters} for all groups with a dead-letter topic."""
     dlq_topics = (topic for topic in admin.topics() if topic.startswith(PREFIX))
     return {topic.removeprefix(PREFIX): admin.count(topic) for topic in dlq_topics}
 
 
 def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
-    """Yield the dead letters stored at the start of the call, in the order of storing.
+    """Yield the dead letters that are stored at the start of the call, by store time.
 
     Raises:
         NoRouteError: the group has no dead-letter topic.
@@ -153,10 +154,10 @@ def _first_offset(admin: Admin, queue: MessageQueue, since_ms: int | None) -> in
 
 @dataclass
 class ResendReport:
-    """Numbers of dead letters by result, and the first `FAILURES_MAX` failures. `degraded` counts
-    those of `resent` that are stored, but were not flushed or replicated in time. `already`: the
-    topic has an earlier resend. `left_alone`: the limit of resends is reached. `homeless`: the
-    origin topic is unknown."""
+    """Numbers of dead letters by result, and the first `FAILURES_MAX` failures. `degraded`: resent
+    and stored, but not flushed or replicated in time (part of `resent`). `already`: the topic has
+    an earlier resend. `left_alone`: the limit of resends is reached. `homeless`: the origin topic
+    is unknown. `held_back`: an earlier dead letter of the sharding key failed."""
 
     resent: int = 0
     degraded: int = 0
@@ -170,24 +171,24 @@ class ResendReport:
 
     @property
     def settled(self) -> bool:
-        """True if no dead letter failed, was held back, or has an unknown origin."""
+        """Whether no dead letter failed, was held back, or has an unknown origin."""
         return not (self.failed or self.held_back or self.homeless)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers as plain values."""
+        """Return the report as plain values."""
         return {**vars(self), "codes": dict(self.codes)}
 
 
 class Resender:
-    """Sends dead letters to their origin topics, one by one, in the given order.
+    """Sends dead letters to their origin topics, one at a time, in the caller's order.
 
     After a failure the later dead letters of the same sharding key are held back.
 
     Args:
         send: `Producer.send`.
-        to_topic: instead of the origin topics.
+        to_topic: send to this topic, instead of the origin topics.
         max_resends: skip dead letters that were resent this often.
-        again: send them nevertheless, and also dead letters whose resend is in the topic.
+        again: skip no dead letter, not even one whose resend is in the topic.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class Resender:
         self.report = ResendReport()
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
-        """Send a dead letter if it is due, and count the result in the report.
+        """Send a dead letter, unless it is skipped or held back, and count it in the report.
 
         Raises:
-            SendError: a fatal one (credentials).
+            SendError: a fatal error (credentials).
         """
         topic, report = self._to_topic or dead_letter.origin_topic, self.report
         if not topic:
@@ -241,7 +242,7 @@ class Resender:
         try:
             copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
-            # A topic that does not exist has no messages; the producer may create it.
+            # Send, because a topic that does not exist has no messages, and may be created.
             return False
         if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1
@@ -262,6 +263,6 @@ class Resender:
 
 
 def resends_of(message: StoredMessage) -> int:
-    """Return the message's counter; 0 if it is not a number."""
+    """Return the message's counter of resends; 0 if it is not a number."""
     text = message.properties.get(RESENDS, "0")
     return int(text) if text.isascii() and text.isdigit() else 0

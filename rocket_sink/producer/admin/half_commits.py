@@ -1,15 +1,16 @@
-"""Committing half messages: pipelined, with answers, optionally in order per queue.
+"""Commits of half messages: many requests in flight, with answers, optionally in order per queue.
 
 A broker stores the message each time it gets END_TRANSACTION: EndTransactionProcessor does not
 detect repetitions. So a request with an unknown outcome is repeated only after a query by message
 id has shown that the message is not stored. Brokers handle requests of one connection in several
-threads (endTransactionThreadPoolNums): order needs one request in flight per queue. Half messages
-are addressed by their commit-log offset, so they can be committed until the log expires
-(fileReservedTime, 72 h), even after the last transaction check.
+threads (endTransactionThreadPoolNums), so order requires one request in flight per queue. The
+request names the half message by its commit-log offset, so a commit is possible until the log
+expires (fileReservedTime, 72 h), even after the last transaction check.
 
-Two processes that commit the same half messages double them, so the caller holds a lock. A process
-that lost the lock must send nothing more. So the lock is checked before each lot of requests, which
-end before the lock can expire, and before each step that could write queued requests.
+If two processes committed the same half messages, each would be stored twice. So the caller holds a
+lock, and a process that has lost the lock must send nothing more. The committer checks the lock
+before each batch of requests, which end before the lock can expire, and before each step that could
+write queued requests.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ HALVES: Final = pa.schema([
     pa.field("queue_id", pa.int32()), pa.field("half_offset", pa.int64()),
     pa.field("commit_log_offset", pa.int64()), pa.field("message_id", pa.string()),
 ])  # fmt: skip
-"""A table of half messages, in the columns of `Half`."""
+"""The schema of a table of half messages; its columns are the fields of `Half`."""
 _WINDOW: Final = 2048
-"""Requests in flight at one broker and topic; a broker's queue has room for 100,000
-(endTransactionPoolQueueCapacity). A window of 1,024 took 1.1 times the CPU."""
+"""Limit of requests in flight at one broker and topic. A broker's queue has room for 100,000
+(endTransactionPoolQueueCapacity). A limit of 1,024 took 1.1 times the CPU."""
 _LONGEST_REQUEST_S: Final = 10.0
-"""Longest time for one request: a third of the lease (`ledger.lock`) under which it is sent."""
+"""Longest time for one request: a third of the lease of the caller's lock (`ledger.lock`)."""
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
 _GONE: Final = (
@@ -53,12 +54,12 @@ _GONE: Final = (
     "The transaction state table offset wrong",
     "The commit log offset wrong",
 )
-"""Remarks of a broker that does not have the half message (EndTransactionProcessor)."""
+"""Remarks of a broker that no longer has the half message (EndTransactionProcessor)."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """A stored half message; the offsets are those of the half message."""
+    """A stored half message, with its offsets in the half topic and in the log."""
 
     topic: str
     broker_name: str
@@ -70,7 +71,8 @@ class Half:
 
 @dataclass
 class CommitReport:
-    """Counts of a commit; `committed` includes `found_stored`, which were visible before."""
+    """The result of a commit. `committed` includes `found_stored`: messages that consumers could
+    see before."""
 
     committed: int = 0
     found_stored: int = 0
@@ -79,7 +81,8 @@ class CommitReport:
 
 
 class _Lane:
-    """Half messages that may be in flight together, in order."""
+    """Half messages with a common limit of requests in flight (`width`): those of one broker and
+    topic, or of one queue if order matters."""
 
     def __init__(self, width: int, positions: Positions) -> None:
         self.waiting = positions
@@ -89,7 +92,8 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Return the positions that may be sent now; many at once, so that they share a group."""
+        """Return the positions to send now: none until half of the lane is free, for large groups.
+        """
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0
@@ -98,7 +102,7 @@ class _Lane:
 
 
 class _Commits:
-    """Half messages of one lane whose commits are on their way together."""
+    """The commits of one lane that were sent as a group."""
 
     def __init__(self, committer: HalfMessageCommitter, lane: _Lane, positions: Positions) -> None:
         self.first_opaque = 0
@@ -129,10 +133,9 @@ class HalfMessageCommitter:
         engine: leased by the caller, whose thread drives it.
         group: the producer group of the half messages.
         ordered: keep the order per queue.
-        since_ms: a lower bound for the store times of the half messages (ms since 1970).
-        progress: called with the number of finished half messages.
-        check: gets a number of seconds; raises an error if the caller may lose its lock within
-            them.
+        since_ms: a lower bound of the half messages' store times (ms since 1970).
+        progress: called with the number of committed half messages so far.
+        check: gets a time in seconds; raises an error if the caller may lose its lock within it.
     """
 
     def __init__(
@@ -170,8 +173,8 @@ class HalfMessageCommitter:
 
         Raises:
             DeliveryError: a broker committed nothing for `storedCheckTimeout`.
-            SendError: a fatal one (credentials).
-            LedgerError: `check` found that another process may have the lock.
+            SendError: a fatal error (credentials).
+            LedgerError: another process may have the lock (`check`).
         """
         engine = self._engine
         self._halves = halves = halves.sort_by(
@@ -189,20 +192,20 @@ class HalfMessageCommitter:
         while len(pending):
             before = self._report.committed
             self._round(pending)
-            pending = self._left_of(pending)
+            pending = self._to_retry(pending)
             progressed = self._report.committed > before
             wait_s = _FIRST_WAIT_S if progressed else min(2 * wait_s, _LONGEST_WAIT_S)
             if len(pending):
                 for topic in self._topics:
                     engine.routes.refresh(topic, engine.clock())
                 engine.drive_for(wait_s)
-        # A missing half message may have been committed before.
+        # The broker of a refused half message may have committed it before.
         refused = self._not_visible(np.array(sorted(self._refused), np.int64)).tolist()
         self._report.refused = [(self._half(at), self._refused[at]) for at in refused]
         return self._report
 
-    def _left_of(self, tried: Positions) -> Positions:
-        """Return the half messages to retry, in order, except those that consumers see already."""
+    def _to_retry(self, tried: Positions) -> Positions:
+        """Return the half messages to retry, in order, without those that consumers can see."""
         again, self._again = np.array(self._again, np.int64), []
         pending = tried[np.isin(tried, again)]
         if self._doubtful:
@@ -217,11 +220,11 @@ class HalfMessageCommitter:
     def _half(self, position: int) -> Half:
         return Half(*(column[position].as_py() for column in self._halves.columns))
 
-    def _silence(self, left: Positions) -> str:
-        brokers = self._halves.column("broker_name").take(pa.array(left)).unique()
+    def _silence(self, pending: Positions) -> str:
+        brokers = self._halves.column("broker_name").take(pa.array(pending)).unique()
         names = ", ".join(sorted(brokers.to_pylist()))
         return (
-            f"{len(left)} half messages at {names} are decided and could not be committed "
+            f"{len(pending)} half messages at {names} are decided and could not be committed "
             f"({self._error or 'no address'}). Nothing is lost: they are committed when the query "
             "starts again, or by `rocket-sink transactions settle`, as long as the broker keeps "
             "them (fileReservedTime, 72 hours by default)"
@@ -236,7 +239,7 @@ class HalfMessageCommitter:
             for lane in lanes:
                 following = lane.next()
                 if len(following):
-                    self._end(lane, following)
+                    self._send(lane, following)
             if not self._in_flight:
                 break
             for topic in self._topics:
@@ -248,7 +251,7 @@ class HalfMessageCommitter:
         for lane in lanes:
             self._again += lane.waiting.tolist()
 
-    def _end(self, lane: _Lane, positions: Positions) -> None:
+    def _send(self, lane: _Lane, positions: Positions) -> None:
         """Send the commits of one broker and topic."""
         engine, client, first = self._engine, self._engine.client, self._half(int(positions[0]))
         now_s, address = engine.clock(), engine.routes.addresses().get(first.broker_name)
@@ -276,7 +279,7 @@ class HalfMessageCommitter:
         try:
             self._check(ahead_s)
         except BaseException:
-            # Closing in the usual way would write what still waits for its connection.
+            # Abandon the engine, because `close` would write requests that are still queued.
             self._engine.abandon()
             raise
 
@@ -308,7 +311,7 @@ class HalfMessageCommitter:
         error: SendError | None,
         at_s: float = 0.0,
     ) -> None:
-        """Handle the end of a commit: answer or error. `at_s` is not used; a `Call` passes it."""
+        """Handle the answer to a commit, or its error; `Call` passes `at_s`, which is not used."""
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
@@ -325,28 +328,27 @@ class HalfMessageCommitter:
         lane.stopped = True
         self._again.append(position)
         if isinstance(error, AuthenticationError) and self._engine.reread_credentials(lane.asked_s):
-            return  # asked again, because an answer with the old credentials means nothing
+            return  # Repeat the request with the new credentials.
         self._error = error
-        clean = isinstance(error, NotSentError) or (
+        is_not_stored = isinstance(error, NotSentError) or (
             answer is not None and answer.code == ResponseCode.SYSTEM_BUSY
         )
-        if not clean:
+        if not is_not_stored:
             self._doubtful.add(position)
 
     def committed(self, lane: _Lane, count: int) -> None:
-        """Count commits that were answered with success."""
+        """Count successful commits."""
         self._in_flight -= count
         lane.in_flight -= count
         self._done(count)
 
     def _not_visible(self, positions: Positions) -> Positions:
-        """Return the positions that consumers cannot see; count the others."""
+        """Ask the brokers; return the positions that consumers cannot see, and count the others."""
         if not len(positions):
             return positions
         visible: list[int] = []
         rows = self._halves.select(["topic", "broker_name", "message_id"]).take(positions)
-        # Compare offsets, because a half message whose answer was lost may be stored again under
-        # its id.
+        # An id may have several positions: a half message whose answer was lost is stored twice.
         queries: dict[str, dict[str, dict[str, list[int]]]] = {}
         columns = (column.to_pylist() for column in rows.columns)
         for position, topic, broker, half_id in zip(positions.tolist(), *columns, strict=True):
@@ -382,7 +384,7 @@ class HalfMessageCommitter:
 
 
 def _headers(halves: pa.Table) -> pa.RecordBatch:
-    """Return the fields in which headers of END_TRANSACTION differ, as text."""
+    """Return the header fields of END_TRANSACTION that differ per half message, as text."""
     fields = {
         "tranStateTableOffset": "half_offset", "commitLogOffset": "commit_log_offset",
         "msgId": "message_id", "transactionId": "message_id",
@@ -392,7 +394,7 @@ def _headers(halves: pa.Table) -> pa.RecordBatch:
 
 
 def _lanes(halves: pa.Table, *, by_queue: bool) -> Positions:
-    """Return a lane's number for each half message."""
+    """Return the number of each half message's lane (`_Lane`)."""
     lanes = np.zeros(len(halves), np.int64)
     for name in ("topic", "broker_name", "queue_id")[: 3 if by_queue else 2]:
         values = halves.column(name).combine_chunks().dictionary_encode()

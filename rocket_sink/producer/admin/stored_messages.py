@@ -1,8 +1,8 @@
-"""Look-ups of stored messages: pipelined queries by id at all brokers of a topic; whole topics.
+"""Look-ups of stored messages by id at all brokers of a topic, many in flight; reads of topics.
 
-For epochs that may have been sent before (`delivery=effectively_once`), and for dead letters with
-an unknown outcome. The caller's thread drives the engine; completions of sends stay in the engine
-until its `poll`.
+Look-ups serve epochs that may have been sent before (`delivery=effectively_once`), and dead letters
+with an unknown outcome. The caller's thread drives the engine; completions of sends stay in the
+engine until its `poll`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
 
 _WINDOW: Final = 256
-"""Look-ups in flight; a broker reads its log for each of them."""
+"""Limit of look-ups in flight, because a broker reads its log for each."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
 _NO_ID: Final = "-"
 """An id that no message has."""
@@ -39,21 +39,22 @@ Query = tuple[str, str, str]
 
 
 class StoredMessages:
-    """Queries brokers for messages by id.
+    """Asks brokers which messages they have stored.
 
     Args:
-        since_ms: a lower bound for the messages' store times (ms since 1970).
-        brokers: {topic: further brokers that must answer}, because a message may be on a broker
-            that is not in the route now; read at each query.
+        since_ms: a lower bound of the messages' store times (ms since 1970).
+        brokers: {topic: further brokers that must answer}, read at each query: a message may be on
+            a broker that is not in the route now.
         advice: text of the error if a broker does not answer.
         by_route: query the brokers of the topic's route.
 
     Attributes:
-        torn: {id: message}; the last `find` saw only a torn copy of each (`StoredMessage.torn`).
+        torn: {id: message} of messages of which the last `find` saw only a torn copy
+            (`StoredMessage.torn`).
 
     Raises from all methods:
         DeliveryError: a broker did not answer within `storedCheckTimeout`.
-        SendError: a fatal one (credentials).
+        SendError: a fatal error (credentials).
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class StoredMessages:
         self._last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
-        """Wait until every broker answers, and `storedCheckDelay` more; once for each broker. After
-        this, requests of earlier attempts are stored and indexed, or never will be."""
+        """Wait until every broker answers, and then `storedCheckDelay`; once for each broker.
+        Requests of earlier attempts are then stored and indexed, or never will be."""
         new = [name for name in self._names(topic) if name not in self._settled]
         if not new:
             return
@@ -85,7 +86,7 @@ class StoredMessages:
         self._engine.drive_for(self._engine.options.stored_check_delay_ms / 1000)
 
     def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
-        """Return the ids of messages that a broker has whole, not torn."""
+        """Return the ids of messages that a broker has whole (not only torn)."""
         names = self._names(topic)
         self._found, self.torn = set(), {}
         queries = [
@@ -110,7 +111,7 @@ class StoredMessages:
         while waiting or self._again or self._in_flight:
             while waiting and len(self._in_flight) < _WINDOW:
                 self._look_up(waiting.popleft())
-            # Look the route up each round, because a broker that went away may be back in it.
+            # Get the route in each round, because a missing broker may be back in it.
             engine.routes.get(topic, engine.clock())
             engine.drive()
             if not self._in_flight and not waiting:
@@ -125,8 +126,8 @@ class StoredMessages:
         now_s = engine.clock()
         address = engine.routes.addresses().get(name)
         if address is None:
-            # Ask the brokers of the template topic, too: brokers that have not created the topic
-            # yet are not in its route.
+            # Get the template topic's route, too, for the address of a broker that has not created
+            # the topic yet.
             engine.routes.get(engine.options.create_topic_key, now_s)
             self._again.append(query)
             return
@@ -179,7 +180,7 @@ _STEP_S: Final = 0.05
 def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
     """Wait until the topic's brokers have dispatched all stored messages to consumers.
 
-    Return False after the time-out, for example under steady traffic, and if a broker does not
+    Return False after the time-out, for example under steady traffic, or if a broker does not
     support the request (scripted brokers).
     """
     until_s = time.monotonic() + timeout_s
