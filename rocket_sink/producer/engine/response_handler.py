@@ -202,9 +202,7 @@ class ResponseHandler:
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
-        records: list[AttemptRecord] = []
-        if self._records or attempt.history is not None:
-            records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
+        records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
         completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
         completion.stored = attempt.take_stored()
         if records:
@@ -311,10 +309,7 @@ class ResponseHandler:
         )
         again = decision.retries and not self.stopping
         history = attempt.known_history() if again else attempt.history
-        records: list[AttemptRecord] = []
-        if self._records or history is not None:
-            outcome = Outcome.ACKED_DEGRADED
-            records = self._recorded(attempt, now_s, sent_s, outcome, answer=answer)
+        records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED_DEGRADED, answer=answer)
         result = _result_of(attempt, answer, rtt_s)
         if not again:
             return self._degraded_completion(attempt, result, records)
