@@ -1,8 +1,8 @@
-"""Request signatures of ACL 1.0 and 2.0; remoting clients sign alike for both (AclClientRPCHook).
+"""Request signatures, which are the same for ACL 1.0 and 2.0 (AclClientRPCHook).
 
-The signature covers the values of all header fields in the order of their names, without
-separators, and the body: HMAC-SHA1, Base64. It has neither time nor nonce, so that a signed request
-can be replayed, and `a="1", b="23"` signs as `a="12", b="3"`: use TLS.
+A signature (HMAC-SHA1, Base64) covers the values of all header fields in the order of their names,
+without separators, and then the body. It is weak: `a="1", b="23"` has the signature of
+`a="12", b="3"`, and without time and nonce a signed request can be replayed. So use TLS.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 (a field's name)
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _UNSIGNED: Final = (SIGNATURE, UNIQUE_KEY_QUERY)
-"""Fields outside the signature. Brokers up to 5.0.0 always leave UNIQUE_KEY_QUERY out, later ones
-if the request's version is at most 4.9.3 (PlainAccessResource)."""
+"""Fields that the signature does not cover. Brokers up to 5.0.0 always leave UNIQUE_KEY_QUERY out;
+later brokers do so if the request's version is at most 4.9.3 (PlainAccessResource)."""
 
 SignedBody = Body | Iterable[Body] | None
 
 
 class Credentials:
-    """An access key (ACL 2.0: user name) with its secret. Its text shows neither.
+    """An access key (ACL 2.0: user name) with its secret; `repr` shows neither.
 
     Raises:
-        OptionError: one of the two is missing; Java turns ACL off silently then (C64).
+        OptionError: one of the two is missing. Java then sends unsigned requests without a word.
     """
 
     __slots__ = ("_secret", "_token", "access_key")
@@ -59,21 +59,20 @@ class Credentials:
         return type(self), (self.access_key, self._secret, self._token)
 
     def fields(self) -> dict[str, str]:
-        """Return the header fields that go with every signed request."""
+        """Return the header fields of every signed request, without the signature."""
         fields = {ACCESS_KEY: self.access_key}
         if self._token is not None:
             fields[SECURITY_TOKEN] = self._token.reveal()
         return fields
 
     def masked(self, text: str) -> str:
-        """Return a peer's text without the credentials. ACL 2.0 names an unknown user in its error,
-        and ACL 1.0 the user with a wrong signature."""
+        """Mask the credentials in a peer's text: error texts of ACL 2.0 contain the name of an
+        unknown user, those of ACL 1.0 the user whose signature is wrong."""
         token = (self._token.reveal(),) if self._token is not None else ()
         return masked(text, (self.access_key, self._secret.reveal(), *token))
 
     def signer(self) -> Signer:
-        """Return a signer for these credentials. A keyed HMAC does not pickle, so it is not kept
-        here."""
+        """Return a signer. Credentials do not keep one, because a keyed HMAC cannot be pickled."""
         return Signer(self.fields(), self._secret)
 
 

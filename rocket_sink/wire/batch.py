@@ -21,7 +21,7 @@ from rocket_sink.message_rules import PROPERTIES_MAX_BYTES, RETRY_PREFIX
 from rocket_sink.wire.properties import decode_properties
 
 INNER_OVERHEAD_BYTES: Final = 22
-"""Bytes of a message in a batch besides its body and properties."""
+"""Bytes of a message in a batch, without its body and properties."""
 
 _HEAD: Final = struct.Struct(">iiiii")
 _SHORT: Final = struct.Struct(">h")
@@ -56,11 +56,11 @@ def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Raise MessageError (INVALID_BATCH) unless the messages may travel as one batch.
+    """Raise MessageError (INVALID_BATCH) unless one batch may contain the messages.
 
-    One topic, one wait-store flag, nothing delayed or timed, no retry topic
-    (MessageBatch.generateFromList; the timed ones, priorities and lite topics are our addition:
-    the broker reads them from a batch's own properties only, and would ignore them).
+    Java requires one topic, one wait-store flag, no delay level and no retry topic
+    (MessageBatch.generateFromList). Timed messages, priorities and lite topics are refused, too,
+    because a broker reads them from the batch's own properties only, and would ignore them.
     """
     if not messages:
         raise MessageError("a batch has no messages", code="INVALID_BATCH")
@@ -85,10 +85,10 @@ def check_batch(messages: Sequence[Message]) -> None:
 
 
 def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
-    """Yield the messages of a batch body, lazily: 8 MiB can hold 380,000.
+    """Yield the messages of a batch body lazily, because 8 MiB can hold 380,000.
 
     Raises:
-        RemoteProtocolError: lengths that do not fit, or properties that are not UTF-8.
+        RemoteProtocolError: lengths contradict each other, or properties are not UTF-8.
     """
     view = memoryview(data)
     at = 0

@@ -1,8 +1,8 @@
-"""Numbers of the protocol, under RocketMQ's own names.
+"""The numbers of the protocol, with RocketMQ's names.
 
 Sources: RequestCode.java, ResponseCode.java, RemotingSysResponseCode.java, LanguageCode.java,
-MQVersion.java, MessageSysFlag.java, PullSysFlag.java, PermName.java (5.3.3). A number that a peer
-sends may be missing here: fields that come from the network are plain `int`.
+MQVersion.java, MessageSysFlag.java, PullSysFlag.java, PermName.java (5.3.3). Received fields are
+plain `int`, because a peer may send other numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class RequestCode(enum.IntEnum):
-    """Requests that this package sends, answers, or serves in its fake cluster.
+    """Requests that this package sends or answers, or that its fake cluster serves.
 
     Commands that change a server's configuration are left out on purpose: they allow remote code
     execution on unpatched servers (CVE-2023-33246, CVE-2023-37582).
@@ -69,7 +69,7 @@ class ResponseCode(enum.IntEnum):
 
 
 class LanguageCode(enum.IntEnum):
-    """The implementation language of a peer, as its headers name it."""
+    """The implementation language of a peer, in the headers of its frames."""
 
     JAVA = 0
     CPP = 1
@@ -121,14 +121,13 @@ _V4_3_0: Final = 273
 def mq_version(major: int, minor: int, patch: int) -> int:
     """Return the ordinal of a release in MQVersion.java, from 4.0.0 on.
 
-    Each release takes two ordinals (its snapshot comes first) and minor and patch run from 0 to 9,
-    so that the ordinal is arithmetic.
+    The list has two entries per release (snapshot, then release), and minor and patch from 0 to 9.
     """
     return _V4_3_0 + 2 * (major * 100 + minor * 10 + patch - 430)
 
 
 def version_name(ordinal: int) -> str:
-    """Return the release that a frame's version means, such as `5.3.3`; `unknown` outside 4.0 to
+    """Return the name of the release with this ordinal, such as `5.3.3`; `unknown` outside 4.0 to
     5.9."""
     number, released = divmod(ordinal - _V4_3_0 + 1, 2)
     number += 430
@@ -142,4 +141,4 @@ V5_0_0: Final = mq_version(5, 0, 0)
 V5_4_0: Final = mq_version(5, 4, 0)
 V5_5_0: Final = mq_version(5, 5, 0)
 CURRENT_VERSION: Final = mq_version(5, 3, 3)
-"""The version in the headers of our requests; brokers send GO_AWAY to clients above 5.3.1 only."""
+"""The version in our requests. Brokers send GO_AWAY only to clients newer than 5.3.1."""

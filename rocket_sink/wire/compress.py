@@ -1,9 +1,9 @@
-"""Body compression as the Java client does it for single messages (CompressionType, Compressor).
+"""Body compression of single messages, as in Java's client (CompressionType, Compressor).
 
-zlib streams, LZ4 frames, Zstandard frames. A Java consumer that cannot inflate a body loses that
-message and all that follow it in the same pull. So nothing is written that Java's decompressors
-refuse, and what they refuse is refused here. Inflation stops at a cap: 16 KiB of zlib can hold
-16 MiB. lz4 and zstandard are the extra `compression`.
+The forms are zlib streams, LZ4 frames and Zstandard frames. A Java consumer that cannot inflate a
+body loses the message and all later messages of the same pull. So this module writes only what
+Java's decompressors accept, and refuses what they refuse. Inflation stops at a cap, because 16 KiB
+of zlib can hold 16 MiB. lz4 and zstandard come with the extra `compression`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LZ4_DICTIONARY: Final = 0x01
 
 
 class CompressionType(enum.Enum):
-    """How a body is compressed; the value is the number in bits 8 to 10 of the system flag."""
+    """A form of compression; the value is the number in bits 8 to 10 of the system flag."""
 
     LZ4 = 1
     ZSTD = 2
@@ -36,8 +36,8 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_option(cls, value: str) -> CompressionType | None:
-        """Return the type that the option `compressType` names, ignoring case and surrounding
-        blanks; None for "none".
+        """Return the type of an option value, ignoring case and surrounding blanks; None for
+        "none".
 
         Raises:
             ConfigurationError: no such type.
@@ -53,10 +53,10 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType:
-        """Return the type in a message's system flag; 0 is zlib, as clients before 4.9.4 write it.
+        """Return the type in a message's system flag; 0 is zlib, from clients before 4.9.4.
 
         Raises:
-            RemoteProtocolError: a number without a type.
+            RemoteProtocolError: an unknown number.
         """
         number = (sys_flag & SysFlag.COMPRESSION_MASK) >> 8
         try:
@@ -66,7 +66,7 @@ class CompressionType(enum.Enum):
 
     @property
     def sys_flag(self) -> int:
-        """The MessageSysFlag bits of a body with this compression, COMPRESSED included."""
+        """The MessageSysFlag bits of a body with this compression, with COMPRESSED."""
         return self.value << 8 | SysFlag.COMPRESSED
 
 
@@ -79,8 +79,8 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
     if kind is CompressionType.ZLIB:
         return zlib.compress(body, level)
     if kind is CompressionType.LZ4:
-        # Java's LZ4FrameOutputStream has no level and writes independent blocks of 4 MiB (or of the
-        # body's size, if smaller). The library links blocks by default.
+        # Write independent blocks of 4 MiB (or of the body's size, if smaller), as Java's
+        # LZ4FrameOutputStream does, which has no level. By default the library links blocks.
         lz4 = _library("lz4.frame")
         size = lz4.BLOCKSIZE_MAX4MB
         return bytes(lz4.compress(body, block_size=size, block_linked=False))
@@ -93,7 +93,7 @@ def compress_body(
     """Return the body to send for a single message, and its MessageSysFlag bits.
 
     A body stays uncompressed if it is shorter than `over_bytes`, or if compression does not shrink
-    it: a body of the maximum size would then exceed the broker's limit, as it does with Java.
+    it. Java sends the longer form, which may exceed the broker's limit.
 
     Args:
         kind: None: no compression.
@@ -108,10 +108,10 @@ def compress_body(
 
 
 def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> bytes:
-    """Return the body before compression.
+    """Return the decompressed body.
 
     Raises:
-        RemoteProtocolError: not such a stream, cut short, or more than `cap` bytes.
+        RemoteProtocolError: the stream is malformed, cut short, or longer than `cap` bytes.
         ConfigurationError: the library for `kind` is not installed.
     """
     if kind is CompressionType.ZLIB:
@@ -127,7 +127,7 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> by
     return data
 
 
-# Decompressors read one byte more than the cap, to detect bodies that are longer.
+# The decompressors read one byte more than the cap, to detect longer bodies.
 
 
 def _inflate_zlib(body: bytes, cap: int) -> tuple[bytes, bool]:
@@ -164,7 +164,7 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
         data = reader.read(cap + 1)
         inflater = zstandard.ZstdDecompressor().decompressobj()
         if len(data) <= cap:
-            # The reader does not report a truncated stream; this pass does, on a bounded size.
+            # Inflate again, a bounded size, because the reader does not report a truncated stream.
             inflater.decompress(body)
     except (zstandard.ZstdError, MemoryError) as error:
         raise RemoteProtocolError(f"a ZSTD body cannot be inflated: {error}") from None
@@ -174,8 +174,8 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 
 def _trailing(name: str, count: int) -> RemoteProtocolError:
-    """Return the error for bytes after a frame. Clients write one frame; Java would read on, and
-    fail or decode another frame."""
+    """Return the error for bytes after the first frame. Clients write one frame; Java would read
+    on, and fail or decode another frame."""
     return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 

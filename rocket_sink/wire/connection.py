@@ -1,12 +1,12 @@
 """A client connection as a state machine: opaque ids, the request table, deadlines.
 
-The caller owns the socket and the clock. It writes the heads that the `send_*` methods return (the
-bodies follow, uncopied), reports when the last byte of a request is written (`mark_written`),
-passes in received bytes (`receive_data`) and polls for expired requests (`expire`). Each request
-leaves the table exactly once: as `Answered`, `Expired`, `Lost`, withdrawn, or oneway and written.
+The caller owns the socket and the clock. It writes the heads that the `send_*` methods return, each
+followed by its body, reports when a request is written (`mark_written`), passes received bytes
+(`receive_data`), and calls `expire` for requests whose deadlines have passed. Each request leaves
+the table exactly once: `Answered`, `Expired`, `Lost`, withdrawn, or oneway and written.
 
-The request table is per connection. Java's is global: there an answer on one connection can
-complete a request of another.
+Each connection has its own request table. Java has one for all connections, so that an answer on
+one connection can complete a request of another.
 
     OPEN --violation by the peer--> BROKEN --close--> CLOSED
     OPEN --close--> CLOSED
@@ -81,15 +81,15 @@ Event = Answered | AnsweredMany | PeerRequest | LateAnswer | ForeignAnswer | Vio
 
 
 class Expired(NamedTuple):
-    """A request whose deadline has passed; `written`: its last byte was written before."""
+    """A request whose deadline has passed; `written`: it was written in full."""
 
     token: object
     written: bool
 
 
 class Lost(NamedTuple):
-    """A request, or the unanswered rest of a group, in flight when the connection ended; `written`
-    as in `Expired`."""
+    """A request, or the unanswered rest of a group, that was in flight when the connection ended;
+    `written`: it was written in full."""
 
     token: object
     written: bool
@@ -112,7 +112,7 @@ class Pending:
     ) -> None:
         self.opaque = opaque
         self.count = count
-        """Requests not answered yet; the group's ids are consecutive."""
+        """Requests that are not answered yet."""
         self.grouped = self.oneway = False
         self.token = token
         self.deadline_s = deadline_s
@@ -168,7 +168,7 @@ class OpaqueIds:
         return first
 
     def was_given(self, opaque: int) -> bool:
-        """Return whether a request of this connection has had this id."""
+        """Return whether a request of this connection had this id."""
         return 0 <= opaque < OPAQUES and (opaque - self._first) % OPAQUES < self._issued
 
 
@@ -183,13 +183,15 @@ class Connection:
     """The protocol of one connection, without input or output (see the module). Not thread-safe.
     Tokens are compared by identity.
 
-    Attributes:
-        late_answers, foreign_answers: responses that were ignored, counted.
-        last_heard_s: `now_s` of the last bytes received.
-        sign: when set, gives the header fields to add to each request of `send_request` and
-            `send_oneway` (ACL, namespace); a SendTemplate adds its own.
-        hide: if set, removes secrets from a remark.
+    Args:
+        sign: returns the header fields to add to each request of `send_request` and `send_oneway`
+            (ACL, namespace); a SendTemplate adds its own.
+        hide: removes secrets from a remark.
         shapes: the known forms of the peer's answers.
+
+    Attributes:
+        late_answers, foreign_answers: numbers of ignored responses.
+        last_heard_s: the time of the last received bytes.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class Connection:
         self._unwritten: deque[Pending] = deque()
         self._written_oneway: list[Pending] = []
         self._in_groups = 0
-        """Number of requests of groups in flight; without any, answers are read one by one."""
+        """Number of requests of groups in flight. If there are none, answers are read singly."""
         self._earliest_s: float | None = None
         self._error: RemoteProtocolError | None = None
         self.state = ConnectionState.OPEN
@@ -229,11 +231,11 @@ class Connection:
     ) -> int:
         """Add a request to the table and return its opaque id.
 
-        This is for callers that make the head themselves (SendTemplate); they must write the heads
-        in the order of these calls.
+        Callers that make the head themselves (SendTemplate) use this, and must write the heads in
+        the order of these calls.
 
         Args:
-            latest_s: latest deadline to which `expire` may extend.
+            latest_s: the latest deadline to which `expire` may extend the request's deadline.
 
         Raises:
             LocalProtocolError: the connection is not open.
@@ -253,8 +255,8 @@ class Connection:
     ) -> int:
         """Open `count` requests with consecutive opaque ids; return the first id.
 
-        The requests share a token, a deadline and an end: all requests without an answer at the
-        deadline come back as one `Expired` or `Lost`.
+        The requests share a token and a deadline. Those that have no answer at the end become one
+        `Expired` or one `Lost`.
         """
         self._check_open()
         first = self._opaques.take_range(count, self._pending)
@@ -271,8 +273,8 @@ class Connection:
         """Add a request to the table and return its head; the caller writes it and `frame.body`.
 
         Raises:
-            LocalProtocolError: the connection is not open, or the frame cannot be encoded; the
-                table is then unchanged.
+            LocalProtocolError: the connection is not open, or the frame cannot be encoded. The
+                table is unchanged.
         """
         self._check_open()
         head = self._head(dataclasses.replace(frame, opaque=self._opaques.peek(self._pending)))
@@ -290,7 +292,7 @@ class Connection:
         return head
 
     def respond(self, request: Frame, code: int, *, remark: str | None = None) -> bytes:
-        """Return the response frame to a peer's request; empty when that was oneway."""
+        """Return the response frame to a peer's request; empty if the request was oneway."""
         self._check_open()
         if request.is_oneway:
             return b""
@@ -298,10 +300,10 @@ class Connection:
         return encode_frame(response, serialize=request.serialize)
 
     def mark_written(self, token: object, now_s: float) -> None:
-        """Mark this request, and all before it, as handed to the kernel in full.
+        """Mark this request, and all requests before it, as written in full.
 
         Raises:
-            LocalProtocolError: no unwritten request has this token. Then all are marked, because a
+            LocalProtocolError: no unwritten request has this token. All are marked then, because a
                 written request that counts as unwritten would be sent twice.
         """
         unwritten = self._unwritten
@@ -316,7 +318,7 @@ class Connection:
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
 
     def expect_no_answer(self) -> None:
-        """Mark the latest request as oneway: it leaves the table when it is written."""
+        """Mark the latest request as oneway; it leaves the table when it is written."""
         self._unwritten[-1].oneway = True
 
     @property
@@ -324,21 +326,21 @@ class Connection:
         return bool(self._written_oneway)
 
     def take_written_oneway(self) -> list[Any]:
-        """Remove the oneway requests that are written from the table; returns their tokens."""
+        """Remove the written oneway requests from the table, and return their tokens."""
         written, self._written_oneway = self._written_oneway, []
         return [pending.token for pending in written if self._settle(pending)]
 
     def cancel(self, token: object) -> None:
-        """Remove the request that was opened last, of which no frame will be written."""
+        """Remove the latest request, because its frame will not be written."""
         pending = self._unwritten.pop()
         assert pending.token is token
         self._settle(pending)
 
     def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
-        """Remove all unwritten requests except `keep` from the table; returns their tokens.
+        """Remove all unwritten requests except `keep` from the table, and return their tokens.
 
-        The requests can then move to another connection. `keep` is the partly written request: its
-        rest must follow, or the connection must be closed.
+        The requests can then move to another connection. `keep` is partly written: the caller has
+        to write its rest, or to close the connection.
         """
         tokens: list[object] = []
         kept: deque[Pending] = deque()
@@ -353,9 +355,9 @@ class Connection:
     # --- receiving ---------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview, now_s: float) -> list[Event]:
-        """Parse received bytes into events, in order; answers to a group's messages in any.
+        """Return the events of received bytes, in order; answers to a group may be in any order.
 
-        A protocol error is the last event (`Violation`); the answers before it are valid.
+        A protocol error is the last event (`Violation`); the events before it are valid.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol in an earlier call.
@@ -398,7 +400,7 @@ class Connection:
         return Answered(pending.token, frame, pending.sent_s)
 
     def _answered_many(self, answers: Answers, events: list[Event]) -> None:
-        """Split the answers by the requests that they belong to."""
+        """Append events for the answers, one per run of answers to the same group."""
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]
         start = 0
@@ -430,18 +432,17 @@ class Connection:
     # --- time and end ------------------------------------------------------------------------
 
     def expire(self, now_s: float, *, extended_s: float = float("-inf")) -> list[Expired]:
-        """Remove requests whose deadline has passed.
-
-        One scan of the table, and only once the earliest deadline has passed.
+        """Remove requests whose deadline has passed. The call scans the table only if the earliest
+        deadline has passed.
 
         Args:
-            extended_s: the new deadline of requests that were written before the last bytes came.
-                The caller knows whether the peer is alive and may still process the requests.
+            extended_s: the new deadline of requests that were written before the last bytes came,
+                because a live peer may still process them. Their `latest_s` limits it.
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
         late = (pending for pending in self._pending.values() if pending.deadline_s <= now_s)
-        due = list(dict.fromkeys(late))  # a group has one entry per request
+        due = list(dict.fromkeys(late))  # A group has one entry per request.
         heard_s = self.last_heard_s
         for pending in due:
             if pending.sent_s is not None and heard_s is not None and heard_s > pending.sent_s:
@@ -450,7 +451,7 @@ class Connection:
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
-            # A later request may reuse the token: mark_written must find that one.
+            # Drop them here, too: a later request may have the same token, for `mark_written`.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)
@@ -473,17 +474,17 @@ class Connection:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The time at which to call `expire` next, at or before the earliest deadline."""
+        """The time of the next call of `expire`, at or before the earliest deadline."""
         return self._earliest_s if self._pending else None
 
     @property
     def oldest(self) -> Pending | None:
-        """The oldest unanswered request; None without one."""
+        """The oldest unanswered request; None if there is none."""
         # Requests are written in the order of the table, so its first entry is the oldest.
         return next(iter(self._pending.values()), None)
 
     def hasten(self, token: object) -> None:
-        """Set the deadline of this token's request to now: the next `expire` removes it."""
+        """Let the next `expire` remove the request with this token."""
         for pending in self._pending.values():
             if pending.token is token:
                 pending.deadline_s = pending.latest_s = self._earliest_s = float("-inf")

@@ -1,8 +1,8 @@
-"""Frames: a length, a header length marked with its serialisation, the header, the body.
+"""Frames (RemotingCommand.encode, big-endian):
 
 int  length of all that follows
-byte serialisation (0 JSON, 1 ROCKETMQ) and 24 bits of header length
-header, then body                                          (RemotingCommand.encode, big-endian)
+byte serialisation (0 JSON, 1 ROCKETMQ), then 24 bits: header length
+header, then body
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = [
 ]
 
 PREFIX: Final = struct.Struct(">II")
-"""The bytes of a frame before its header: two lengths."""
+"""The two lengths before the header of a frame."""
 _JSON: Final = 0
 _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
 
 
 class NeedData(enum.Enum):
-    """The type of NEED_DATA, which says that the buffer holds no complete frame."""
+    """The type of NEED_DATA: the buffer holds no complete frame."""
 
     NEED_DATA = "NEED_DATA"
 
@@ -92,7 +92,7 @@ def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
 
 
 class Answers(Protocol):
-    """Answers of success that were read at once."""
+    """Several answers of success that were read together."""
 
     def __len__(self) -> int: ...
 
@@ -108,14 +108,14 @@ class Answers(Protocol):
 
 
 class Shapes(Protocol):
-    """Headers that a reader knows before it parses them (`wire.columns.answers`)."""
+    """Known forms of headers, which need no parsing (`wire.columns.answers`)."""
 
     def read(self, header: bytes) -> Frame | None:
-        """Return the frame without its body; None when the header has no known shape."""
+        """Return the frame without its body; None if the header has no known form."""
 
     def read_many(self, data: bytes | bytearray, at: int) -> tuple[Sequence[Answers], int]:
-        """Return the frames from `at` on, by their lengths, if many have one form; and their
-        bytes."""
+        """Return the frames from `at` on if many have one form, grouped by length, and their total
+        size in bytes."""
 
     def learn(self, frame: Frame, header: bytes) -> None:
         """Learn the form of a header that was parsed in full."""
@@ -138,16 +138,16 @@ class FrameReader:
         self._error: RemoteProtocolError | None = None
         self._shapes = shapes
         self._small = min(limits.frame_bytes, limits.header_bytes) - 8
-        """A frame up to this length is within both limits."""
+        """Largest frame length that needs no check of the limits."""
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Append received bytes; `data` may be reused after the call."""
         if self._error is not None:
             raise self._error
         if self._at == len(self._data):
-            self._data = bytes(data)  # This makes no copy if the data is bytes.
+            self._data = bytes(data)  # `bytes` does not copy bytes.
         elif type(self._data) is bytearray:
-            # Deleting at the front only moves the start: a long frame costs one copy in all.
+            # Deleting the front of a bytearray only moves its start: a long frame is copied once.
             del self._data[: self._at]
             self._data += data
         else:
@@ -156,8 +156,8 @@ class FrameReader:
         self._at = 0
 
     def next_answers(self) -> Sequence[Answers]:
-        """Return the next frames at once, those of each length together, if they are answers of
-        success of one form; else nothing. `next_frame` reads the others."""
+        """Return the next frames, grouped by length, if they are answers of success of one form;
+        else nothing. `next_frame` reads other frames."""
         if self._shapes is None:
             return []
         answers, read_bytes = self._shapes.read_many(self._data, self._at)

@@ -3,9 +3,9 @@
 A command is a request (flag bit 0 clear) or a response (bit 0 set); bit 1 marks a oneway request.
 
 JSON (RemotingSerializable): unknown fields are ignored, as in Java. Header fields (`extFields`) are
-text; integers and booleans are converted to Java's text, nulls left out, other values refused.
+text; integers and booleans become Java's text, nulls are left out, other values are refused.
 Python's `json` accepts NaN, repeated keys and lone surrogates, and raises RecursionError or
-ValueError for deep nesting and long integers; here each of them is a RemoteProtocolError.
+ValueError for deep nesting and long integers; here each of these is a RemoteProtocolError.
 
 ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs.
 
@@ -13,8 +13,8 @@ ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs
     int remark length, remark, int length of all pairs,
     then pairs of: short name length, name, int value length, value        (UTF-8, big-endian)
 
-Java reads an empty text as null (`readStr`), which would break a signature over it: empty values
-are not written. Codes and versions of more than 16 bits are refused; Java truncates them silently.
+Empty values are not written, because Java reads an empty text as null (`readStr`), which breaks a
+signature over it. Codes and versions of more than 16 bits are refused; Java truncates them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 
 Serialize = Literal["json", "rocketmq"]
-"""How a header is written: SerializeType.JSON or SerializeType.ROCKETMQ."""
+"""The serialisation of a header: SerializeType.JSON or SerializeType.ROCKETMQ."""
 
 Body = bytes | bytearray | memoryview
 
@@ -47,7 +47,7 @@ class Limits:
     """
 
     frame_bytes: int = 16 * 1024 * 1024
-    """Whole frame with its length field (Java: com.rocketmq.remoting.frameMaxLength)."""
+    """The whole frame with its length field (Java: com.rocketmq.remoting.frameMaxLength)."""
     header_bytes: int = 1024 * 1024
     ext_entries: int = 4096
     json_depth: int = 64
@@ -56,9 +56,9 @@ class Limits:
     body_bytes: int = 8 * 1024 * 1024
     """Largest body of a stored message after inflation."""
     answer_bytes: int = 64 * 1024 * 1024
-    """Memory for the decoded messages of one answer that is read whole (a look-up)."""
+    """Memory of the decoded messages in the answer to a look-up."""
     poll_bytes: int = 16 * 1024 * 1024
-    """Memory for the decoded messages of one pull; the others are pulled again."""
+    """Memory of the decoded messages of one pull; further messages are pulled again."""
     route_bytes: int = 1024 * 1024
     route_queues: int = 65_536
     route_brokers: int = 4096
@@ -69,11 +69,11 @@ DEFAULT_LIMITS: Final = Limits()
 
 @dataclass(slots=True)
 class Frame:
-    """A command of the remoting protocol; `ext` holds its header fields as text.
+    """A command of the remoting protocol; `ext` has its header fields as text.
 
-    Not frozen, because a frozen frame costs three times as much to make; still, only its creator
-    changes it. `body` is None when there is none, never empty. `language` and `code` may be unknown
-    numbers. `serialize` is the form of a received header, to be used for the response.
+    Only its creator changes a frame; it is not frozen, because frozen frames take three times as
+    long to make. `body` is None, never empty. `language` and `code` may be unknown numbers.
+    `serialize` is the serialisation of a received header, which the response must have, too.
     """
 
     code: int
@@ -141,8 +141,8 @@ _STRING_OR_NUMERIC_KEY: Final = re.compile(
 
 
 _MOST_VALUES: Final = 500_000
-"""Limit of the values of a JSON text: ten times the topics of a large cluster. An empty list takes
-3 bytes on the wire and 64 in memory."""
+"""Limit of values in a JSON text, which bounds memory: an empty list takes 3 bytes on the wire, but
+64 in memory. Ten times the topics of a large cluster fit."""
 
 
 class _Refused(ValueError):
@@ -197,7 +197,7 @@ def load_json(data: bytes, *, max_depth: int, what: str) -> Any:
         if b"\\u" in data:
             _check_surrogates(value)
     except (ValueError, RecursionError) as error:
-        # json's own messages hold positions only; UnicodeDecodeError holds one byte.
+        # The texts of these errors contain positions, or one byte, but no data of the peer.
         raise RemoteProtocolError(
             f"{what} is not acceptable JSON: {clean(str(error), 200)}"
         ) from None
@@ -236,11 +236,11 @@ def _check_surrogates(value: Any) -> None:
 
 
 def quote_numeric_keys(data: bytes) -> bytes:
-    """Return legacy fastjson text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
+    """Return fastjson's text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
 
-    Name servers write integer keys so, unless the request asks for strict JSON
+    Name servers write bare integer keys, unless the request asks for strict JSON
     (GetRouteInfoRequestHeader.acceptStandardJsonOnly, or a version from 4.9.4 on). Strings stay
-    unchanged. Linear in the input.
+    unchanged. The time is linear in the input.
 
     Raises:
         RemoteProtocolError: not UTF-8, or more values than `load_json` takes.
@@ -291,15 +291,15 @@ def encode_json_header(frame: Frame) -> bytes:
 
 
 _HOLE: Final = -987_654_321
-"""A number in the place of a text. No text contains it after a key, because quotes in texts are
-escaped."""
+"""A number in the place of a value. No text of a header looks like a key with this number, because
+quotes in texts are escaped."""
 
 
 def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
-    """Return the texts of a JSON header around the values of some fields, and the opaque id.
+    """Return the pieces of a JSON header around the values of some fields and the opaque id.
 
     Args:
-        holes: names of header fields, in the header's order; new ones follow the others.
+        holes: names of the fields, in the header's order; new fields follow the others.
     """
     ext: dict[str, Any] = {**(frame.ext or {}), **dict.fromkeys(holes, _HOLE)}
     text, parts, quote = encode_json_header(replace(frame, ext=ext, opaque=_HOLE)).decode(), [], ""
@@ -312,7 +312,7 @@ def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
 
 
 _LONG: Final = 1024
-"""Length from which on a header consists mostly of the ids of a batch's messages."""
+"""Length of a header above which it consists mostly of the ids of a batch's messages."""
 _IDS_KEY: Final = b'"msgId":"'
 _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 
@@ -325,7 +325,7 @@ def decode_json_header(header: bytes, limits: Limits) -> Frame:
     """
     ids = None
     if len(header) > _LONG:
-        # The answer to a batch of 3,000 messages has 100 kB of ids, which JSON takes long to read.
+        # Cut the ids out: a batch of 3,000 messages has 100 kB of them, which JSON reads slowly.
         start = header.find(_IDS_KEY) + len(_IDS_KEY)
         end = header.find(b'"', start)
         if len(_IDS_KEY) <= start <= end and not header[start:end].translate(None, _IDS_ALPHABET):
@@ -358,7 +358,7 @@ def _int32(value: Any, name: str) -> int:
 
 
 def _language(name: Any) -> int:
-    # A later release may add languages (C19).
+    # Take unknown languages, because a later release may add some.
     return _LANGUAGES.get(name, LanguageCode.OTHER) if isinstance(name, str) else LanguageCode.OTHER
 
 
@@ -407,7 +407,7 @@ def encode_binary_header(frame: Frame) -> bytes:
     """Return the header of `frame` in ROCKETMQ serialisation.
 
     Raises:
-        LocalProtocolError: a number or a text that does not fit its field.
+        LocalProtocolError: a number or a text does not fit its field.
     """
     for name, number in (("code", frame.code), ("version", frame.version)):
         if not -(2**15) <= number <= _INT16_MAX:
@@ -490,7 +490,7 @@ def _decode_pairs(header: bytes, at: int, limits: Limits) -> dict[str, str]:
             raise RemoteProtocolError(f"the header has more than {limits.ext_entries} fields")
         if not name or name in ext:
             raise RemoteProtocolError("a header field's name is empty or occurs twice")
-        if value:  # Java reads an empty value as null (C14)
+        if value:  # Java reads an empty value as null.
             ext[name] = value
     return ext
 

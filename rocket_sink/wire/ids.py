@@ -1,13 +1,13 @@
 """Message ids: the client's (UNIQ_KEY) and the broker's (offset message id); recall handles.
 
-Client id, 16 bytes as upper-case hex (MessageClientIDSetter): address 4 (or 16), process id 2, a
-32-bit number 4 (Java: a class loader's hash), milliseconds since the start of the month 4, counter
-2. With an IPv6 address 28 bytes. Broker id (MessageDecoder.createMessageId): address 4 or 16, port
-4, commit-log offset 8.
+Client id, 16 bytes (28 with IPv6) as upper-case hex (MessageClientIDSetter): address 4 or 16,
+process id 2, a 32-bit number 4 (Java: a class loader's hash), milliseconds since the start of the
+month 4, counter 2. Broker id (MessageDecoder.createMessageId): address 4 or 16, port 4, commit-log
+offset 8.
 
-The caller passes address, process id, clock and the random 32 bits. Those bits keep ids unique
-between containers, whose process ids are often equal, and after a fork: make a new `MessageIds` in
-the child. A recall handle (RecallMessageHandle, version 1) names a timed message to recall.
+The caller passes the address, process id, time, and 32 random bits. The random bits keep ids unique
+between containers, whose process ids are often equal, and after a fork, if the child makes a new
+`MessageIds`. A recall handle (RecallMessageHandle, version 1) names a timed message to recall.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFFSET_IDS: Final = re.compile(rb"(?:[0-9a-fA-F]{32}(?:[0-9a-fA-F]{24})?(?:,(?=
 class MessageIds:
     """Client message ids of one process; not thread-safe.
 
-    After 65,536 ids within one millisecond the time part moves on by 1 ms: Java's ids repeat there.
+    After 65,536 ids in one millisecond the time part grows by 1 ms; Java's ids repeat then.
 
     Args:
         tz: the time zone of months; None: the local one, as in Java.
@@ -92,7 +92,7 @@ def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:
 
 
 def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
-    """Return the first midnight of the month of `now_ms`; Java uses the local time zone (None)."""
+    """Return the start of the month of `now_ms`; Java uses the local time zone (None)."""
     now = datetime.fromtimestamp(now_ms // 1000, tz)
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return int(start.timestamp() * 1000)
@@ -120,7 +120,7 @@ def offset_message_id(host: str, port: int, offset: int) -> str:
 
 
 def decode_offset_message_id(text: str) -> OffsetId:
-    """Decode the parts of a broker's message id; RemoteProtocolError when it is none."""
+    """Return the parts of a broker's message id; raise RemoteProtocolError for other texts."""
     data = _hex_bytes(text)
     port, offset = _OFFSET.unpack(data[-12:])
     return OffsetId(str(ip_address(data[:-12])), port, offset)
@@ -145,7 +145,7 @@ _VERSION: Final = "v1"
 
 class RecallHandle(NamedTuple):
     """The parts of a recall handle: `deliver_ms` is the delivery time as text, `message_id` the
-    client's (UNIQ_KEY)."""
+    client id (UNIQ_KEY)."""
 
     topic: str
     broker_name: str
@@ -154,13 +154,13 @@ class RecallHandle(NamedTuple):
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """Decode the parts of a `SendResult.recall_handle`.
+    """Return the parts of a `SendResult.recall_handle`.
 
     Raises:
         MessageError: INVALID_RECALL_HANDLE.
     """
     try:
-        # Java's decoder takes base64 without its padding, too.
+        # Add padding, because Java's decoder takes base64 without it, too.
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         items = raw.decode().split(" ")
     except (binascii.Error, ValueError):

@@ -1,7 +1,7 @@
 """Message properties as text: name 0x01 value 0x02, without any escape (MessageDecoder).
 
 A separator inside a name or value would inject other properties. `Message` and the column checks
-refuse it first, the encoder again.
+refuse it; the encoder checks again.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ LEAST_VERSIONS: Final = {
     PRIORITY: V5_4_0,
     LITE_TOPIC: V5_5_0,
 }
-"""{property: MQVersion ordinal of the oldest brokers that honour it}; older ones ignore it."""
+"""{property: MQVersion ordinal of the oldest broker that supports it}; older brokers ignore it."""
 
 ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
 """Limit of a message's properties in UTF-8 bytes; brokers need the remainder for their own."""
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
-    """Return the wire text, in the mapping's order; None values are left out (C25).
+    """Return the wire text, in the mapping's order; None values are left out.
 
     Raises:
         LocalProtocolError: a name or a value holds a separator, or a name is empty.
     """
     pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None]
     text = "".join(pairs)
-    # A pair has one separator of each kind; more of them stand inside a name or a value.
+    # A pair has one separator of each kind; further separators are inside a name or a value.
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) or "" in properties:
         raise _unencodable(properties)
     return text
@@ -79,7 +79,7 @@ def _unencodable(properties: Mapping[str, str | None]) -> LocalProtocolError:
 def decode_properties(text: str) -> dict[str, str]:
     """Return the properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
 
-    Pairs without name, value or separator are dropped; of equal names the last wins.
+    Pairs without a name, value or separator are dropped; the last of equal names counts.
     """
     properties = {}
     for pair in text.split(PROPERTY_SEPARATOR):
@@ -94,8 +94,8 @@ def properties_of(
 ) -> str:
     """Return the wire text of a message's fields and user properties.
 
-    `message_id` becomes UNIQ_KEY unless the message has one. `extra` holds the producer's own
-    properties (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which win.
+    `message_id` becomes UNIQ_KEY unless the message has an id. `extra` has the producer's own
+    properties (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which take precedence.
 
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
@@ -103,7 +103,7 @@ def properties_of(
     delay_level = message.delay_level
     if message.properties or extra or (message.is_single and not delay_level):
         return _all_properties(message, message_id, extra)
-    # The common case, without a mapping; `Message` has checked these texts.
+    # Build the common case without a mapping; `Message` has checked these texts.
     keys, tags, sharding_key = message.keys, message.tags, message.sharding_key
     text = (
         f"UNIQ_KEY\x01{message.message_id or message_id}\x02"
@@ -117,7 +117,7 @@ def properties_of(
         text = f"{text}DELAY\x01{delay_level}\x02"
     if sharding_key is not None:
         text = f"{text}__SHARDINGKEY\x01{sharding_key}\x02"
-    # A character takes at most 4 bytes: most texts need no encoding to be known as short.
+    # A character takes at most 4 bytes, so most texts need no encoding for the check.
     return text if len(text) * 4 <= ENCODED_LIMIT else _within_limit(text, message)
 
 
@@ -144,18 +144,18 @@ def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] 
 
 
 def least_version(text: str) -> int:
-    """Return the MQVersion ordinal of the oldest brokers that honour a wire text; 0: any."""
+    """Return the MQVersion ordinal of the oldest broker that supports these properties; 0: any."""
     properties = decode_properties(text)
     return max((LEAST_VERSIONS.get(name, 0) for name in properties), default=0)
 
 
 def keys_of(text: str) -> tuple[str, ...]:
-    """Return the index keys in a wire text; none in that of a batch."""
+    """Return the index keys in a wire text; a batch's text has none."""
     return split_keys(decode_properties(text))
 
 
 def split_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the index keys among a message's properties: split at blanks only, not at tabs or
+    """Return the index keys among a message's properties. Only blanks separate them, not tabs or
     no-break spaces (IndexService.buildIndex)."""
     return tuple(key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key)
 

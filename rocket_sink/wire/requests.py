@@ -1,7 +1,7 @@
 """Requests to brokers and name servers, one builder for each (MQClientAPIImpl).
 
-Numbers become decimal text, booleans `true` or `false`; None is left out. Texts are checked before,
-by `Message` and the options.
+Numbers become decimal text, booleans `true` or `false`; None is left out. `Message` and the options
+have checked the texts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def send_message_v2(
 ) -> Frame:
     """Make the request that sends a message or a batch (SendMessageRequestHeaderV2).
 
-    `properties` is wire text; those of a batch are WAIT alone. Without `body` the caller writes it.
+    `properties` is wire text; a batch has WAIT alone. Without `body` the caller writes the body.
     """
     return request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
@@ -90,7 +90,7 @@ def send_message_v2(
 def recall_message(
     *, producer_group: str, topic: str, recall_handle: str, broker_name: str | None = None
 ) -> Frame:
-    """Recall a timed message before its delivery (5.3.3 brokers)."""
+    """Make the request that recalls a timed message before its delivery."""
     return request(
         RequestCode.RECALL_MESSAGE,
         {
@@ -118,11 +118,11 @@ def end_transaction(
     broker_name: str | None = None,
     remark: str | None = None,
 ) -> Frame:
-    """Commit or roll back a half message.
+    """Make the request that commits or rolls back a half message.
 
-    `commit_or_rollback` is SysFlag.TRANSACTION_COMMIT, _ROLLBACK or _NOT (unknown, only in the
-    answer to a check). The offsets are those of the send answer: queue offset and commit-log
-    offset. Java sends it oneway and ignores failures; brokers answer a two-way request.
+    `commit_or_rollback` is SysFlag.TRANSACTION_COMMIT, _ROLLBACK or _NOT (unknown). The offsets are
+    the queue offset and the commit-log offset in the answer to the half message. Java sends this
+    oneway and ignores failures; brokers answer a two-way request.
     """
     frame = request(
         RequestCode.END_TRANSACTION,
@@ -146,8 +146,7 @@ def end_transaction(
 
 
 def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
-    """Make a heartbeat, which registers a client's producer groups at a broker (for transaction
-    checks)."""
+    """Make a heartbeat, which registers a client's producer groups at a broker."""
     body = {
         "clientID": client_id,
         "consumerDataSet": [],
@@ -170,7 +169,7 @@ def unregister_client(*, client_id: str, producer_group: str) -> Frame:
 
 
 def get_route(topic: str) -> Frame:
-    """Ask for a topic's route; in strict JSON from servers since 4.9.4."""
+    """Ask for a topic's route, which servers since 4.9.4 send as strict JSON."""
     return request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
     )
@@ -192,8 +191,8 @@ def pull_message(
     max_msg_nums: int,
     max_msg_bytes: int | None = None,
 ) -> Frame:
-    """Ask for messages of a queue from an offset on. No offset is committed, and the broker waits
-    for no message."""
+    """Ask for messages of a queue from an offset on. The broker commits no offset, and answers at
+    once if there is no message."""
     return request(
         RequestCode.PULL_MESSAGE,
         {
@@ -218,7 +217,7 @@ def get_topic_config(topic: str) -> Frame:
 
 
 def query_max_offset(queue: MessageQueue) -> Frame:
-    """Ask for the offset that a queue's next message gets; a probe asks for it, too."""
+    """Ask for the offset of a queue's next message. Probes use this request, too."""
     return request(RequestCode.GET_MAX_OFFSET, {**_of(queue), "committed": True})
 
 
@@ -236,8 +235,7 @@ def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
 
 
 def _of(queue: MessageQueue) -> dict[str, Value]:
-    """Return the fields of a queue. A probe's queue has no broker name, so the broker at the
-    address answers."""
+    """Return the header fields of a queue. The queue of a probe has no broker name."""
     return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
 
 
@@ -251,8 +249,9 @@ def query_message(
 ) -> Frame:
     """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
 
-    The index holds hashes: the answer may contain messages of other keys. The frame's version is
-    4.9.3: brokers of all versions then check a signature without UNIQUE_KEY_QUERY (`wire.acl`).
+    The index has hashes, so the answer may contain messages of other keys. The frame's version is
+    4.9.3, because brokers of all versions then check a signature without UNIQUE_KEY_QUERY
+    (`wire.acl`).
     """
     frame = request(
         RequestCode.QUERY_MESSAGE,
@@ -278,7 +277,7 @@ def create_topic(
     order: bool = False,
     attributes: str | None = None,
 ) -> Frame:
-    """Create or update a topic on one broker; `attributes` as `+message.type=DELAY`."""
+    """Create or update a topic on one broker; `attributes` has the form `+message.type=DELAY`."""
     return request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         {
@@ -297,5 +296,5 @@ def create_topic(
 
 
 def get_broker_runtime_info() -> Frame:
-    """Ask for a broker's figures; 5.x and 4.9 have `dispatchBehindBytes` among them."""
+    """Ask for a broker's statistics, `dispatchBehindBytes` (4.9, 5.x) among them."""
     return request(RequestCode.GET_BROKER_RUNTIME_INFO, {})

@@ -1,8 +1,8 @@
-"""Answers of brokers and name servers, decoded to values.
+"""Decoders of the answers of brokers and name servers.
 
-Each decoder takes the answer's frame and raises RemoteProtocolError for missing or malformed
-fields; only `decode_send_answer` raises InvalidAnswerError, because the message may be stored.
-Callers check the response code first: `SEND_STATUS` has the codes that mean stored.
+Each takes the answer's frame and raises RemoteProtocolError for missing or malformed fields; only
+`decode_send_answer` raises InvalidAnswerError, because the message may be stored. Callers check the
+response code first.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
         int(ResponseCode.FLUSH_SLAVE_TIMEOUT): "FLUSH_SLAVE_TIMEOUT",
     }
 )
-"""Response code of a stored message -> SendStatus (MQClientAPIImpl.processSendResponse)."""
+"""{response code of a stored message: SendStatus} (MQClientAPIImpl.processSendResponse)"""
 
 DEFAULT_REGION: Final = "DefaultRegion"
-"""MixAll.DEFAULT_TRACE_REGION_ID, for brokers without a region."""
+"""The region of brokers that name none (MixAll.DEFAULT_TRACE_REGION_ID)."""
 
 
 class SendAnswer(NamedTuple):
-    """A broker's answer to a send that it stored."""
+    """A broker's answer to a send that it has stored."""
 
     code: int
     status: str
     offset_message_id: str
-    """For a batch the ids of its messages, separated by commas."""
+    """The broker's id of the message; for a batch, the ids of its messages, separated by commas."""
     queue_id: int
     queue_offset: int
-    """The offset of a batch's first message; the other messages follow it."""
+    """The offset of the message; for a batch, that of its first message."""
     transaction_id: str | None
     region_id: str
     recall_handle: str | None
@@ -75,8 +75,8 @@ class SharedHeader(NamedTuple):
 class SendAnswerFrame(Frame):
     """A send answer that `AnswerShape` has decoded.
 
-    One is made per message, so constant fields are class attributes, and `ext` is made on access
-    (hooks).
+    There is one per message, so constant fields are class attributes, and `ext` is made on access,
+    for hooks.
     """
 
     __slots__ = ("_shared", "answer")
@@ -171,11 +171,11 @@ PULL_CODES: Final = frozenset(
 def decode_pull_answer(
     frame: Frame, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int]:
-    """Return the messages in the answer to PULL_MESSAGE, at most `Limits.poll_bytes` of them, and
-    the offset to go on with.
+    """Return the messages in the answer to PULL_MESSAGE, up to `Limits.poll_bytes`, and the offset
+    of the next pull.
 
     Args:
-        begin: the requested offset; messages before it are left out.
+        begin: the requested offset; earlier messages are left out.
 
     Raises:
         LocalProtocolError: the code is not in PULL_CODES.
@@ -204,7 +204,7 @@ def decode_query_answer(
     wanted: Wanted | None = None,
     bodies: bool = True,
 ) -> list[StoredMessage]:
-    """Return the messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND.
+    """Return the messages in the answer to a query or a view; none for QUERY_NOT_FOUND.
 
     Args, Raises: as `decode_stored`.
     """
@@ -240,8 +240,7 @@ def decode_runtime_info(frame: Frame) -> dict[str, str]:
 
 
 def decode_topic_attributes(frame: Frame) -> dict[str, str]:
-    """Decode the answer to GET_TOPIC_CONFIG (TopicConfig.attributes); empty where the topic has
-    none."""
+    """Decode the attributes in the answer to GET_TOPIC_CONFIG (TopicConfig.attributes)."""
     fields = _json_body(frame)
     if fields.get("attributes") is None:
         return {}
@@ -258,7 +257,7 @@ def decode_topics(frame: Frame) -> tuple[str, ...]:
 
 
 def text_field(frame: Frame, name: str) -> str:
-    """Return a header field that must be there."""
+    """Return a required header field."""
     value = (frame.ext or {}).get(name)
     if value is None:
         raise RemoteProtocolError(f"the header field {name} is missing")
@@ -266,12 +265,12 @@ def text_field(frame: Frame, name: str) -> str:
 
 
 def long_field(frame: Frame, name: str) -> int:
-    """Return a 64-bit header field that must be there."""
+    """Return a required header field, a 64-bit integer."""
     return parse_int64(text_field(frame, name), name)
 
 
 def int_field(frame: Frame, name: str) -> int:
-    """Return a 32-bit header field that must be there."""
+    """Return a required header field, a 32-bit integer."""
     return parse_int32(text_field(frame, name), name)
 
 

@@ -1,8 +1,8 @@
 """A topic's route in name server answers (TopicRouteData), decoded strictly and within limits.
 
-Two forms arrive: strict JSON, and fastjson's with bare integer keys from servers before 4.9.4.
-Counts are checked here: a broken name server that claims two billion queues makes the Java client
-run out of memory. Names end up in logs, ledgers and terminals, so unprintable ones are refused.
+Servers send strict JSON; before 4.9.4 they send fastjson's form with bare integer keys. Counts are
+limited, because a broken name server that claims two billion queues makes Java's client run out of
+memory. Unprintable names are refused, because names appear in logs, ledgers and terminals.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rocket_sink.wire.headers import (
 )
 
 NAME_MAX_CHARACTERS: Final = 255
-"""Limit of the name of a broker, cluster or scope. Java has no limit; the default is the host's
-name (BrokerIdentity), which has 255 characters at most."""
+"""Limit of the name of a broker, cluster or scope. Java has no limit. By default a broker has its
+host's name (BrokerIdentity), of at most 255 characters."""
 
 
 def checked_name(what: str, name: str) -> str:
@@ -72,7 +72,7 @@ class QueueData:
 
 @dataclass(frozen=True)
 class BrokerData:
-    """A broker's name, and the addresses of master (id 0) and slaves by broker id."""
+    """A broker's name and addresses: {broker id: address of the master (0) or a slave}."""
 
     cluster: str
     name: str
@@ -87,7 +87,7 @@ class BrokerData:
 class QueueMapping:
     """The queues of a static topic on one broker (TopicQueueMappingInfo).
 
-    `queue_ids` maps the topic's own queue number to the broker's.
+    `queue_ids`: {the topic's queue number: the broker's queue number}.
     """
 
     broker_name: str
@@ -99,7 +99,7 @@ class QueueMapping:
 
 @dataclass(frozen=True)
 class TopicRoute:
-    """A topic's queues and brokers. `mappings`, by broker name, is set for static topics only."""
+    """A topic's queues and brokers. Only static topics have `mappings` (by broker name)."""
 
     queues: tuple[QueueData, ...] = ()
     brokers: tuple[BrokerData, ...] = ()
@@ -108,7 +108,7 @@ class TopicRoute:
 
 
 def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str, str]]:
-    """Return the addresses of brokers with their names: two clusters may use the same names."""
+    """Return the (name, address) pairs of brokers, because clusters may share names."""
     return {(name, address) for name in brokers for address in brokers[name].values()}
 
 
@@ -116,7 +116,7 @@ def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LI
     """Decode the route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
 
     Raises:
-        RemoteProtocolError: not a route, or over a limit.
+        RemoteProtocolError: the body is not a route, or exceeds a limit.
     """
     data = bytes(body or b"")
     if not data:
@@ -241,7 +241,7 @@ def _address(address: Any) -> str:
 
 
 def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
-    """Return the body of a fake name server's answer; `legacy_keys`: as before 4.9.4."""
+    """Return the body of a fake name server's answer; `legacy_keys`: in the form before 4.9.4."""
     value: dict[str, Any] = {
         "brokerDatas": [
             {
@@ -280,5 +280,5 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
 
 
 def _bare_keys(text: str) -> str:
-    # Integer keys stand only in maps of addresses and queues, so no other text matches.
+    # Only maps of addresses and queues have integer keys, so nothing else matches.
     return re.sub(r'"(\d+)":', r"\1:", text)

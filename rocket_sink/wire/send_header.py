@@ -1,7 +1,7 @@
-"""Frame heads of similar sends, made from precomputed parts: the hot path of single messages.
+"""Templates for the heads of send requests: the hot path of single messages.
 
-There is one template per producer group and topic. Its heads are those of
-`encode_head(send_message_v2(...))`, except that credentials are in front of the other fields.
+There is one template per producer group and topic. Its heads equal those of
+`encode_head(send_message_v2(...))`, except that credentials come before the other fields.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rocket_sink.wire.headers import cut_json_header
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _SMALL: Final = 8 * 1024 * 1024
-"""Size up to which the lengths need no check; it is far below the frame limit."""
+"""Size up to which lengths are not checked; it is far below the frame limit."""
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
-"""Fields that differ between heads (SendMessageRequestHeaderV2), in their order: queue id, system
-flag, birth time, flag, properties, broker name."""
+"""Fields that differ between the heads of a template (SendMessageRequestHeaderV2), in order: queue
+id, system flag, birth time, flag, properties, broker name."""
 
 
 class SendTemplate:
@@ -63,13 +63,13 @@ class SendTemplate:
             self._start, self._before_sys_flag, self._before_born, self._before_flag, before,
             after, middle, self._end,
         ) = cut_json_header(model, _HOLES)  # fmt: skip
-        # Empty properties are left out, and a signature follows the broker's name.
+        # `head` leaves out empty properties, and puts a signature behind the broker's name.
         self._before_properties = before.removesuffix(',"i":"')
         self._before_broker, self._middle = after[1:-1], middle[1:]
 
     @property
     def takes_columns(self) -> bool:
-        """Whether the heads of many messages may be written by columns (`fill_frames`)."""
+        """Whether column kernels may write the heads of many messages (`fill_frames`)."""
         return self._serialize == "json" and self._signer is None
 
     def head(
@@ -84,11 +84,10 @@ class SendTemplate:
         flag: int = 0,
         body: SignedBody = None,
     ) -> bytes:
-        """Return the bytes before the body. `body` is used for the signature only, if the template
-        has a signer.
+        """Return the bytes before the body; `body` itself is only needed for a signature.
 
         Raises:
-            LocalProtocolError: too long a frame, or properties that are not valid Unicode.
+            LocalProtocolError: the frame is too long, or the properties are not valid Unicode.
         """
         if self._serialize != "json":
             frame = self.frame(queue_id, born_ms, properties, broker_name, sys_flag, flag)
@@ -137,7 +136,7 @@ class SendTemplate:
                 pieces += (head, body)
             return b"".join(pieces)
         broker = self._brokers.get(broker_name) or self._broker(broker_name)
-        # This takes half of the time of calling `head` for each message.
+        # Repeat the steps of `head`, because calling it for each message takes twice the time.
         start = f"{self._start}{queue_id}{self._before_sys_flag}"
         before_flag = f"{self._before_born}{born_ms}{self._before_flag}"
         before_text = f'{self._before_properties},"i":'
@@ -151,7 +150,7 @@ class SendTemplate:
         return b"".join(pieces)
 
     def _broker(self, broker_name: str) -> str:
-        # The route's limit on brokers bounds this cache.
+        # The limit of brokers in a route bounds this cache.
         self._brokers[broker_name] = text = encode_basestring(broker_name)
         return text
 
@@ -164,7 +163,8 @@ class SendTemplate:
         sys_flag: int = 0,
         flag: int = 0,
     ) -> Frame:
-        """Return the request as a frame that may be changed: unsigned, without opaque and body."""
+        """Return the request as a frame that may be changed: unsigned, without opaque id and body.
+        """
         frame = send_message_v2(
             queue_id=queue_id,
             born_ms=born_ms,
@@ -179,7 +179,7 @@ class SendTemplate:
         return frame
 
     def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:
-        """Return the head of a frame of `frame`, which hooks may have changed since."""
+        """Return the head of a frame that `frame` has made, and hooks may have changed."""
         ext = dict(frame.ext or {})
         if self._signer is not None:
             ext.update(self._signer(ext, body))

@@ -1,6 +1,6 @@
 """Requests from brokers: transaction checks and pushed replies.
 
-Others, which concern consumers, are answered with REQUEST_CODE_NOT_SUPPORTED.
+The client answers other requests, which concern consumers, with REQUEST_CODE_NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 class TransactionCheck(NamedTuple):
-    """A broker's question for the state of a half message. The answer is an END_TRANSACTION
+    """A broker's question about the state of a half message; the answer is an END_TRANSACTION
     request."""
 
     message: StoredMessage
@@ -46,7 +46,7 @@ def decode_transaction_check(frame: Frame) -> TransactionCheck:
     """Decode a CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader).
 
     Raises:
-        RemoteProtocolError: no message, or a message without a producer group.
+        RemoteProtocolError: there is no message, or no producer group or transaction id.
     """
     messages = decode_stored(frame.body or b"")
     if len(messages) != 1:
@@ -106,12 +106,11 @@ def decode_pushed_reply(frame: Frame) -> PushedReply:
 
 
 def reply_address(request: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return topic and properties of the reply to a request message with these properties.
-
-    The broker routes the reply by them (MessageUtil.createReplyMessage).
+    """Return the topic and the properties by which a broker routes the reply to a request message
+    with these properties (MessageUtil.createReplyMessage).
 
     Raises:
-        MessageError: NOT_A_REQUEST, a property of requests is missing.
+        MessageError: NOT_A_REQUEST: a property of requests is missing.
     """
     for name in (CLUSTER, CORRELATION_ID, REPLY_TO_CLIENT):
         if not request.get(name):

@@ -1,4 +1,4 @@
-"""Messages as brokers store and send them (MessageDecoder.decode).
+"""Stored messages, in the form in which brokers send them (MessageDecoder.decode).
 
     int total size, int magic, int body CRC, int queue id, int flag, long queue offset,
     long commit-log offset, int sys flag, long born time, born host (4 or 16 bytes, int port),
@@ -6,11 +6,11 @@
     int body length, body, byte topic length (short with the second magic), topic,
     short properties length, properties
 
-Java's decoder stops silently at the first bad message; here that is RemoteProtocolError.
+A bad message raises RemoteProtocolError; Java's decoder stops there without an error.
 
 A broker that is killed during a write leaves zeros after the written bytes. At restart it checks
-the body's CRC only (CommitLog.checkMessageAndReturnSize), so a message that is complete except for
-its properties stays readable: such a message is `torn`.
+only the body's CRC (CommitLog.checkMessageAndReturnSize), so it keeps a message that is complete
+except for its properties: such a message is `torn`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _TAIL: Final = struct.Struct(">iqi")
 class StoredMessage:
     """A stored message; `body` is inflated, `properties` are decoded.
 
-    Hosts are `(numeric address, port)`. `sys_flag` is as stored, with the compression bits.
-    `torn`: the broker was killed while it wrote the properties; some are missing.
+    Hosts are `(numeric address, port)`. `sys_flag` has the compression bits of the stored body.
+    `torn`: the broker was killed while it wrote the properties, and some are missing.
     """
 
     topic: str
@@ -83,10 +83,8 @@ class StoredMessage:
 
 
 class Allowance:
-    """A limit in bytes on the memory of decoded messages; answers that are kept together share one.
-
-    An answer of 500 kB can hold gigabytes of compressed bodies.
-    """
+    """A memory limit (bytes) for the decoded messages of one or several answers: an answer of
+    500 kB can hold gigabytes of compressed bodies."""
 
     __slots__ = ("left",)
 
@@ -94,7 +92,7 @@ class Allowance:
         self.left = left
 
     def take(self, size: int) -> None:
-        """Raise RemoteProtocolError when the limit is exceeded."""
+        """Use up some bytes; raise RemoteProtocolError if the limit is exceeded."""
         self.left -= size
         if self.left < 0:
             raise RemoteProtocolError(
@@ -118,13 +116,14 @@ def decode_stored(
     """Return the messages in the body of a query or view answer; inner batches are unwrapped.
 
     Args:
-        allowance: shared with other answers; by default `limits.answer_bytes` for this one.
-        wanted: other messages are left out, and their bodies are not inflated.
-        bodies: False: bodies are empty, and are not inflated.
+        allowance: a memory limit shared with other answers; None: `limits.answer_bytes` for this
+            answer.
+        wanted: selects messages; bodies of others are not inflated.
+        bodies: if False, bodies are empty, and not inflated.
 
     Raises:
-        RemoteProtocolError: malformed lengths, text or compressed bodies, or more memory than
-            allowed.
+        RemoteProtocolError: lengths, texts or compressed bodies are malformed, or need too much
+            memory.
         ConfigurationError: the library of a body's compression is not installed.
     """
     allowance = Allowance(limits.answer_bytes) if allowance is None else allowance
@@ -138,12 +137,12 @@ def decode_stored(
 def decode_poll(
     buffer: Body, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int | None]:
-    """Return the first messages in the body of a pull's answer (at least one, at most
-    `Limits.poll_bytes`), and the queue offset of the first one that is left out.
+    """Return the first messages in the body of a pull's answer (at least one, up to
+    `Limits.poll_bytes`), and the queue offset of the first message beyond that limit, if any.
 
     Args:
-        begin: messages of smaller offsets are left out: a pull from the middle of an inner batch
-            returns the whole batch.
+        begin: messages with smaller offsets are left out. They come with a pull from the middle of
+            an inner batch.
 
     Raises: as `decode_stored`.
     """
@@ -160,7 +159,7 @@ def decode_poll(
 
 
 def memory_bytes(message: StoredMessage) -> int:
-    """Return the memory that the message takes, rounded up."""
+    """Return an upper estimate of the memory that the message takes."""
     properties = message.properties
     texts = sum(map(len, properties)) + sum(map(len, properties.values()))
     return _VALUE_BYTES + len(message.body) + _PROPERTY_BYTES * len(properties) + 4 * texts
@@ -168,7 +167,7 @@ def memory_bytes(message: StoredMessage) -> int:
 
 _VALUE_BYTES: Final = 1024
 _PROPERTY_BYTES: Final = 200
-"""Memory of a property: two texts and a mapping entry, without the characters, which take up to 4
+"""Memory of a property (two texts and a mapping entry) without the characters, which take up to 4
 bytes each."""
 
 
@@ -179,8 +178,8 @@ def _iter_stored(
     bodies: bool = True,
     allowance: Allowance | None = None,
 ) -> Iterator[StoredMessage]:
-    """Yield the messages lazily. An inner batch is inflated whole, so its messages count against
-    the limit while it is unwrapped."""
+    """Yield the messages lazily. An inner batch is inflated as a whole, so all its messages count
+    against the allowance."""
     view = memoryview(buffer)
     while len(view):
         if len(view) < _HEAD.size:
@@ -286,10 +285,8 @@ def _text(data: bytes) -> str:
 
 
 def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:
-    """Yield the messages inside an inner batch (MessageDecoder.decodeMessage).
-
-    Unwanted ones count too: an answer of a few hundred bytes can hold millions.
-    """
+    """Yield the messages inside an inner batch (MessageDecoder.decodeMessage). Unwanted messages
+    count against the allowance, too, because some hundred bytes can hold millions of them."""
     for position, inner in enumerate(iter_batch(message.body)):
         if allowance is not None:
             allowance.take(_VALUE_BYTES + len(inner.body))
@@ -305,8 +302,8 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
     """Return the bytes of a message in a broker's answer, for fake brokers.
 
-    `stored_body` is the compressed body when `sys_flag` has COMPRESSED; the CRC is that of the
-    stored bytes.
+    `stored_body` is the compressed body if `sys_flag` has COMPRESSED. The CRC is over the stored
+    bytes.
     """
     body = message.body if stored_body is None else stored_body
     born = ip_address(message.born_host[0]).packed
@@ -335,7 +332,7 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
     head = _HEAD.pack(
         _HEAD.size + len(tail),
         MAGIC_V2 if long_topic else MAGIC_V1,
-        # Java keeps the CRC's low 31 bits (UtilAll.crc32).
+        # Java uses the low 31 bits of the CRC (UtilAll.crc32).
         zlib.crc32(body) & 0x7FFFFFFF,
         message.queue_id,
         message.flag,

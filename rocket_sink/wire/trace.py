@@ -1,7 +1,7 @@
 """Message traces in the format of RocketMQ's dashboard (TraceDataEncoder): one line per event.
 
-Fields are separated by 0x01, lines by 0x02. A trace message holds many lines; its index keys are
-all message ids and keys in them. It is sent to RMQ_SYS_TRACE_TOPIC or the option `traceTopic`.
+0x01 separates fields, and 0x02 ends a line. A trace message has many lines; its index keys are all
+message ids and keys in them. Its topic is RMQ_SYS_TRACE_TOPIC, or the option `traceTopic`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ CONTENT_SEPARATOR: Final = "\x01"
 FIELD_SEPARATOR: Final = "\x02"
 _BODY_MAX: Final = 128_000
 _KEYS_MAX: Final = 30_000
-"""Bytes of all keys; the properties of a message have 32,767."""
+"""Limit of the bytes of all keys; the properties of a message may have 32,767 bytes."""
 
 
 class MessageType(enum.IntEnum):
-    """Types of messages in traces (the ordinals of MessageType.java)."""
+    """The type of a message in a trace (ordinal in MessageType.java)."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -80,7 +80,7 @@ _FORMS: Final[dict[type[Trace], str]] = {
 
 
 def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the body text and the keys of each trace message that the lines need.
+    """Yield the body text and the keys of each trace message, as few messages as the limits allow.
 
     Raises:
         LocalProtocolError: a field holds a separator.
@@ -90,7 +90,7 @@ def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]
     body_bytes = key_bytes = 0
     for trace in traces:
         line = _encode_line(trace)
-        # An id may hold blanks, which separate keys: so does the property that Java writes.
+        # If an id contains blanks, its parts become keys, as in the property that Java writes.
         own = f"{trace.message_id} {trace.keys}"
         own_bytes = len(own.encode()) + 1
         is_full = body_bytes + len(line) > _BODY_MAX or key_bytes + own_bytes > _KEYS_MAX

@@ -2920,7 +2920,7 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "group-expires-often",
         "rocket_sink/wire/connection.py",
-        "        due = list(dict.fromkeys(late))  # a group has one entry per request\n",
+        "        due = list(dict.fromkeys(late))  # A group has one entry per request.\n",
         "        due = list(late)\n",
         ("tests/wire/test_connection.py::TestGroups",),
         "each message of a group is sent again as often as the group has messages",

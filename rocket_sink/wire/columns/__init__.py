@@ -1,1 +1,1 @@
-"""Whole columns of messages to the bytes of requests, without Python per row."""
+"""Encoding of whole columns of messages to the bytes of requests, without Python code per row."""

@@ -1,8 +1,9 @@
-"""Answers of success, read by the shape of earlier ones: one by one, or whole runs as columns.
+"""Fast reading of successful answers, one by one or many as columns.
 
-Answers of one broker differ in few values: same fields, same order. So the first one gives a
-regular expression (`AnswerShape`), and the next ones cost one match, or a part of one array
-operation. Headers that do not match are parsed in full; all ways give the same result (tested).
+The answers of one broker have the same fields in the same order, and differ in few values. So the
+first answer gives a regular expression (`AnswerShape`). A later answer costs one match, and a run
+of answers one array operation. Headers that do not match are parsed in full. All ways give the same
+result (tested).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from rocket_sink.wire.responses import (
 )
 
 _SHAPED_BYTES: Final = 1024
-"""Length of the longest header that gets a pattern; longer ones hold a batch's ids."""
+"""Length of the longest header that gets a pattern; longer headers have the ids of a batch."""
 _AT_ONCE: Final = 16
-"""Least number of answers that are read at once; fewer are cheaper to read one by one."""
+"""Smallest number of answers that are read as columns; fewer are cheaper to read singly."""
 _SHAPES: Final = 8
-"""Patterns that a stream may learn; headers that change more often are parsed in full."""
+"""Limit of patterns that a stream learns; headers that change more often are parsed in full."""
 _LENGTHS: Final = 4
-"""Number of different frame lengths that are read together."""
+"""Limit of different frame lengths that are read together."""
 
 
 class SendAnswers:
@@ -94,7 +95,7 @@ _CHANGING: Final = {
     "transactionId": r"([0-9A-Za-z_-]{0,256})",
     "recallHandle": r"([0-9A-Za-z_=-]{1,512})",
 }
-"""Fields that differ between answers; all others must equal those of the first one."""
+"""Fields that differ between answers; all others must equal those of the first answer."""
 _FIELD_OF: Final = {
     "msgId": "offset_message_id",
     "transactionId": "transaction_id",
@@ -104,7 +105,7 @@ _FIELD_OF: Final = {
 
 _ZERO: Final = ord("0")
 _NOT_IN_TEXT: Final = np.ones(256, np.bool_)
-"""Characters that the texts of `_CHANGING` never have."""
+"""Mask of the bytes that never occur in the texts of `_CHANGING`."""
 _NOT_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_=-")] = False
 
 
@@ -127,7 +128,7 @@ Span: TypeAlias = "tuple[int, int]"
 
 
 def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Bytes:
-    """Return the leading frames that equal the first one except for these texts and numbers."""
+    """Return the leading frames that equal the first frame except for these texts and numbers."""
     differs = frames != frames[0]
     for start, end in texts:
         differs[:, start:end] = _NOT_IN_TEXT.take(frames[:, start:end])
@@ -136,12 +137,13 @@ def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Byt
         differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
         if end - start > 1:
             differs[:, start] |= digits[:, 0] == _ZERO
-    # Look for the first different row only if there is one: that takes as long as the rest.
+    # Search for the first different row only if there is one, because the search takes as long as
+    # the steps above.
     return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
 
 
 class PlainAnswers:
-    """n answers of success without any field (END_TRANSACTION)."""
+    """n answers of success without header fields (END_TRANSACTION)."""
 
     __slots__ = ("_frame", "opaques")
 
@@ -161,8 +163,8 @@ class PlainAnswers:
 
 
 class AnswerShape:
-    """The pattern of one peer's answers of success, made from the first answer. `is_plain`: the
-    answers have no field (END_TRANSACTION). Other shapes are of answers to sends.
+    """The pattern of one peer's answers of success, made from the first answer. Answers to sends
+    have fields; answers to END_TRANSACTION have none (`is_plain`).
     """
 
     __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
@@ -193,7 +195,7 @@ class AnswerShape:
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """Return the shape of this header; None if the header is not a usual answer's."""
+        """Return the shape of a header; None if it is not that of a usual answer."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
         try:
@@ -203,14 +205,11 @@ class AnswerShape:
         return shape if shape.read(header) is not None else None
 
     def read_many(self, frames: Bytes, header_at: int) -> SendAnswers | PlainAnswers | None:
-        """Return the leading frames that have the shape of the first one, as columns.
+        """Return the leading frames that have this shape, as columns; None if the first has not.
 
         Args:
             frames: (n, bytes of a frame), one complete frame per row.
-            header_at: where their headers begin.
-
-        Returns:
-            None when the first one has another shape.
+            header_at: the position of the headers in the rows.
         """
         match = self._match(frames[0, header_at:].tobytes())
         if match is None:
@@ -228,7 +227,7 @@ class AnswerShape:
         return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)
 
     def read(self, header: bytes) -> Frame | None:
-        """Return the frame without its body; None when the header has another shape."""
+        """Return the frame without its body; None if the header has another shape."""
         match = self._match(header)
         if match is None:
             return None
@@ -249,7 +248,7 @@ class AnswerShape:
 
 
 def _size_at(data: bytes | bytearray, at: int) -> int:
-    """Return the bytes of the frame at a place; 0 if it is incomplete, or more than a header."""
+    """Return the size of the frame at a position; 0 if it is incomplete, or has a body."""
     if at + PREFIX.size > len(data):
         return 0
     length, mark = PREFIX.unpack_from(data, at)
@@ -257,13 +256,13 @@ def _size_at(data: bytes | bytearray, at: int) -> int:
 
 
 class AnswerShapes:
-    """The shapes that one peer's answers have had (`wire.frame.Shapes`)."""
+    """The shapes of one peer's answers so far (`wire.frame.Shapes`)."""
 
     __slots__ = ("_shapes", "_shapes_left")
 
     def __init__(self) -> None:
         self._shapes: list[AnswerShape] = []
-        """The latest shape of answers to sends, and the latest shape of plain answers."""
+        """The latest shape of answers to sends, and the latest of plain answers."""
         self._shapes_left = _SHAPES
 
     def read(self, header: bytes) -> Frame | None:
@@ -295,7 +294,8 @@ class AnswerShapes:
     def _read_mixed(
         self, data: bytes | bytearray, at: int
     ) -> tuple[list[SendAnswers | PlainAnswers], int]:
-        """Read frames of several lengths: offsets of a topic's queues differ in their digits."""
+        """Read frames of several lengths, because the queue offsets in them have more or fewer
+        digits."""
         if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
         begin, starts = at, defaultdict[int, list[int]](list)
@@ -310,7 +310,7 @@ class AnswerShapes:
             answers = self._read_alike(frames)
             alike = 0 if answers is None else len(answers)
             if alike < len(begins):
-                at = min(at, begins[alike])  # return only frames before the first other shape
+                at = min(at, begins[alike])  # Return only frames before the first other shape.
             several.append((begins, answers))
         return [
             answers.take(slice(0, bisect_left(begins, at)))

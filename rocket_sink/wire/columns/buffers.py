@@ -1,11 +1,11 @@
-"""Arrow's variable-length arrays as numpy offsets and bytes, and joining pieces of rows.
+"""Views of Arrow's variable-length arrays as numpy offsets and bytes, and joins of columns.
 
-No copies; for binary, string and their large forms, sliced or not. A null has the length 0 here:
-Arrow leaves its bytes undefined.
+The views copy nothing. They take binary, string and their large forms, sliced or not. A null has
+the length 0, because Arrow leaves its bytes undefined.
 
 `join_pieces` is the inner loop of the column encoder. A piece is bytes that all rows share, a numpy
 array of fixed-width items (one per row), or a binary array. Arrow's kernel takes about 15 ns per
-row and piece (measured), so numpy first packs neighbouring shared and fixed-width pieces into one.
+row and piece (measured), so numpy first packs neighbouring pieces of the first two kinds into one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def bytes_of(array: pa.Array) -> Bytes:
 
 
 def lengths_of(array: pa.Array) -> Int64s:
-    """Return the bytes of each value; 0 for a null."""
+    """Return the length in bytes of each value; 0 for a null."""
     lengths = np.diff(offsets_of(array)).astype(np.int64, copy=False)
     return np.where(nulls_of(array), 0, lengths) if array.null_count else lengths
 
@@ -66,7 +66,7 @@ def nulls_of(array: pa.Array) -> Mask:
 
 
 def ints_of(array: pa.Array, null: int) -> Int64s:
-    """Return an integer array as int64, with `null` in the place of nulls."""
+    """Return an integer array as int64, with nulls replaced by `null`."""
     if array.null_count:
         array = array.fill_null(null)
     values: Int64s = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
@@ -74,7 +74,7 @@ def ints_of(array: pa.Array, null: int) -> Int64s:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """Return the array as binary (or large binary): no copy, no check of UTF-8."""
+    """Return the array as binary (or large binary), without a copy."""
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
@@ -93,10 +93,8 @@ def binary_array(offsets: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
 
 
 def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
-    """Return the rows of a C-contiguous array as a binary array, each as wide as one row's bytes.
-
-    Large binary when 32-bit offsets cannot reach the end.
-    """
+    """Return the bytes of each row of a C-contiguous array as a binary array; large binary if
+    32-bit offsets cannot reach the end."""
     width = rows.nbytes // max(len(rows), 1)
     offsets = np.arange(len(rows) + 1, dtype=np.int64 if rows.nbytes > INT32_MAX else np.int32)
     offsets *= width
@@ -110,8 +108,8 @@ Piece: TypeAlias = "bytes | Fixed | pa.Array"
 def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> pa.Array:
     """Join the pieces of each row, in order, to a binary value per row.
 
-    `nulls`: "replace" a null in a column by nothing, or "emit_null". The result is large binary
-    when it exceeds 32-bit offsets.
+    `nulls`: "replace" takes a null in a column for an empty value; "emit_null" makes the row null.
+    The result is large binary if it exceeds 32-bit offsets.
     """
     if count == 0:
         return pa.array([], pa.binary())
@@ -127,7 +125,8 @@ def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> 
 
 
 def uniform(array: pa.Array) -> Piece:
-    """Return fixed-width items if all values have one length and none is null, else the array."""
+    """Return fixed-width items if all values have the same length and none is null; else the array.
+    """
     lengths = lengths_of(array)
     if not len(lengths) or array.null_count or not lengths[0] or (lengths != lengths[0]).any():
         return array
@@ -135,7 +134,7 @@ def uniform(array: pa.Array) -> Piece:
 
 
 def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
-    """Return the pieces, with each run of neighbours that are not columns packed into one piece."""
+    """Return the pieces, after packing neighbouring bytes and fixed-width items into one piece."""
     packed: list[Piece] = []
     run: list[bytes | Fixed] = []
     for piece in pieces:
@@ -151,7 +150,7 @@ def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
 
 
 def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
-    """Return neighbouring pieces packed into one piece, or none."""
+    """Return one piece with the content of neighbouring pieces, or none if they are empty."""
     fields: list[bytes | Fixed] = []
     for piece in run:
         if fields and isinstance(piece, bytes) and isinstance(fields[-1], bytes):
@@ -168,7 +167,7 @@ def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
 
 
 def _shared_by_all(text: bytes, count: int) -> Piece:
-    """Repeat `text` in a column: the join kernel takes the number of rows from a column."""
+    """Repeat `text` in a column, because the join kernel takes the number of rows from one."""
     return np.full(count, np.void(text)) if text else pa.nulls(count, pa.binary())
 
 

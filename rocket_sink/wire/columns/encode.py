@@ -1,6 +1,6 @@
-"""Columns of messages to the bytes of batch requests, without work per row.
+"""Encoding of columns of messages to the bytes of batch requests, without Python code per row.
 
-Each message is encoded in the inner form of a batch (MessageDecoder.encodeMessage)::
+Each message gets the inner form of a batch (MessageDecoder.encodeMessage)::
 
     total size   int32     all that follows and itself
     magic code   int32     0
@@ -11,12 +11,12 @@ Each message is encoded in the inner form of a batch (MessageDecoder.encodeMessa
     properties   int16     length in bytes, at most 32,767
     properties
 
-so that any run of rows of an `EncodedBatch` is the body of one SEND_BATCH_MESSAGE request: a slice
-of one buffer, written without a copy. `rocket_sink.rows.checks` has checked the values; only the
-limit of the properties' int16 is checked again.
+So any run of rows of an `EncodedBatch` is the body of one SEND_BATCH_MESSAGE request: a slice of
+one buffer, written without a copy. `rocket_sink.rows.checks` has checked the values; only the limit
+of the properties' int16 is checked again.
 
-Also here: client message ids (MessageClientIDSetter.createUniqID, see `wire.ids`) for a column, and
-grouping rows by queue and cutting the groups into requests.
+This module also makes columns of client message ids (MessageClientIDSetter.createUniqID, see
+`wire.ids`), groups rows by queue, and cuts the groups into requests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rocket_sink.wire.ids import id_prefix
 
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _NTP_STEP_MS: Final = 1_000_000
-"""A time span that is negative by less than this counts as 0 (MessageClientIDSetter)."""
+"""If the clock went back by less than this, the time part is 0 (MessageClientIDSetter)."""
 
 
 def _hex_of_16_bits() -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -60,10 +60,10 @@ _HEX_16: Final = _hex_of_16_bits()
 def message_id_column(
     *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int, count: int
 ) -> pa.StringArray:
-    """Return `count` consecutive ids, the first one with `counter`.
+    """Return `count` consecutive ids, beginning with `counter`.
 
-    The counter wraps at 65,536 as Java's short does. Where it wraps inside the column the time part
-    grows by 1 ms, so that the ids of one column differ. The caller adds `count` to its counter.
+    The counter wraps at 65,536, like Java's short. At each wrap the time part grows by 1 ms, so
+    that the ids of a column differ. The caller adds `count` to its counter.
     """
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
     times = _span_ms(start_ms, now_ms) + (counters >> 16)
@@ -83,12 +83,12 @@ def _span_ms(start_ms: int, now_ms: int) -> int:
 
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
-    """Return rows of an even number of bytes as upper-case hex."""
+    """Return each row, of an even number of bytes, as upper-case hex."""
     return _text_column(_HEX_16[np.ascontiguousarray(digests).view(">u2")])
 
 
 def _text_column(text: npt.NDArray[np.uint32]) -> pa.StringArray:
-    """Return rows of four characters each as strings."""
+    """Return each row of words, of four characters each, as a string."""
     width = text.shape[1] * 4
     if text.nbytes > INT32_MAX:
         raise ValueError(f"{len(text)} ids do not fit one Arrow string array")
@@ -98,7 +98,7 @@ def _text_column(text: npt.NDArray[np.uint32]) -> pa.StringArray:
 
 @dataclass(frozen=True)
 class QueueGroups:
-    """Rows ordered by queue: `order[bounds[q]:bounds[q + 1]]` are queue q's rows, in row order.
+    """Rows by queue: `order[bounds[q]:bounds[q + 1]]` are the rows of queue q, in row order.
 
     `sorted_already`: `order` is 0, 1, 2, ...
     """
@@ -117,10 +117,10 @@ class RequestSlice(NamedTuple):
 
 
 def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGroups:
-    """Group the rows by queue, keeping their order (a stable counting sort).
+    """Group the rows by queue, in their order (a stable sort).
 
-    `queue_index` holds 0 to `queues` - 1 for each row. numpy sorts 16-bit integers by radix, so
-    the cost per row is flat up to 65,536 queues and n log n above.
+    `queue_index` has 0 to `queues` - 1 for each row. Up to 65,536 queues the time is linear,
+    because numpy sorts 16-bit integers by radix.
     """
     counts = np.bincount(queue_index, minlength=queues)
     if len(counts) > queues:
@@ -138,7 +138,7 @@ def cut_requests(
     """Cut each group into as few slices as the two limits allow, in order.
 
     `offsets` are those of the encoded messages (n + 1), `bounds` those of `QueueGroups`
-    (queues + 1). A message larger than `max_bytes` is a slice of its own. The work is per slice.
+    (queues + 1). A message larger than `max_bytes` gets a slice of its own.
     """
     sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
     counts = np.diff(bounds)
@@ -165,7 +165,7 @@ def _cut_one(
 
 
 _FRAME_BYTES: Final = 22
-"""Bytes of an encoded message beside its body and properties."""
+"""Bytes of an encoded message without its body and properties."""
 Flags: TypeAlias = "int | pa.Array"
 
 
@@ -173,8 +173,8 @@ Flags: TypeAlias = "int | pa.Array"
 class MessageColumns:
     """Columns of n messages of one topic. Only `flags` may have nulls, which count as 0.
 
-    `body` is binary or large binary (string types count as their UTF-8 bytes), `properties` the
-    wire property strings of `property_column`, or faster the pieces of `property_pieces`.
+    `body` is binary, large binary or a string type (its UTF-8 bytes). `properties` are wire
+    property strings, or, which is faster, the pieces of `property_pieces`.
     """
 
     topic: str
@@ -195,16 +195,16 @@ class EncodedBatch:
 
     @lazy
     def offsets(self) -> Int64s:
-        """n + 1 offsets into `data`."""
+        """The n + 1 offsets into `data`."""
         return offsets_of(self.messages).astype(np.int64, copy=False)
 
     @lazy
     def data(self) -> pa.Buffer:
-        """The buffer that `offsets` point into."""
+        """The buffer of the encoded messages."""
         return self.messages.buffers()[2] or pa.py_buffer(b"")
 
     def body(self, first: int, last: int) -> memoryview:
-        """Return the request body of the messages `first` to `last` (exclusive); no copy."""
+        """Return the request body of the messages `first` to `last` (exclusive), without a copy."""
         return memoryview(self.data)[int(self.offsets[first]) : int(self.offsets[last])]
 
     def take(self, groups: QueueGroups) -> EncodedBatch:
@@ -215,10 +215,10 @@ class EncodedBatch:
 
 
 def encode_columns(columns: MessageColumns) -> EncodedBatch:
-    """Encode all messages, in their order.
+    """Encode the messages, in their order.
 
     Raises:
-        LocalProtocolError: a property string exceeds its int16 length.
+        LocalProtocolError: a property string is longer than an int16 can say.
     """
     properties = columns.properties
     if isinstance(properties, pa.Array):

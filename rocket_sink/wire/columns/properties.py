@@ -1,7 +1,7 @@
-"""The wire property strings of a column of messages: name 0x01 value 0x02, one after the other.
+"""Wire property strings (name 0x01 value 0x02, and so on) of columns of messages.
 
-Source: MessageDecoder.messageProperties2String. The order of the properties and so the bytes are
-those of `rocket_sink.wire.properties`. `rocket_sink.rows.checks` has refused separators.
+Source: MessageDecoder.messageProperties2String. The bytes equal those of
+`rocket_sink.wire.properties`. `rocket_sink.rows.checks` has refused separators inside values.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from rocket_sink.wire.properties import (
 Column: TypeAlias = "pa.Array | None"
 
 EVENT_TIME_PROPERTY: Final = "__event_time_ms"
-"""The user property of a row's event time. BORN_TIMESTAMP would change the retention of the message
-(FLINK-31006)."""
+"""The user property of a row's event time. The birth time (BORN_TIMESTAMP) is not used, because it
+changes the retention of the message (FLINK-31006)."""
 _WAIT: Final = {True: b"WAIT\x01true\x02", False: b"WAIT\x01false\x02"}
 
 _FIELDS: Final = {
@@ -58,14 +58,14 @@ _FIELDS: Final = {
     "": "properties",
     EVENT_TIME_PROPERTY: "event_time_ms",
 }
-"""{property: column} in the order of `properties_of`; user properties have their own names."""
+"""{property: column} in the order of `properties_of`; "" stands for all user properties."""
 
 
 @dataclass(frozen=True, eq=False)
 class PropertyPieces:
-    """The property strings of n rows in pieces, and the bytes of each string.
+    """The property strings of n rows in pieces, and the size of each string.
 
-    `encode_columns` takes them in pieces, which saves a copy of every string.
+    `encode_columns` takes the pieces, which saves a copy of every string.
     """
 
     pieces: tuple[Piece, ...]
@@ -77,14 +77,14 @@ class PropertyPieces:
 
 
 def property_pieces(count: int, **columns: Column) -> PropertyPieces:
-    """Return the properties of `count` messages.
+    """Return the property strings of `count` messages.
 
     Args:
         message_ids, tags, sharding_key, lite_topic: string arrays; a null leaves the property out.
         keys: a string array, or a list of strings per row, joined with one blank.
         properties: map<string, string> without null maps or values; user properties.
         wait_store: booleans; null, or no array, is true.
-        delay_level, delay_ms, delivery_timestamp_ms, priority: integers; null (and level 0): none.
+        delay_level, delay_ms, delivery_timestamp_ms, priority: integers; null, level 0: left out.
         event_time_ms: integers, written as the user property `__event_time_ms`.
     """
     pieces: list[Piece] = []
@@ -100,7 +100,7 @@ def property_pieces(count: int, **columns: Column) -> PropertyPieces:
 def property_strings(properties: pa.MapArray) -> pa.Array:
     """Return the user properties of each row as one binary value, in the map's order.
 
-    The entries are joined once, for all rows; a row's string is a range of them.
+    The entries of all rows are joined at once; a row's string is a slice of the result.
     """
     names, values, rows = entries_of(properties)
     entries = join_pieces([names, b"\x01", values, b"\x02"], len(names))
@@ -108,7 +108,7 @@ def property_strings(properties: pa.MapArray) -> pa.Array:
 
 
 def entries_of(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, Int64s]:
-    """(names, values, offsets): row r has the entries offsets[r] to offsets[r + 1]."""
+    """Return (names, values, offsets); row r has the entries offsets[r] to offsets[r + 1]."""
     rows = properties.offsets.to_numpy().astype(np.int64)
     first, count = int(rows[0]), int(rows[-1] - rows[0])
     return (

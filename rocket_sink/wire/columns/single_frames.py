@@ -1,8 +1,8 @@
-"""Frames of many single messages (SEND_MESSAGE_V2), made for a group at a time.
+"""Frames of many single messages (SEND_MESSAGE_V2), made for a whole group.
 
-The header of a group is a template with holes: what all its frames share is made once, what differs
-(properties, opaque ids, flags) are columns. No Python runs per message but where each header needs
-it: with credentials (a signature covers the body) and in the binary serialisation.
+The headers of a group are made from the texts that all share, and from columns of the values that
+differ (properties, opaque ids, flags). Python code runs per message only with credentials (the
+signature covers the body) and in the binary serialisation.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class SingleMessages:
     Attributes:
         body: binary or large binary, in its final form (compressed or not).
         properties: the wire property strings (binary, UTF-8, no nulls).
-        sys_flag, flag: one for all, or n of them (int64).
-        suffix: property strings that follow those of each message.
+        sys_flag, flag: one value for all messages, or n values (int64).
+        suffix: properties to append to those of each message.
     """
 
     body: pa.Array
@@ -63,7 +63,7 @@ class SingleMessages:
         return int(lengths_of(self.body).sum())
 
     def bytes_of(self, indices: Int64s) -> int:
-        """Bytes of some bodies."""
+        """Return the size of some bodies in bytes."""
         return int(lengths_of(self.body)[indices].sum())
 
     def frames(
@@ -78,7 +78,7 @@ class SingleMessages:
         """Return all frames, one after the other, with consecutive opaque ids.
 
         Raises:
-            LocalProtocolError: a frame passes the limits.
+            LocalProtocolError: a frame exceeds the limits.
         """
         if not template.takes_columns:
             frames = template.frames(
@@ -107,15 +107,15 @@ def fill_frames(
     first_opaque: int,
     bodies: pa.Array | None = None,
 ) -> pa.Buffer:
-    """JSON frames that differ in some header fields, with consecutive opaque ids.
+    """Return JSON frames that differ in some header fields, with consecutive opaque ids.
 
     Args:
-        frame: the fields that they share.
+        frame: has the fields that all frames share.
         columns: {header field: its value in each frame, or in all}, in the order of the header.
-        bodies: binary; None: the frames have none.
+        bodies: binary; None: the frames have no bodies.
 
     Raises:
-        LocalProtocolError: a frame passes the limits.
+        LocalProtocolError: a frame exceeds the limits.
     """
     rows: Any = next(iter(columns.values())) if bodies is None else bodies
     count = len(rows)
@@ -134,8 +134,8 @@ def fill_frames(
 
 
 def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> pa.Buffer:
-    """Put the two lengths of a frame (`wire.frame`) in front of each row's pieces. `lengths` are
-    those of the headers with the bodies."""
+    """Join the pieces of each row behind the two lengths of a frame (`wire.frame`). `lengths`:
+    bytes of header and body."""
     prefix = np.empty((len(lengths), 2), ">u4")
     prefix[:, 0] = lengths + 4
     prefix[:, 1] = header_bytes
@@ -150,7 +150,7 @@ def _list(values: Ints, count: int) -> list[int]:
 
 
 def _text(values: pa.Array | Ints) -> Piece:
-    """Return the values between the quotes of JSON strings; numbers in decimal."""
+    """Return the values as the contents of JSON strings; numbers are decimal."""
     if isinstance(values, int):
         return str(values).encode()
     if isinstance(values, np.ndarray):
@@ -159,14 +159,14 @@ def _text(values: pa.Array | Ints) -> Piece:
 
 
 def _sizes(piece: Piece) -> Any:
-    """Return how many bytes the piece takes in each row: a number, or an array."""
+    """Return the size of the piece in each row in bytes: a number, or an array."""
     if isinstance(piece, bytes):
         return len(piece)
     return piece.dtype.itemsize if isinstance(piece, np.ndarray) else lengths_of(piece)
 
 
 def _json_text(texts: pa.Array) -> pa.Array:
-    """Escape UTF-8 texts for a JSON string, without its quotes."""
+    """Escape UTF-8 texts for JSON strings; the quotes are not added."""
     texts = as_binary(texts)
     present = np.unique(bytes_of(texts)[_ESCAPED[bytes_of(texts)]])
     # Escape the backslash first, because the other escapes contain one.
