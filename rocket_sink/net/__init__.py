@@ -1,1 +1,1 @@
-"""The only code that touches sockets: connect, TLS, requests and answers, deadlines."""
+"""Connections: the only code that uses sockets (connect, TLS, requests, answers, deadlines)."""

@@ -1,9 +1,9 @@
-"""A connection to an address: transport, protocol state and the frames to be written.
+"""A connection to an address: transport, protocol state and the queue of frames to write.
 
-Each request ends with exactly one call of its owner, `on_end(result, sent_s, now_s)`. The result is
-the answer, or an error whose class tells whether the complete frame was written
-(UnknownOutcomeError) or not (NotSentError); None: the request is oneway, and written. A group's
-owner gets several answers (`Connection.open_group`). Times are monotonic seconds.
+Each request ends with exactly one call of its owner's `on_end(result, sent_s, now_s)`. The result
+is the answer, or an error: UnknownOutcomeError if the complete frame was written, else
+NotSentError. For a oneway request that is written, the result is None. The owner of a group gets
+several answers (`Connection.open_group`). Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 HEARD_RECENTLY_S: Final = 0.5
-"""A peer that sent bytes within this time is alive and still processes unanswered requests."""
+"""Time for which a peer that has sent bytes counts as alive, and as processing its requests."""
 _EXTENSION_S: Final = 0.1
 _READS: Final = 16
-"""The number of reads in one turn of a channel, after which other channels have their turn."""
+"""Limit of reads in one turn of a channel, so that other channels get their turn."""
 _UNASKED_MAX: Final = 64
-"""Limit of frames per turn that answer no request; beyond it the turn ends, and later turns are
+"""Limit of frames per turn that answer no request. Beyond it the turn ends, and later turns are
 short."""
 FLOOD_READ_BYTES: Final = 4096
-"""Bytes that a flooded channel may read per turn: some 150 of the smallest frames."""
+"""Limit of bytes per turn for a flooded channel: some 150 of the smallest frames."""
 
 
 class WriteQueue:
-    """A FIFO of frames to be written, with an exact count of the bytes that the kernel took.
+    """A queue of frames to write, with an exact count of the bytes that the kernel took.
 
-    The count decides between NOT_SENT and UNKNOWN: a frame is written when the kernel took its last
-    byte, untouched when it took none.
+    The count decides between NOT_SENT and UNKNOWN: a frame is written if the kernel took its last
+    byte, and untouched if the kernel took none.
     """
 
     __slots__ = ("_entries", "_first_done", "size")
@@ -77,16 +77,16 @@ class WriteQueue:
 
     @property
     def first_owner(self) -> Any:
-        """The owner of the first frame; None without one."""
+        """The owner of the first frame, or None."""
         return self._entries[0][0] if self._entries else None
 
     @property
     def begun_owner(self) -> Any:
-        """Owner of the frame that the kernel has taken in part; None if there is no such frame."""
+        """The owner of the frame that the kernel has taken in part, or None."""
         return self.first_owner if self._first_done else None
 
     def disown(self, owner: Any) -> None:
-        """Keep the frame in the queue without its owner."""
+        """Keep the owner's frame in the queue, without the owner."""
         for position, (entry_owner, buffers, size) in enumerate(self._entries):
             if entry_owner is owner:
                 self._entries[position] = (None, buffers, size)
@@ -96,7 +96,7 @@ class WriteQueue:
         self.size += size
 
     def gather(self) -> list[Any]:
-        """Buffers for one gathered write."""
+        """Return the buffers of the next `sendmsg`."""
         buffers: list[Any] = []
         total = -self._first_done
         for _, parts, size in self._entries:
@@ -110,7 +110,7 @@ class WriteQueue:
         return buffers
 
     def wrote(self, count: int) -> list[Any]:
-        """Count `count` written bytes; returns the owners of the requests that are complete now."""
+        """Count written bytes; return the owners of the requests that are now written in full."""
         self.size -= count
         entries, complete = self._entries, []
         done = self._first_done + count
@@ -123,9 +123,8 @@ class WriteQueue:
         return complete
 
     def withdraw(self, owner: Any = None) -> list[Any]:
-        """Remove untouched frames: those of `owner`, else all requests that are answered.
-
-        Returns their owners in order.
+        """Remove the untouched frames of `owner`, or by default of all owners, and return their
+        owners in order. Frames without an owner stay.
         """
         kept: deque[Entry] = deque()
         owners = []
@@ -145,8 +144,8 @@ class WriteQueue:
 
 
 class Channel:
-    """A connection to one address, and its queue of frames. The constructor begins to connect;
-    requests may be sent at once and wait in the queue."""
+    """A connection to one address, and its queue of frames. The constructor begins to connect.
+    Requests may be queued at once."""
 
     def __init__(
         self,
@@ -159,7 +158,7 @@ class Channel:
         connect_deadline_s: float,
         resolver: Resolver,
     ) -> None:
-        """Raises ConnectError when connecting fails at once."""
+        """Begin to connect; raises ConnectError if connecting fails at once."""
         self.address = address
         self.transport = Transport(address, security, resolver)
         self.connection = connection
@@ -171,10 +170,11 @@ class Channel:
         self.connect_deadline_s = connect_deadline_s
         self.draining = False
         self.ended: Exception | None = None
-        """The reason why the channel was closed."""
+        """The cause with which the channel was closed."""
         self.interest = 0
         self._is_writing = False
-        """Whether a write is under way, of which the kernel may have taken uncounted bytes."""
+        """Whether a write is under way. If it is interrupted, the kernel may have taken bytes that
+        were not counted."""
         self._on_request = on_request
         self._first_bytes = b""
         self._read_bytes = READ_BYTES
@@ -226,14 +226,14 @@ class Channel:
                 owner.on_end(None, now_s, now_s)
 
     def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
-        """Read and dispatch received bytes; True when there may be more.
+        """Read and dispatch received bytes; return whether there may be more.
 
         Args:
-            to_the_end: read on after a short read, to detect the end of the stream. It costs a
+            to_the_end: read on after a short read, to detect the end of the stream. This costs a
                 system call.
 
         Raises:
-            StreamEnded: the stream ended or is no RocketMQ stream.
+            StreamEnded: the stream ended, or is not RocketMQ's protocol.
             TlsError: the server refuses our certificate.
         """
         unasked = 0
@@ -254,7 +254,7 @@ class Channel:
         return True
 
     def _dispatch(self, events: Sequence[Event], now_s: float) -> int:
-        """Hand the events to their owners; return the number of frames that answer no request."""
+        """Pass the events to their owners; return the number of frames that answer no request."""
         unasked = 0
         for event in events:
             if type(event) is Answered:
@@ -275,8 +275,8 @@ class Channel:
         return f"{self.address} does not speak RocketMQ's protocol: {error}"
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long the peer has left a written request unanswered, and has given no
-        other sign of life; 0 if it has answered all."""
+        """Return for how long a written request has had no answer, and the peer has sent nothing
+        else; 0 if the peer has answered all requests."""
         oldest = self.connection.oldest
         if oldest is None or oldest.sent_s is None:
             return 0.0
@@ -285,8 +285,8 @@ class Channel:
     def expire(self, now_s: float) -> None:
         """Fail the requests whose deadline has passed.
 
-        The caller drains the channel first when an unwritten request has expired, so that new
-        requests do not wait behind it.
+        If one of them is unwritten, the caller drains the channel first, so that new requests do
+        not wait in this queue.
         """
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
         extended_s = now_s + _EXTENSION_S if is_alive else now_s
@@ -302,24 +302,24 @@ class Channel:
             elif self.write_queue.withdraw(owner):
                 error = UnwrittenError(f"{self.address} took no more bytes before the deadline")
             else:
-                # Partly written: the rest must follow, so the broker may still store it.
+                # The request is partly written: its rest must follow, so the broker may store it.
                 self.write_queue.disown(owner)
                 text = f"{self.address} took a part of the request before the attempt's deadline"
                 error = RequestTimeoutError(text)
             owner.on_end(error, None, now_s)
 
     def withdraw(self) -> list[Any]:
-        """Remove untouched requests that are answered; returns their owners in order, without
-        calling them. Frames without an owner stay: nobody would send them again."""
+        """Remove untouched requests, and return their owners in order, without calling them.
+        Frames without an owner stay, because nobody would send them again."""
         owners = self.write_queue.withdraw()
         self.connection.withdraw_unwritten(keep=self.write_queue.first_owner)
         return owners
 
     def fail(self, cause: Exception, now_s: float) -> None:
-        """Close, and fail all requests: UNKNOWN if the last byte was written, else NOT_SENT.
+        """Close the channel, and fail all requests: UNKNOWN if they were written, else NOT_SENT.
 
-        After a TlsError all are NOT_SENT: the peer has read no request. After an interrupted
-        `flush` all are UNKNOWN.
+        After a TlsError all are NOT_SENT, because the peer has read no request. After an
+        interrupted `flush` all are UNKNOWN.
         """
         self.ended, reason = cause, str(cause)
         self.transport.close()
@@ -327,7 +327,7 @@ class Channel:
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner: Any = lost.token
-            # The first frames of a group that was written in part may be stored.
+            # If a group was written in part, its first messages may be stored.
             written = lost.written or (lost.grouped and owner is begun_owner) or self._is_writing
             owner.on_end(self._lost(cause, reason, written=written), None, now_s)
 
@@ -335,12 +335,12 @@ class Channel:
         error: SendError
         may_be_stored = written and not isinstance(cause, TlsError)
         if may_be_stored and isinstance(cause, NotSentError):
-            # The sender ends and awaits no answer, so the broker is not to blame.
+            # Do not blame the broker, because the sender ends without waiting for the answer.
             error = UnknownOutcomeError(f"given up before {self.address} answered")
         elif may_be_stored:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
         elif isinstance(cause, NotSentError):
-            # Copy the error for each owner, because callers add facts of their message.
+            # Copy the error for each owner, because callers add facts about their message.
             error = cause.copy()
         else:
             error = UnwrittenError(f"the connection to {self.address} ended: {reason}")

@@ -1,8 +1,8 @@
-"""A selector loop over the channels of a client. It starts no threads except for name look-ups.
+"""A selector loop over the channels of a client. Only name look-ups run in threads.
 
-`poll` is `prepare`, `wait`, `process`. A driver that shares the client between threads holds its
-lock during `prepare` and `process` and releases it during `wait`. Channels may be used (under that
-lock) while another thread waits: new data to write ends the wait.
+`poll` is `prepare`, `wait`, `process`. A driver that shares the client between threads has its lock
+during `prepare` and `process`, and releases it during `wait`. Under that lock other threads may use
+the channels while one thread waits; new data to write ends the wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rocket_sink.wire.connection import Connection, ConnectionState
 from rocket_sink.wire.frame import Frame, Serialize
 
 _TICK_S: Final = 0.02
-"""Longest wait while requests are in flight: deadlines and suspicion are checked this often."""
+"""Longest wait while requests are in flight, because deadlines and suspicions need checks."""
 FLUSH_BYTES: Final = 131_072
-"""Queued bytes from which `send` writes at once instead of the next poll."""
+"""Number of queued bytes at which `send` writes at once, without waiting for the next poll."""
 _CHECK_IDLE_S: Final = 0.05
-"""Idle time after which a channel is read before it is used, to detect a close by the peer."""
+"""Idle time after which a channel is read before its next use, in case the peer has closed it."""
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 Signer = Callable[[Mapping[str, str], Any], Mapping[str, str]]
@@ -43,10 +43,10 @@ class Readiness:
     """A selector over the channels' sockets; `wake` and `close` may be called from any thread."""
 
     def __init__(self) -> None:
-        """Raises OSError without free descriptors."""
+        """Make the selector; raises OSError if there are no free descriptors."""
         self._selector = selectors.DefaultSelector()
         self._unresolved: dict[Channel, None] = {}
-        """Channels without a socket yet; the end of their name look-up wakes the selector."""
+        """Channels that have no socket yet; the end of their name look-up wakes the selector."""
         self._closed = False
         try:
             self._wake_read, self._wake_write = socket.socketpair()
@@ -81,7 +81,8 @@ class Readiness:
             self._selector.unregister(number)
 
     def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
-        """Return the ready channels with their events; none once another thread has closed this."""
+        """Return the ready channels with their events; none if another thread has called `close`.
+        """
         ready = []
         try:
             for key, mask in self._selector.select(timeout_s):
@@ -104,7 +105,7 @@ class Readiness:
             self._wake_write.send(b"w")
 
     def close(self) -> None:
-        """Idempotent. A wait of another thread goes on until its time is over, or `wake`."""
+        """Close the selector. Another thread's wait goes on until its time-out, or `wake`."""
         self._closed = True
         self._selector.close()
         self._wake_read.close()
@@ -112,7 +113,7 @@ class Readiness:
 
 
 class Call:
-    """An owner that calls a function with the answer (of any code) or the error."""
+    """The owner of a request; it calls a function with the answer (of any code) or the error."""
 
     __slots__ = ("_done",)
 
@@ -127,17 +128,17 @@ class Call:
 
 
 class WakeupState:
-    """Whether a thread is in `wait`, and what has to end its wait."""
+    """The state of the driving thread's wait, for the threads that submit requests."""
 
     __slots__ = ("asleep", "flush_immediately", "waiting")
 
     def __init__(self) -> None:
         self.waiting = False
-        """A thread is in `wait`: new data to write ends it. Under the driver's lock."""
+        """Whether a thread is in `wait`, which new data has to end. Under the driver's lock."""
         self.flush_immediately = False
-        """`send` writes at once while a thread waits."""
+        """Whether `send` writes at once while a thread waits."""
         self.asleep = False
-        """The driving thread waits, or is about to: a submission without the lock must wake it."""
+        """Whether the driving thread waits or is about to, so that a submission has to wake it."""
 
 
 class NetworkClient:
@@ -156,8 +157,8 @@ class NetworkClient:
         """
         Args:
             sign: returns the header fields to add to a request (ACL, namespace).
-            hide: takes the credentials out of a remark.
-            on_request: serves a peer's request; False: it is answered with code 3.
+            hide: removes credentials from a remark.
+            on_request: serves a peer's request; returns False to answer it with code 3.
 
         Raises:
             OptionError: the TLS files cannot be read.
@@ -193,8 +194,8 @@ class NetworkClient:
         """
         channel = self._channels.get(address)
         if channel is not None and channel.connection.state is not ConnectionState.OPEN:
-            # This call handles an answer that came before a violation of the protocol: the channel
-            # is about to end, and takes no more requests.
+            # The peer has violated the protocol, and this call handles an earlier answer. The
+            # channel is about to end, and takes no more requests.
             self.drain(channel, now_s)
             return self._open(address, now_s)
         if channel is not None and not channel.connection.in_flight:
@@ -202,8 +203,8 @@ class NetworkClient:
             if idle_s > self._max_idle_s:
                 self.drain(channel, now_s)
             elif idle_s > _CHECK_IDLE_S and channel.is_open:
-                # Read first: if the peer has closed the connection, a write would have an unknown
-                # outcome.
+                # Read first, because a write to a connection that the peer has closed would have an
+                # unknown outcome.
                 self._receive(channel, now_s, to_the_end=True)
             channel = self._channels.get(address)
         return channel or self._open(address, now_s)
@@ -218,8 +219,8 @@ class NetworkClient:
                 address,
                 self._security,
                 Connection(
-                    # A proxy answers failures under ids of its own, which count from 0. Answers
-                    # with up to nine digits are read as columns (`wire.columns.answers`).
+                    # Begin at random: a proxy answers failures under ids of its own, from 0 on.
+                    # Only ids of up to nine digits are read as columns (`wire.columns.answers`).
                     first_opaque=secrets.randbits(29),
                     serialize=self.serializer,
                     sign=self._sign,
@@ -234,8 +235,7 @@ class NetworkClient:
         except ConnectError:
             raise
         except Exception as error:
-            # Catch all errors: a peer's text may be a malformed address, and the request must end
-            # anyway.
+            # Catch all errors, because a peer's text may be a malformed address.
             text = f"cannot connect to {address!r}: {error!r}"
             raise ConnectError(text, address=address) from error
         self._channels[address] = channel
@@ -245,7 +245,7 @@ class NetworkClient:
     def send(
         self, channel: Channel, owner: Any, buffers: Sequence[Any], size: int, now_s: float
     ) -> None:
-        """Queue a frame whose request is in the connection's table."""
+        """Queue a frame whose request is in the connection's table; write it at once if needed."""
         channel.write_queue.put(owner, buffers, size)
         if channel.transport.state is not StreamState.OPEN:
             return
@@ -258,7 +258,7 @@ class NetworkClient:
     def call(
         self, address: str, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """Send a request frame; all errors go to the owner."""
+        """Send a request; the owner gets all errors."""
         try:
             channel = self.channel(address, now_s)
         except ConnectError as error:
@@ -269,13 +269,13 @@ class NetworkClient:
     def call_on(
         self, channel: Channel, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """Send a request on a channel; `call` looks the channel up by its address."""
+        """Send a request on this channel; the owner gets all errors."""
         try:
             if self.rpc_hooks:
                 frame = self.rpc_hooks.before(channel.address, frame)
                 owner = Watched(self.rpc_hooks, owner, channel.address, frame)
             head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
-        except Exception as error:  # a field that a hook has added may be illegal
+        except Exception as error:  # A hook may have added an illegal field.
             owner.on_end(UnwrittenError(f"its frame cannot be made: {error!r}"), None, now_s)
             return
         buffers = [head, frame.body] if frame.body else [head]
@@ -283,7 +283,7 @@ class NetworkClient:
 
     @property
     def takes_groups(self) -> bool:
-        """Whether requests may share a header, so that `call_group` may be used."""
+        """Whether `call_group` may be used: headers are JSON, without signatures and hooks."""
         return self.serializer == "json" and self._sign is None and not self.rpc_hooks
 
     def call_group(
@@ -320,7 +320,7 @@ class NetworkClient:
         return first
 
     def oneway(self, address: str, frame: Frame, now_s: float) -> None:
-        """Send a oneway request; what the kernel does not take at once is written later.
+        """Send a oneway request. If the kernel does not take all of it, the rest is written later.
 
         Raises:
             ConnectError, UnwrittenError
@@ -330,7 +330,7 @@ class NetworkClient:
             if self.rpc_hooks:
                 frame = self.rpc_hooks.before(address, frame)
             head = channel.connection.send_oneway(frame)
-        except Exception as error:  # a hook may have added an illegal field
+        except Exception as error:  # A hook may have added an illegal field.
             raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
         buffers = [head, frame.body] if frame.body else [head]
         self.send(channel, None, buffers, sum(map(len, buffers)), now_s)
@@ -339,15 +339,15 @@ class NetworkClient:
     def respond(
         self, channel: Channel, request: Frame, code: int, remark: str | None = None
     ) -> None:
-        """Answer a peer's request; nothing is done once the channel is closed, or about to be."""
-        if channel.connection.state is not ConnectionState.OPEN:  # closed meanwhile
+        """Answer a peer's request; do nothing if the channel is closed, or about to close."""
+        if channel.connection.state is not ConnectionState.OPEN:
             return
         data = channel.connection.respond(request, code, remark=remark)
         if data:
             self.send(channel, None, [data], len(data), self.clock())
 
     def flush(self, channel: Channel, now_s: float) -> None:
-        """Write the channel's queue as far as the kernel takes it."""
+        """Write as much of the channel's queue as the kernel takes."""
         if not channel.is_open:
             return
         try:
@@ -360,12 +360,12 @@ class NetworkClient:
             self._readiness.watch(channel, wanted)
 
     def poll(self, timeout_s: float) -> None:
-        """Do a round: write, wait at most `timeout_s` for the peers, read, expire."""
+        """Do a round: write, wait at most `timeout_s` for the peers, read, expire requests."""
         wait_s = self.prepare(timeout_s)
         self.process(self.wait(wait_s))
 
     def prepare(self, timeout_s: float) -> float:
-        """Write all queues; return the longest time (s) that `wait` may take."""
+        """Write all queues; return how long `wait` may take, at most `timeout_s`."""
         self.write()
         busy = False
         for channel in self.channels:
@@ -375,13 +375,13 @@ class NetworkClient:
         return min(timeout_s, _TICK_S) if busy else timeout_s
 
     def write(self) -> None:
-        """Write all queues as far as the kernel takes them."""
+        """Write as much of all queues as the kernel takes."""
         for channel in self.channels:
             if channel.write_queue:
                 self.flush(channel, self.clock())
 
     def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
-        """Wait for readiness; the only part that blocks."""
+        """Wait for ready channels; no other method blocks."""
         return self._readiness.wait(timeout_s)
 
     def wake(self) -> None:
@@ -391,8 +391,8 @@ class NetworkClient:
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
         """Read, write and connect ready channels; then expire requests.
 
-        Answers are read before requests expire: a pause of this process must not look like a pause
-        of the brokers.
+        Answers are read first, so that a pause of this process does not look like a pause of the
+        brokers.
         """
         now_s = self.clock()
         for channel, mask in ready:
@@ -421,8 +421,8 @@ class NetworkClient:
             self.fail(channel, ended, now_s)
 
     def _advance(self, channel: Channel, now_s: float, *, skip: bool = False) -> None:
-        # Connecting to the name's next address makes a new socket, maybe with the same number, so
-        # the old one is unregistered first.
+        # Unregister the old socket first: the next address of the name gets a new socket, perhaps
+        # with the same number.
         self._readiness.forget(channel)
         try:
             opened = channel.transport.advance(skip=skip)
@@ -452,13 +452,13 @@ class NetworkClient:
     def _expire(self, channel: Channel, now_s: float) -> None:
         oldest = channel.connection.oldest
         if oldest is None or oldest.sent_s is None or oldest.sent_s >= channel.heard_s:
-            # The connection was silent since the expired request was written, or the request was
-            # never written. So new requests get a new connection; those in flight may be answered.
+            # Give new requests a new connection, because this one was silent since the expired
+            # request was written, or never took it. Requests in flight may still be answered.
             self.drain(channel, now_s)
         channel.expire(now_s)
 
     def drain(self, channel: Channel, now_s: float) -> None:
-        """Send no new requests on this channel; it closes when none is in flight."""
+        """Send no new requests on this channel, and close it when no request is in flight."""
         if self._channels.get(channel.address) is channel:
             del self._channels[channel.address]
         if channel.closed:
@@ -501,7 +501,7 @@ class NetworkClient:
         self._readiness.close()
 
     def reset(self) -> None:
-        """Close all channels, and report nothing to the owners of their requests."""
+        """Close all channels without telling the owners of their requests."""
         for channel in {*self.channels, *self._readiness.channels}:
             self._readiness.forget(channel)
             channel.transport.close()
@@ -509,14 +509,14 @@ class NetworkClient:
         self._draining.clear()
 
     def abandon(self) -> None:
-        """In a forked child: close its copies of the sockets, without a TLS or TCP shutdown."""
+        """Close a forked child's copies of the sockets, without a TLS or TCP shutdown."""
         for channel in self.channels:
             channel.transport.close()
         self._readiness.close()
 
 
 def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) -> Frame:
-    """Send and wait for the answer, of any code.
+    """Send a request, and return the answer, whatever its code.
 
     Raises:
         NotSentError, UnknownOutcomeError: the connection failed before or after the request was

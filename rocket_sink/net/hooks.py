@@ -1,7 +1,7 @@
 """Hooks around every request of a client, of any request code (RPCHook.java).
 
-They run on the thread that drives the connections and must not block. Exceptions of a hook are
-logged and ignored.
+Hooks run on the thread that drives the connections, and must not block. Their exceptions are logged
+and ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class RpcHook:
     """Base class; override one or both methods."""
 
     def before_request(self, address: str, request: Frame) -> None:
-        """Called before the request is written. Fields added to `request.ext` are sent, and signed:
-        numbers as text, True as `true`, None not at all."""
+        """Called before the request is written. Fields added to `request.ext` are sent and signed;
+        numbers become text, True becomes `true`, and None is left out."""
 
     def after_response(self, address: str, request: Frame, response: Frame) -> None:
-        """Called after a response of any code, but not for oneway requests, time-outs and lost
-        connections."""
+        """Called after a response of any code, but not after a oneway request, a time-out or a lost
+        connection."""
 
 
 class RpcHooks:
@@ -35,7 +35,7 @@ class RpcHooks:
 
     def __init__(self) -> None:
         self.hooks: tuple[RpcHook, ...] = ()
-        """Public, so that a send without hooks costs one attribute access."""
+        """The hooks. Senders read this attribute, so a send without hooks costs little."""
 
     def __bool__(self) -> bool:
         return bool(self.hooks)
@@ -44,7 +44,7 @@ class RpcHooks:
         self.hooks = (*self.hooks, hook)
 
     def before(self, address: str, request: Frame) -> Frame:
-        """Return the request after the changes of the hooks."""
+        """Call the hooks, and return the request with their changes."""
         changed = dataclasses.replace(request, ext=dict(request.ext or {}))
         call_each("RPC", self.hooks, lambda hook: hook.before_request(address, changed))
         if any(type(value) is not str for value in (changed.ext or {}).values()):
@@ -56,18 +56,18 @@ class RpcHooks:
 
 
 def call_each(kind: str, hooks: Iterable[_Hook], call: Callable[[_Hook], None]) -> None:
-    """Call the hooks; log their exceptions, with the kind of the hooks, and ignore them."""
+    """Call the hooks; log their exceptions with the hooks' `kind`, and ignore them."""
     for hook in hooks:
         try:
             call(hook)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # asyncio.CancelledError is no Exception
+        except BaseException:  # asyncio.CancelledError is not an Exception.
             _LOG.exception("the %s hook %r raised; the request goes on without it", kind, hook)
 
 
 class Watched:
-    """An owner that calls the hooks, then `owner`."""
+    """The owner of a request; it calls the hooks, then the real owner."""
 
     __slots__ = ("_address", "_hooks", "_owner", "_request")
 

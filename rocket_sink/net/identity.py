@@ -17,12 +17,12 @@ from rocket_sink.wire.ids import MessageIds
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()
 _named: Final[dict[str, int]] = {}
-"""{client id of an `instanceName`: pid of the process that used it first}; forked children inherit
-it."""
+"""{client id with an `instanceName`: pid of the process that used it first}; forked children
+inherit this."""
 
 
 def local_ip() -> str:
-    """Return this host's address on its default route, else the loopback. Nothing is sent."""
+    """Return this host's address on its default route, else the loopback; send nothing."""
     for target in ("192.0.2.1", "198.51.100.1"):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -34,7 +34,7 @@ def local_ip() -> str:
 
 
 class Identity:
-    """Identity of a client in one process; invalid in a forked child (`of_pid`)."""
+    """The identity of a client in one process (`of_pid`); a forked child needs another."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.of_pid = os.getpid()
@@ -42,24 +42,24 @@ class Identity:
         instance = options.instance_name or f"{self.of_pid}#{secrets.token_hex(4)}"
         client_id = f"{self.ip}@{instance}"
         if options.instance_name and _named.setdefault(client_id, self.of_pid) != self.of_pid:
-            # Brokers know one connection per client id (ProducerManager.clientChannelTable). With
-            # the parent's id, the child's replies would go to the parent, or nowhere once one of
-            # them unregisters.
+            # Brokers know one connection per client id (ProducerManager.clientChannelTable). If the
+            # child had the parent's id, its replies would go to the parent, or to nobody after one
+            # of both has unregistered.
             client_id = f"{client_id}#{self.of_pid}"
         self.client_id = client_id
         self.group = with_namespace(options.namespace, options.producer_group)
         """The producer group with its namespace."""
         self.message_ids = new_message_ids(self.ip)
-        """The source of message ids, which is not thread-safe."""
+        """The generator of message ids; not thread-safe."""
 
     def claim(self) -> None:
         """Reserve this client id and group in this process, until `release`.
 
-        Brokers identify clients by both: if two clients share them, the first one that closes
-        unregisters the other, which then gets no transaction checks or replies.
+        Brokers identify clients by both. If two clients shared them, the first to close would
+        unregister the other, which would get no more transaction checks and replies.
 
         Raises:
-            ConfigurationError: reserved already (Java: MQClientInstance.registerProducer).
+            ConfigurationError: another client has them (Java: MQClientInstance.registerProducer).
         """
         key = (self.of_pid, self.client_id, self.group)
         with _claiming:
@@ -70,7 +70,7 @@ class Identity:
                 )
 
     def release(self) -> None:
-        """End the reservation. Idempotent."""
+        """End the reservation, if there is one."""
         key = (self.of_pid, self.client_id, self.group)
         with _claiming:
             if _claimed.get(key) is self:
@@ -78,7 +78,7 @@ class Identity:
 
 
 def new_message_ids(ip: str) -> MessageIds:
-    """Return a generator for this process, with 32 random bits."""
+    """Return a generator of message ids for this process, with 32 random bits."""
     try:
         packed = socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
     except OSError:

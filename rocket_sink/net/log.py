@@ -1,8 +1,8 @@
-"""The package's loggers: records are cleaned and rate-limited.
+"""The package's loggers, which clean and rate-limit their records.
 
 A record becomes one printable line (`rocket_sink.text`); tracebacks are indented, so that none of
-their lines looks like a record. Of each format string and peer at most `BURST` records in `EVERY_S`
-seconds are logged. The others are counted; the count is logged with the next record, or by `flush`.
+their lines looks like a record. At most `BURST` records of one format string and peer are logged in
+`EVERY_S` seconds. The others are counted; `flush` or the next record logs the count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocket_sink.text import clean, clean_trace
 BURST: Final = 10
 EVERY_S: Final = 10.0
 _KINDS: Final = 1000
-"""Limit of kinds with their own counters, because names of peers come from the network."""
+"""Limit of counters by kind, because names of peers come from the network."""
 _RECORD_CHARS: Final = 4000
 _ELSEWHERE: Final = "other peers"
 _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
@@ -37,7 +37,7 @@ def tell(module_logger: logging.Logger, text: str, *args: object, html: str = ""
     """Log at INFO. If the program has set up no logging, print the text as Python prints warnings.
 
     Args:
-        html: shown instead of the text in a notebook whose program has set up no logging.
+        html: the text for notebooks without logging.
     """
     is_set_up = module_logger.hasHandlers() or module_logger.isEnabledFor(logging.INFO)
     package = logging.getLogger(module_logger.name.partition(".")[0])
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The counts to log before an admitted record. `is_last`: later records of its kind are
+    """The counts to log before an admitted record. `is_last`: the next records of its kind will be
     suppressed."""
 
     due: list[tuple[Kind, int]]
@@ -88,7 +88,7 @@ class _Count:
 
 
 class RateLimit:
-    """Counters of records by kind. Thread-safe; empty in a forked child.
+    """Counters of records by kind; thread-safe. A forked child begins without counts.
 
     Args:
         clock: monotonic seconds.
@@ -104,7 +104,7 @@ class RateLimit:
         self._counts: dict[Kind, _Count] = {}
 
     def admit(self, kind: Kind) -> Admitted | None:
-        """Count a record; return None if it is to be suppressed."""
+        """Count a record; return None if it has to be suppressed."""
         with self._lock:
             now_s = self._clock()
             if kind not in self._counts and len(self._counts) >= _KINDS:
@@ -130,7 +130,7 @@ class RateLimit:
 
 
 class _Guard(logging.Filter):
-    """The filter of all loggers of the package."""
+    """The filter of all loggers of the package, which cleans and limits records."""
 
     def __init__(self, limit: RateLimit) -> None:
         super().__init__()

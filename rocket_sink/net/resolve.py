@@ -1,8 +1,8 @@
-"""Name look-ups in threads: the system's resolver has no time-out.
+"""Name look-ups, in threads because the system's resolver has no time-out.
 
-Literal addresses need no look-up. A name is looked up by a daemon thread, one per name at a time,
-which ends the selector's wait when it is done. Answers are cached for `KEEP_S`, and dropped when no
-connection succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed come last.
+Literal addresses need no look-up. A daemon thread looks a name up, at most one thread per name, and
+then ends the selector's wait. Answers are cached for `KEEP_S`, and dropped if no connection
+succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed are tried last.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class LookUp:
         self.targets: list[Any] = []
 
     def run(self, host: str, port: int, flags: int = 0) -> LookUp:
-        """Look up; blocks unless the flags have AI_NUMERICHOST."""
+        """Look the name up. This blocks, unless the flags have AI_NUMERICHOST."""
         try:
             self.targets = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except OSError as error:
             self.error = error
-        except UnicodeError as error:  # a label that is empty or too long for IDNA
+        except UnicodeError as error:  # A label is empty, or too long for IDNA.
             self.error = OSError(str(error))
         self.done = True
         return self
@@ -44,7 +44,7 @@ class Resolver:
     """The look-ups of one client.
 
     Args:
-        wake: ends the selector's wait; called from the look-up's thread.
+        wake: ends the selector's wait; the thread of a look-up calls it.
     """
 
     def __init__(
@@ -54,16 +54,15 @@ class Resolver:
         self._clock = clock
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}
         self._failed: dict[tuple[str, int], dict[Any, None]] = {}
-        """{name with several addresses: its failed addresses, in order}"""
+        """{(host, port) with several addresses: those that failed, in the order of failure}"""
 
     def look_up(self, host: str, port: int) -> LookUp:
-        """Return a look-up: done when the address is literal or cached, else running."""
+        """Return a look-up. It is done if the address is literal or cached, else it is running."""
         literal = LookUp().run(host, port, socket.AI_NUMERICHOST)
         if literal.error is None:
             return literal
         key, now_s = (host, port), self._clock()
         last_look_up, since_s = self._known.get(key, (None, 0.0))
-        # a running look-up is not repeated
         fresh = last_look_up is not None and now_s - since_s < KEEP_S and last_look_up.error is None
         if last_look_up is not None and (not last_look_up.done or fresh):
             return last_look_up
@@ -74,7 +73,7 @@ class Resolver:
         )
         try:
             work.start()
-        except RuntimeError:  # at interpreter exit
+        except RuntimeError:  # Python ends, and starts no more threads.
             look_up.run(host, port)
         return look_up
 
@@ -94,7 +93,7 @@ class Resolver:
                 del failed[next(iter(failed))]
 
     def in_order(self, host: str, port: int, targets: Sequence[Any]) -> list[Any]:
-        """Return the targets of a look-up; those that failed last come last."""
+        """Return the targets of a look-up; targets that failed come last, in order of failure."""
         failed = list(self._failed.get((host, port), ()))
         return sorted(
             targets, key=lambda target: target[4] in failed and failed.index(target[4]) + 1

@@ -1,8 +1,8 @@
-"""OpenTelemetry's metrics of a messaging client, and the context of the span that sends.
+"""OpenTelemetry metrics of a messaging client, and the trace context of the current span.
 
-Names and attributes are those of the semantic conventions for messaging. Nothing here imports
-OpenTelemetry: a program that uses it has imported it before it makes a producer. Without
-OpenTelemetry an engine has no metrics, and each send tests one None.
+Names and attributes follow the semantic conventions for messaging. This module does not import the
+metrics API: a program that uses OpenTelemetry has imported it before it makes a producer. Without
+OpenTelemetry an engine has no metrics, and a send only tests for None.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.
 
 
 class ClientMetrics:
-    """Records ended sends in a histogram of durations and a counter of messages."""
+    """Records sends in a histogram of durations and a counter of messages."""
 
     @classmethod
     def of_process(cls) -> ClientMetrics | None:
-        """Return the metrics for the process's provider; None in a process without OpenTelemetry.
+        """Return the metrics of this process; None without OpenTelemetry.
 
-        If a provider is set later, it gets the values from then on.
+        A provider that is set later gets the values from then on.
         """
         api = sys.modules.get("opentelemetry.metrics")
         return None if api is None else cls(api)
@@ -61,10 +61,10 @@ class ClientMetrics:
         result: SendResult | None,
         error: RocketSinkError | None,
     ) -> None:
-        """Record the end of an operation; one operation may be a batch.
+        """Record the end of an operation, which may be a batch.
 
         Args:
-            address: the broker that was asked last, `host:port`.
+            address: the last attempt's broker, `host:port`.
         """
         attributes: dict[str, str | int] = {
             "messaging.system": "rocketmq",
@@ -85,8 +85,8 @@ class ClientMetrics:
 
 
 def trace_context() -> Mapping[str, str]:
-    """Return the context of the current span as properties (`traceparent`, `tracestate`, and others
-    of the process's propagators); empty without a span."""
+    """Return the context of the current span as properties (`traceparent`, `tracestate`, and what
+    the process's propagators add); empty without a span."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not api.get_current_span().get_span_context().is_valid:
         return {}

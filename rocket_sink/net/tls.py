@@ -1,7 +1,7 @@
 """TLS: contexts, the stream over a socket, and explanations of failed handshakes.
 
-By default chain and name are verified; the lowest version is TLS 1.2; there is no fallback. Java's
-client verifies nothing by default (TlsSystemConfig).
+By default the certificate's chain and name are verified, where Java's client verifies nothing
+(TlsSystemConfig). The lowest version is TLS 1.2; there is no fallback to plain text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rocket_sink.options import SinkOptions
 
 
 class Security:
-    """The TLS options' context, reloaded after a failed handshake (a rotated CA)."""
+    """The TLS context of the options, reloaded after a failed handshake in case a CA was rotated.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -35,13 +36,11 @@ class Security:
         return self._context
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
-        """Reload the files for the next handshake, after one that failed.
+        """Let the next handshake reload the files; return whether they have changed, or another
+        handshake has caused a reload before.
 
         Args:
             failed: the context of the failed handshake.
-
-        Returns:
-            Whether the files have changed, or another handshake has caused a reload before.
         """
         if self._context is not None and self._context is not failed:
             return True
@@ -50,7 +49,7 @@ class Security:
 
 
 def _new_context(options: SinkOptions) -> ssl.SSLContext:
-    """Return a new context; the files are read now.
+    """Read the files, and return a new context.
 
     Raises:
         OptionError: a file, or the source of the password, is missing or invalid.
@@ -60,8 +59,8 @@ def _new_context(options: SinkOptions) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise OptionError(f"option tlsCa: {options.tls_ca}: {error}", option="tlsCa") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Set by Python from 3.13 on: it refuses certificates without key identifiers, as RocketMQ's
-    # own instructions make them, which Java's client and older Pythons take.
+    # Python 3.13 and later set this flag, and then refuse certificates without key identifiers.
+    # RocketMQ's own instructions make such certificates, and Java and older Pythons take them.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if options.tls_mode != "verify-full":
         context.check_hostname = False
@@ -99,7 +98,7 @@ def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:
 _NAME_MISMATCH: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
 _VALIDITY: Final = {9: "is not valid yet", 10: "has expired"}
 _UNTRUSTED: Final = {2, 18, 19, 20, 21}
-"""X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..., _LEAF_SIGNATURE."""
+"""OpenSSL's X509_V_ERR codes for a certificate whose issuer is missing, unknown or self-signed."""
 
 _ABOUT_US: Final = {
     "UNKNOWN_CA": "the server does not trust our certificate (option tlsCert)",
@@ -113,7 +112,7 @@ _ABOUT_US: Final = {
     "CERTIFICATE_REQUIRED": "the server wants a client certificate (options tlsCert and tlsKey)",
     "ACCESS_DENIED": "the server does not let our certificate in (option tlsCert)",
 }
-"""Alerts about the client certificate, by their names in RFC 8446, 6.2."""
+"""{TLS alert about the client certificate (RFC 8446, 6.2): explanation}"""
 _ABOUT_ALL: Final = {
     "HANDSHAKE_FAILURE": "the server refused the handshake; it may want a client certificate "
     "(options tlsCert and tlsKey)",
@@ -130,15 +129,15 @@ _SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 def refuses_us(error: OSError) -> bool:
     """Return whether the error is the server's alert about the client certificate.
 
-    In TLS 1.3 it may arrive after the client has finished the handshake and written requests; the
-    server has read none of them.
+    In TLS 1.3 the alert may arrive after the client has finished the handshake and written
+    requests, of which the server has read none.
     """
     return _reason(error) in _ABOUT_US
 
 
 def is_final(error: OSError) -> bool:
-    """Return whether a certificate or the protocol is refused. The end of a stream is not final:
-    the server may restart."""
+    """Return whether a certificate or the protocol is refused. The end of a stream is not final,
+    because the server may be restarting."""
     refused = isinstance(error, (ssl.SSLCertVerificationError, NoTlsError))
     return refused or _reason(error) in _REASONS
 
@@ -148,7 +147,7 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
 
     Args:
         name: the expected name of the server.
-        answered: the server had sent bytes before.
+        answered: the server has sent bytes.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, name)
@@ -168,12 +167,12 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
 
 
 def hint(*, answered: bool) -> str:
-    """Return advice to append to the error of a handshake time-out."""
+    """Return the advice to append to the error of a handshake time-out."""
     return "" if answered else f"; the server has answered nothing: {_SILENT}"
 
 
 def _reason(error: OSError) -> str:
-    """Return OpenSSL's reason; for alerts, leave out the protocol's name."""
+    """Return OpenSSL's reason; for an alert, only the alert's name."""
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     return str(reason or "").rpartition("_ALERT_")[2]
 
@@ -196,10 +195,10 @@ def _certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
 
 
 RECORD_BYTES: Final = 16_384
-"""The size of a TLS record; `sendmsg` encrypts at most this much at a time."""
+"""Largest plaintext of a TLS record, and so of one `sendmsg`."""
 _READ_BYTES: Final = 65_536
 _HANDSHAKE, _ALERT = 22, 21
-"""ContentTypes of a server's first record (RFC 8446, 5.1)."""
+"""Possible content types of a server's first record (RFC 8446, 5.1)."""
 _MAJOR: Final = 3
 """legacy_record_version is always 3.x."""
 
@@ -223,17 +222,17 @@ class TlsStream:
 
     @property
     def unsent(self) -> bool:
-        """Whether encrypted bytes are not written yet; the next `sendmsg`, even an empty one,
-        writes them."""
+        """Whether encrypted bytes are not written yet. The next `sendmsg` writes them, even if it
+        has no data."""
         return bool(self._unsent)
 
     def handshake(self) -> bool:
-        """Continue the handshake; True when it is done.
+        """Continue the handshake; return whether it is done.
 
         Raises:
             NoTlsError: the peer's answer is not TLS.
             ConnectionAbortedError: the peer closed the connection.
-            OSError: of the socket, or ssl.SSLError.
+            OSError: the socket failed, or TLS did (ssl.SSLError).
         """
         while True:
             try:
@@ -256,11 +255,11 @@ class TlsStream:
                 return False
 
     def recv(self, size: int) -> bytes:
-        """At most `size` bytes; none after the peer closed its side.
+        """Return at most `size` bytes; none after the peer has closed its side.
 
         Raises:
             BlockingIOError: nothing was received.
-            OSError: of the socket, or ssl.SSLError.
+            OSError: the socket failed, or TLS did (ssl.SSLError).
         """
         while True:
             try:
@@ -273,13 +272,13 @@ class TlsStream:
                 return b""
 
     def sendmsg(self, buffers: Sequence[Any]) -> int:
-        """Encrypt and write at most one record; returns the number of bytes taken.
+        """Encrypt and write at most one record; return the number of bytes taken.
 
-        These bytes are written now. While some are `unsent`, the next calls write them, and take no
-        new bytes.
+        If the kernel does not take all encrypted bytes, the next calls write the `unsent` rest, and
+        take no new bytes.
 
         Raises:
-            OSError: of the socket, or ssl.SSLError; the peer got none of this call's bytes.
+            OSError: the socket failed, or TLS did; the peer got none of this call's bytes.
         """
         if self._unsent and not self._send():
             return 0
@@ -290,7 +289,7 @@ class TlsStream:
         return len(record)
 
     def _receive(self) -> bool:
-        """Read from the socket; False at the stream's end."""
+        """Read from the socket; return False at the stream's end."""
         data = self._socket.recv(_READ_BYTES)
         if data and not self.answered:
             self.answered = True
@@ -301,7 +300,7 @@ class TlsStream:
         return bool(data)
 
     def _send(self) -> bool:
-        """Write encrypted bytes; True when the kernel took all."""
+        """Write encrypted bytes; return whether the kernel took all."""
         self._unsent += self._outgoing.read()
         try:
             while self._unsent:

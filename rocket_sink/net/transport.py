@@ -1,6 +1,6 @@
 """A non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
 
-Exceptions of sockets and TLS are converted here: failures to connect become ConnectError,
+This module converts exceptions of sockets and TLS: failures to connect become ConnectError,
 UnknownHostError or TlsError, failures of an open stream `StreamEnded`.
 """
 
@@ -29,16 +29,16 @@ from rocket_sink.net.tls import TlsStream
 
 READ_BYTES: Final = 65_536
 GATHER_BUFFERS: Final = 1000
-"""Buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
+"""Limit of buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
 GATHER_BYTES: Final = 1 << 20
 USER_TIMEOUT_MS: Final = 10_000
-"""TCP_USER_TIMEOUT (Linux): closes a connection whose peer's kernel acknowledges nothing; a frozen
-process's kernel still does."""
+"""TCP_USER_TIMEOUT (Linux): time after which the kernel closes a connection whose peer acknowledges
+nothing. The kernel of a frozen process still acknowledges."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 PATIENCE_S: Final = 0.25
-"""First wait for one address of a name that has several (RFC 8305's Connection Attempt Delay)."""
+"""First wait for an address of a name with several (Connection Attempt Delay of RFC 8305)."""
 _ONLY_TLS: Final = "; it had sent nothing: where it speaks TLS only, set tlsMode"
 _NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -52,15 +52,14 @@ class StreamState(enum.Enum):
 
 
 class StreamEnded(Exception):
-    """The open stream ended; the text is the reason."""
+    """The end of an open stream; the text is the reason."""
 
 
 class Transport:
-    """A TCP or TLS stream. Call `advance` when `resolved`, then on readiness, until it is open.
+    """A TCP or TLS stream. Until it is open, call `advance` when `resolved`, then when ready.
 
-    The addresses of a name share the time to connect: after `PATIENCE_S` a silent address is left
-    for the next address. When each was tried, all silent ones are tried again with twice the
-    patience.
+    The addresses of a name share the time to connect: after `PATIENCE_S` without an answer the next
+    address is tried. After a round the silent addresses are tried again, with twice the patience.
     """
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
@@ -73,7 +72,7 @@ class Transport:
         self.state = StreamState.RESOLVING
         self.wants_write = True
         self.unsent = False
-        """Whether encrypted bytes (TLS) are not written yet."""
+        """Whether encrypted bytes are not written yet (TLS)."""
         self._host, self._port = parse_address(address)
         self._security = security
         self._resolver = resolver
@@ -83,7 +82,7 @@ class Transport:
         """Targets that did not answer in this round."""
         self._patience_s = PATIENCE_S
         self._since_s: float | None = None
-        """Time of the first look at the wait for the present target."""
+        """Time at which `is_silent` was first called for the present target."""
         self._heard = False
         self._failure: OSError | None = None
         self._socket: Any = None
@@ -92,7 +91,7 @@ class Transport:
         """The socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
-        """Size of a `read` after which more bytes may be there; TLS returns a record at a time."""
+        """Size of a `read` after which there may be more bytes; TLS reads one record at a time."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()
@@ -107,7 +106,7 @@ class Transport:
         return -1 if self._socket is None else int(self._socket.fileno())
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether another address should be tried; called repeatedly."""
+        """Return whether to try another address, because this one has not answered for long."""
         if not (self._targets or self._silent):
             return False
         if self._since_s is None:
@@ -115,10 +114,10 @@ class Transport:
         return now_s - self._since_s >= self._patience_s
 
     def advance(self, *, skip: bool = False) -> bool:
-        """Continue to connect after readiness. True when the stream is open now.
+        """Continue to connect; return whether the stream is open now.
 
         Args:
-            skip: leave the present address, which `is_silent`, for the next one.
+            skip: try the next address, because the present one `is_silent`.
 
         Raises:
             ConnectError, UnknownHostError, TlsError
@@ -149,9 +148,9 @@ class Transport:
         return self.state is StreamState.OPEN
 
     def write(self, buffers: Sequence[Any]) -> int:
-        """Write; returns the number of bytes taken, 0 when the kernel takes none.
+        """Write, and return the number of bytes taken: 0 if the kernel takes none.
 
-        TLS takes a record at a time, and none while a part of it is `unsent`.
+        TLS takes one record at a time, and nothing while a part of it is `unsent`.
 
         Raises:
             StreamEnded
@@ -169,10 +168,10 @@ class Transport:
         return count
 
     def read(self, size: int = READ_BYTES) -> bytes | None:
-        """Return at most `size` received bytes; None without any.
+        """Return at most `size` received bytes; None if there are none.
 
         Raises:
-            StreamEnded: also when the peer closed its side.
+            StreamEnded: the stream failed, or the peer closed its side.
             TlsError: the server refuses our certificate; it has read no request.
         """
         try:
@@ -191,11 +190,11 @@ class Transport:
 
     @property
     def _only_tls(self) -> str:
-        # RocketMQ's server closes so with tlsMode enforcing (HandshakeHandler).
+        # A RocketMQ server with tlsMode enforcing closes plain connections (HandshakeHandler).
         return "" if self._heard or self._tls is not None else _ONLY_TLS
 
     def _read_alert(self) -> None:
-        """After a failed write: read the alert with the reason, if there is one."""
+        """Read the server's TLS alert after a failed write, because it may give the reason."""
         if self._tls is None or self._heard:
             return
         try:
@@ -217,7 +216,7 @@ class Transport:
 
     @property
     def readable_now(self) -> bool:
-        """TLS: bytes can be read although the socket is not readable."""
+        """Whether TLS has bytes to read, even if the socket is not readable."""
         tls = self._tls
         return tls is not None and self.state is StreamState.OPEN and tls.readable_now
 
@@ -261,7 +260,7 @@ class Transport:
         )  # fmt: skip
 
     def _note(self, *, works: bool) -> None:
-        """Note whether the next connection should begin with this address or another."""
+        """Note whether the present address works, for the order of the next connection."""
         if self._target is not None and len(self._look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 
@@ -302,8 +301,7 @@ class Transport:
         try:
             self._context = self._security.context
         except OptionError as error:
-            # Raise only after a reload, because the files may be incomplete while they are
-            # replaced.
+            # The files may be incomplete while they are replaced, so this error is not final.
             raise TlsError(
                 f"{error.text}; needed by {self.address}", address=self.address
             ) from error
@@ -333,7 +331,7 @@ class Transport:
 
 
 def no_resources(what: str, error: OSError, address: str = "") -> LocalResourcesError:
-    """Return the error of an operation that failed for lack of descriptors or memory."""
+    """Return the error of an operation that lacked descriptors or memory."""
     return LocalResourcesError(
         f"cannot {what}: {_text(error)}; this process has run out of descriptors or memory: close "
         "what it does not need, or raise its limits (ulimit -n)",
@@ -342,11 +340,7 @@ def no_resources(what: str, error: OSError, address: str = "") -> LocalResources
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`.
-
-    Raises:
-        ConnectError: it is neither.
-    """
+    """Split `host:port` or `[v6]:port`; raise ConnectError for other texts."""
     parts = host_and_port(address)
     if parts is None:
         raise ConnectError(f"{address!r} is not an address of the form host:port", address=address)
