@@ -2,9 +2,9 @@
 
 Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, with their tables of
 `latencyMax` and `notAvailableDuration`. A broker that is not in the table is available and
-reachable. Isolation always ends by time (apache/rocketmq#7812); a failed probe extends it. The
-table may be shared by the workers of an executor (`FaultStore`). Of two simultaneous updates of one
-broker one may be lost. Times are monotonic seconds.
+reachable. An isolation always ends by time (apache/rocketmq#7812); a failed probe extends it. The
+workers of an executor may share the table (`FaultStore`); if two update the same broker at once,
+one update may be lost. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class FaultProfile:
     latency_max_ms: tuple[int, ...]
     not_available_ms: tuple[int, ...]
     isolation_latency_ms: int
-    """Latency for which a failure counts."""
+    """The latency that stands for a failure."""
     success_resets: bool
-    """4.x: any update replaces the isolation; 5.x: it can only grow."""
+    """True (4.x): every update replaces the isolation. False (5.x): updates only extend it."""
     better_half: bool
     """If no broker is available, 4.x takes a broker of the better half, 5.x a reachable broker."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """Return the isolation after a request of that latency, or after a failure."""
+        """Return the isolation after a request of this latency; after a failure if `isolation`."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         for limit, duration in zip(
             reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True
@@ -42,7 +42,7 @@ class FaultProfile:
     def of(
         name: str, latency_max_ms: tuple[int, ...] = (), not_available_ms: tuple[int, ...] = ()
     ) -> FaultProfile:
-        """Return the profile "5.x" or "4.x", with other tables when they are given.
+        """Return the profile "5.x" or "4.x", optionally with other tables.
 
         Raises:
             KeyError: no such profile.
@@ -79,14 +79,14 @@ PROFILES: Final = {
 
 
 TOPIC_ISOLATION_MS: Final = 30_000
-"""Isolation of one topic on one broker: until the route is polled, which should then omit it."""
+"""Isolation of a topic on a broker, until the next look-up, whose route should omit the broker."""
 EXTENSION_S: Final = 1.0
-"""Shortest extension of an isolation that is reported again: a thousand requests that fail together
-are one event."""
+"""Shortest extension of an isolation that is reported as another event, so that a thousand requests
+that fail together cause one event."""
 _FORGOTTEN_S: Final = 600.0
-"""Time from the end of an isolation until an entry is dropped, if nobody can probe the broker."""
+"""Time from the end of an isolation until the entry is dropped, if no process probes the broker."""
 _PAIR: Final = "\x00"
-"""Joins topic and broker in the store."""
+"""The separator of topic and broker in names of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +96,20 @@ class FaultItem:
     broker_name: str
     latency_ms: float = 0.0
     start_s: float = 0.0
-    """Time from which on the broker is available."""
+    """Time at which the isolation ends."""
     reachable: bool = True
     check_s: float = 0.0
     """Time of the next probe, while the broker is not reachable."""
     announced_s: float = 0.0
-    """The end of isolation that was last reported."""
+    """The end of the isolation in the last reported event."""
 
     def is_available(self, now_s: float) -> bool:
         """Return whether the broker is not isolated (Java: FaultItem.isAvailable)."""
-        return not now_s < self.start_s  # another process's table may hold NaN: no isolation
+        return not now_s < self.start_s  # NaN, from a broken table, is no isolation.
 
 
 class FaultStore(Protocol):
-    """Storage of the fault table; a write replaces a whole item."""
+    """The storage of the fault table; a write replaces a whole item."""
 
     def get(self, name: str) -> FaultItem | None:
         """Return the item, or None."""
@@ -118,14 +118,14 @@ class FaultStore(Protocol):
         """Store or replace an item. `name` is the broker's name, or topic + NUL + broker."""
 
     def remove(self, name: str) -> None:
-        """Remove an item; unknown names are no error."""
+        """Remove an item, if there is one."""
 
     def items(self) -> list[FaultItem]:
         """Return a snapshot of the items, in any order."""
 
 
 class MemoryFaultStore:
-    """A table in this process."""
+    """A fault table in the memory of this process."""
 
     def __init__(self) -> None:
         self._items: dict[str, FaultItem] = {}
@@ -145,7 +145,7 @@ class MemoryFaultStore:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """A broker, or one topic on it, was isolated: an event for the ledger. Monotonic seconds."""
+    """The event that a broker, or one topic on it, was isolated. Times are monotonic seconds."""
 
     broker_name: str
     cause: str
@@ -154,18 +154,18 @@ class Isolation:
     until_s: float
     reachable: bool = True
     topic: str | None = None
-    """The only topic that is affected; None for all topics."""
+    """The isolated topic; None if all topics are."""
 
 
 class LatencyFaultTolerance:
     """The fault table and its rules.
 
     Args:
-        profile: the tables of a generation.
-        store: storage of the items; a new dictionary when None.
-        detector: unreachable brokers are probed. Without it no broker is marked unreachable, as
-            nothing would remove the mark.
-        detect_interval_ms: time between probes of a broker, by all that share the store.
+        profile: the rules and tables of RocketMQ 4.x or 5.x.
+        store: the storage of the items; None: a new dictionary.
+        detector: unreachable brokers are probed. Without probes no broker is marked unreachable,
+            because nothing would remove the mark.
+        detect_interval_ms: time between two probes of a broker by all that share the store.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class LatencyFaultTolerance:
         reachable: bool,
         cause: str = "",
     ) -> Isolation | None:
-        """Note the end of a request to a broker; return an event if the broker is now isolated.
+        """Note the end of a request to a broker; return an event if that isolates the broker.
 
         Java: MQFaultStrategy.updateFaultItem. Quick successes add no entry to the table.
         """
@@ -214,16 +214,16 @@ class LatencyFaultTolerance:
         return self._isolate(old, item, now_s, cause or "LATENCY")
 
     def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
-        """Isolate one topic on one broker (no permission)."""
+        """Isolate one topic on one broker, which refuses the topic."""
         name = topic + _PAIR + broker_name
         until_s = now_s + TOPIC_ISOLATION_MS / 1000
         self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
     def view(self, now_s: float) -> tuple[set[str], set[str], set[tuple[str, str]]]:
-        """Return the isolated brokers, the unreachable ones, and the pairs of isolated topic and
-        broker. Pairs whose isolation is over are removed, because there may be many, and a shared
-        store is small."""
+        """Return the isolated brokers, the unreachable brokers, and the isolated pairs of topic and
+        broker. Remove pairs whose isolation is over, because there may be many, and a shared store
+        is small."""
         isolated, unreachable, pairs = set[str](), set[str](), set[tuple[str, str]]()
         for item in self.store.items():
             topic, separator, broker_name = item.broker_name.partition(_PAIR)
@@ -255,11 +255,11 @@ class LatencyFaultTolerance:
         return item is None or item.reachable
 
     def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
-        """Return the better half of these brokers, at least one: the choice of 4.x if none is
-        available.
+        """Return the better half of these brokers, at least one. Profile 4.x chooses among them if
+        no broker is available.
 
-        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. There a refused connection makes a
-        dead broker the fastest one; here unreachable brokers come last.
+        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. There a dead broker is the fastest
+        one, because its connections are refused quickly; here unreachable brokers come last.
         """
         items = [self.store.get(name) or FaultItem(name) for name in names]
         items.sort(
@@ -272,13 +272,13 @@ class LatencyFaultTolerance:
         self.store.remove(name)
 
     def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
-        """Return the unreachable brokers to probe now; each is reserved for this caller for one
+        """Return the unreachable brokers to probe now, and reserve them for this caller for one
         interval.
 
         Args:
-            known: brokers that can be probed from here. The table may be shared with processes that
-                know other brokers. A broker that is in no route is forgotten after a while (Java
-                removes brokers without an address).
+            known: the brokers that this process can probe; other processes that share the table may
+                know others. A broker that no process knows is forgotten after a while (Java removes
+                brokers without an address).
         """
         due = []
         for item in self._items():
@@ -295,8 +295,8 @@ class LatencyFaultTolerance:
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
         """Note the result of a probe.
 
-        A broker that is alive is reachable again, and its isolation ends as planned (as in 5.x).
-        Otherwise the isolation is extended beyond the next probe.
+        A broker that answers is reachable again, and its isolation ends as planned (as in 5.x).
+        Otherwise its isolation is extended beyond the next probe.
         """
         old = self.store.get(name)
         if old is None:

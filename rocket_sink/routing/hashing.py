@@ -6,14 +6,14 @@
   FIFO message's queue by `Hashing.sipHash24().hashBytes(utf8).asLong()` and `LongMath.mod`
   (PublishingLoadBalancer.takeMessageQueueByMessageGroup).
 - Rendezvous hashing (Thaler and Ravishankar, 1998) with logarithmic weights (Schindelhauer and
-  Schomaker, 2005), and jump hashing (Lamping and Veach, 2014), over SipHash values. A broker that
-  leaves moves only its own keys; when it comes back exactly those return. Scores depend on the
+  Schomaker, 2005), and jump hashing (Lamping and Veach, 2014), over SipHash values. If a broker
+  leaves, only its own keys move; if it comes back, exactly these keys return. Scores depend on the
   candidates' names, not on their order.
 
-The column forms take string, binary, their large forms, views and dictionaries (hashed once per
-dictionary value), and work on the buffers with numpy, without a loop over rows. A null hashes like
-the empty key. Bytes that are not UTF-8 are read as U+FFFD, slowly. Python's `hash()` is not used:
-it differs between processes.
+The column functions take string, binary, their large forms, views and dictionaries (one hash per
+dictionary value). They work on the buffers with numpy, without a loop over rows. A null has the
+hash of the empty key. Bytes that are not UTF-8 are read as U+FFFD, slowly. Python's `hash()` is not
+used, because it differs between processes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _MASK: Final = (1 << 64) - 1
 def rendezvous(
     key: str | bytes, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> int:
-    """Return the index of the candidate for `key`; candidates get keys in proportion to their
-    weights.
+    """Return the index of the key's candidate. Candidates get keys in proportion to their weights.
 
     Raises:
         ValueError: there are no candidates.
@@ -49,9 +48,9 @@ def rendezvous(
 def rendezvous_of_hashes(
     hashes: IntArray, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> IntArray:
-    """`rendezvous` for int64 SipHash values of keys: int64 candidate indices.
+    """Return `rendezvous` of keys with these SipHash values (int64), as int64 candidate indices.
 
-    Two candidates of one name, or of one score (2^-64), are settled by the name.
+    The first name in sorted order wins if two candidates have the same score.
     """
     if not candidates:
         raise ValueError("rendezvous hashing needs at least one candidate")
@@ -72,7 +71,8 @@ def rendezvous_of_hashes(
 
 
 def _mix(value: IntArray) -> IntArray:
-    """Mix as splitmix64's finaliser (Stafford's variant 13): each input bit reaches all bits."""
+    """Mix the bits, so that each input bit changes all others (splitmix64, Stafford's variant 13).
+    """
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: IntArray = value ^ (value >> np.uint64(31))
@@ -87,12 +87,13 @@ def _weighted(score: IntArray, weight: int) -> IntArray:
 
 
 def jump_index(hash_value: int, count: int) -> int:
-    """Bucket of a hash among `count`; growing by one moves 1/(count + 1) of the hashes."""
+    """Return the bucket of a hash among `count`. One more bucket moves 1/(count + 1) of the hashes.
+    """
     return int(jump_index_array(np.array([hash_value], np.int64), count)[0])
 
 
 def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
-    """`jump_index` of int64 hashes; `count` may differ per hash. About ln(count) passes."""
+    """Return `jump_index` of int64 hashes, in about ln(count) passes; `count` may be an array."""
     state = hashes.astype(np.int64).view(np.uint64)
     counts = np.broadcast_to(np.asarray(count, np.int64), state.shape)
     bucket = np.zeros(len(state), np.int64)
@@ -117,7 +118,7 @@ _INITIAL: Final = tuple(c ^ key for c, key in zip(_CONSTANTS, 2 * _GUAVA_KEYS, s
 
 
 def sip_hash24(data: bytes) -> int:
-    """SipHash-2-4 as Guava's `asLong()` gives it: a signed 64-bit integer."""
+    """Return SipHash-2-4 as Guava's `asLong()` does: a signed 64-bit integer."""
     v0, v1, v2, v3 = _INITIAL
     whole_bytes = len(data) & ~7
     last = int.from_bytes(data[whole_bytes:], "little") | (len(data) & 0xFF) << 56
@@ -148,16 +149,14 @@ def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 
 def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
-    """Hash row i = data[offsets[i]:offsets[i + 1]] (uint8; int64 offsets from 0): int64, per row.
-
-    One pass of numpy per eight bytes of the longest row.
-    """
+    """Return the int64 hash of each row, data[offsets[i]:offsets[i + 1]] (uint8; int64 offsets from
+    0). The function takes one pass of numpy per eight bytes of the longest row."""
     lengths = np.diff(offsets)
-    # Longest first: in each pass the rows with words left are a prefix.
+    # Sort the longest rows to the front, so that the unfinished rows of each pass are a prefix.
     order = np.argsort(-lengths, kind="stable")
     sizes, starts = lengths[order], offsets[:-1][order]
     padded = np.concatenate((data, np.zeros(8, np.uint8)))
-    words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # unaligned, overlapping
+    words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # A word begins at each byte.
     count = len(sizes)
     state = [np.full(count, initial, np.uint64) for initial in _INITIAL]
     word_counts = sizes >> 3
@@ -189,7 +188,7 @@ def _rotate_array(value: IntArray, bits: int) -> None:
 
 
 def _round_arrays(state: list[IntArray]) -> None:
-    """Run rounds in place, because the arrays of `state` may be views of longer ones."""
+    """Run a round in place, because the arrays of `state` may be views of longer arrays."""
     v0, v1, v2, v3 = state
     for a, b, c, d, x, y in ((v0, v1, v2, v3, 13, 16), (v2, v1, v0, v3, 17, 21)):
         a += b
@@ -202,7 +201,7 @@ def _round_arrays(state: list[IntArray]) -> None:
 
 
 BLOCK_BYTES: Final = 1 << 18
-"""Bytes of keys hashed at a time: the intermediates (a few words per byte) stay in cache."""
+"""Bytes of keys hashed at a time, so that intermediate arrays (a few words per byte) stay in cache."""
 
 _INVERSE_31: Final = pow(31, -1, 1 << 32)
 _LONG: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
@@ -212,7 +211,7 @@ _LONG_DIGITS: Final = len(str(_LONG_MAX))
 
 @functools.lru_cache(maxsize=1 << 16)
 def java_hash(text: str) -> int:
-    """`String.hashCode()`: a signed 32-bit integer over UTF-16 code units."""
+    """Return Java's `String.hashCode()`: a signed 32-bit integer over UTF-16 code units."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), dtype="<u2")
     value = 0
     for unit in units.tolist():
@@ -221,9 +220,8 @@ def java_hash(text: str) -> int:
 
 
 def java_long_hash(text: str) -> int:
-    """`Long.hashCode()` of a whole number's text (Long.toString); `java_hash` of other texts.
-
-    From 0 to 2^31 - 1 equal to `Integer.hashCode()`.
+    """Return Java's `Long.hashCode()` of a whole number's text (Long.toString); `java_hash` of
+    other texts. From 0 to 2^31 - 1 it equals `Integer.hashCode()`.
     """
     if _LONG.fullmatch(text) is None or not -_LONG_MAX - 1 <= (number := int(text)) <= _LONG_MAX:
         return java_hash(text)
@@ -233,50 +231,45 @@ def java_long_hash(text: str) -> int:
 
 
 def java_index(hash_value: int, count: int) -> int:
-    """Queue index of SelectMessageQueueByHash: the absolute value of the truncated remainder."""
+    """Return the queue index of SelectMessageQueueByHash: the remainder's absolute value."""
     return abs(hash_value) % count
 
 
 def java_index_array(hashes: IntArray, count: int) -> IntArray:
-    """`java_index` for an array of hashes; int64 indices."""
+    """Return `java_index` of an array of hashes, as int64."""
     indices: IntArray = np.abs(hashes.astype(np.int64)) % count
     return indices
 
 
 def sip_index(hash_value: int, count: int) -> int:
-    """Queue index of the gRPC clients: LongMath.mod, never negative."""
+    """Return the queue index of the gRPC clients (LongMath.mod, never negative)."""
     return hash_value % count
 
 
 def sip_index_array(hashes: IntArray, count: int) -> IntArray:
-    """`sip_index` for an array of int64 hashes; int64 indices."""
+    """Return `sip_index` of an array of int64 hashes, as int64."""
     indices: IntArray = hashes % np.int64(count)
     return indices
 
 
 def java_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
-    """`java_hash` of each key: int32, one per row."""
+    """Return `java_hash` of each key, as int32."""
     return _hash_column(keys, _java_hash_block, np.int32)
 
 
 def java_long_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
-    """`java_long_hash` of each key: int32, one per row.
-
-    Costs one pass per digit of the longest number of a block, beside the texts' hashes.
-    """
+    """Return `java_long_hash` of each key, as int32. Besides `java_hash` of all keys, this takes
+    one pass per digit of the longest number in a block."""
     return _hash_column(keys, _java_long_hash_block, np.int32)
 
 
 def siphash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
-    """`sip_hash24` of each key's bytes: int64, one per row.
-
-    Costs one pass per eight bytes of the longest key of a block.
-    """
+    """Return `sip_hash24` of each key's bytes, as int64."""
     return _hash_column(keys, sip_hash24_block, np.int64)
 
 
 Block: TypeAlias = Callable[[IntArray, IntArray], IntArray]
-"""(bytes of some rows, n + 1 offsets from 0 into them) -> n hashes."""
+"""A function of (bytes of some rows, their n + 1 offsets from 0) that returns n hashes."""
 
 
 def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
@@ -284,7 +277,7 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
         parts = [_hash_column(chunk, block, dtype) for chunk in keys.chunks]
         return np.concatenate(parts) if parts else np.empty(0, dtype)
     if pa.types.is_dictionary(keys.type):
-        # The hash of null is the last item, at index -1.
+        # Append the hash of null, which has the index -1.
         value_hashes = _hash_column(keys.dictionary, block, dtype)
         table = np.append(value_hashes, _empty_hash(block).astype(dtype))
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
@@ -304,13 +297,13 @@ def _empty_hash(block: Block) -> IntArray:
 
 
 def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """Return the value bytes and int64 offsets of a string or binary array, nulls as empty."""
+    """Return the bytes and the int64 offsets of a string or binary array; nulls are empty."""
     kind = keys.type
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (large or pa.types.is_string(kind) or pa.types.is_binary(kind)):
         keys, large = keys.cast(pa.large_binary()), True
     if keys.null_count:
-        # A null's slot may hold any bytes; fill_null removes them.
+        # Replace nulls, because their slots may have any bytes.
         keys = keys.fill_null(b"" if "binary" in str(keys.type) else "")
     _, offsets, data = keys.buffers()
     if not len(keys):
@@ -322,7 +315,7 @@ def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
 
 
 def _blocks(offsets: IntArray) -> list[tuple[int, int]]:
-    """Row ranges of about BLOCK_BYTES each (a longer key is a block of its own)."""
+    """Return row ranges of about BLOCK_BYTES each; a longer key has a range of its own."""
     count = len(offsets) - 1
     if count <= 0:
         return []
@@ -343,9 +336,9 @@ def _powers(base: int, count: int) -> IntArray:
     return np.multiply.accumulate(powers, dtype=np.uint32)
 
 
-# 31 is odd, so it has an inverse modulo 2^32, and the hash of a substring is a difference of two
-# prefix sums: h(s, e) = 31^(e-1) * sum(byte[i] * 31^-i for s <= i < e). One multiply and one sum
-# per byte and two look-ups per row; sorting or grouping by length is not needed.
+# 31 is odd, so it has an inverse modulo 2^32, and the hash of a substring follows from a difference
+# of two prefix sums: h(s, e) = 31^(e-1) * sum(byte[i] * 31^-i for s <= i < e). This takes one
+# multiplication and one addition per byte, and two look-ups per row.
 _POWERS: Final = _powers(31, BLOCK_BYTES)
 _INVERSES: Final = _powers(_INVERSE_31, BLOCK_BYTES)
 
@@ -370,7 +363,7 @@ def _java_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
     sums = np.zeros(count + 1, np.uint32)
     np.cumsum(data * inverses[:count], dtype=np.uint32, out=sums[1:])
     ends = offsets[1:]
-    # An empty first key would need 31^-1; its sum is 0, so any power gives 0.
+    # An empty first key would need 31^-1. Any power will do, because its sum is 0.
     hashes: IntArray = (sums[ends] - sums[offsets[:-1]]) * powers[np.maximum(ends - 1, 0)]
     return hashes.view(np.int32)
 
@@ -400,7 +393,7 @@ def _java_long_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
 
 
 def _unit_offsets(data: IntArray) -> IntArray:
-    """For each byte position of UTF-8 text: the number of UTF-16 units before it."""
+    """Return, for each byte position of UTF-8 text, the number of UTF-16 units before it."""
     units = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(units)))
 

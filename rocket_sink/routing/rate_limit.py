@@ -1,7 +1,7 @@
 """Rate limits: `TokenBucket` for the options, `AimdWindow` for busy brokers and for proxies.
 
-After SYSTEM_BUSY or FLOW_CONTROL the in-flight window of a broker is cut by half and grows by one
-per window of stored answers, as in TCP's congestion control (RFC 5681).
+After SYSTEM_BUSY or FLOW_CONTROL a broker's window of requests in flight is cut by half. It grows
+by one for each window of stored messages, as in TCP's congestion control (RFC 5681).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 BURST_S: Final = 1.0
-"""Burst allowed after idle time, in seconds of the rate."""
+"""Size of a burst after idle time, in seconds of the rate."""
 CUT: Final = 0.5
 PROXY_PLACES: Final = 120
 """Limit of single messages in flight on a connection to a RocketMQ proxy.
@@ -31,7 +31,7 @@ class TokenBucket:
     """A token bucket that starts empty, so that many short-lived senders keep a common limit.
 
     In t seconds from the start at most `per_second` * t is spent, and at most `BURST_S` more after
-    idle time. An amount above the capacity passes when the bucket is full and leaves it negative.
+    idle time. An amount above the capacity passes when the bucket is full, and makes it negative.
     """
 
     __slots__ = ("_at_s", "_capacity", "_saved", "per_second")
@@ -45,9 +45,9 @@ class TokenBucket:
         self._at_s = now_s
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Seconds until `amount` may be spent; 0.0: now."""
+        """Return the seconds until `amount` may be spent; 0: now."""
         missing = min(amount, self._capacity) - self._grown(now_s)
-        # A rounding error is no reason to wait.
+        # Do not wait because of a rounding error.
         return missing / self.per_second if missing > 1e-9 * self._capacity else 0.0
 
     def spend(self, amount: float, now_s: float) -> None:
@@ -61,11 +61,11 @@ class TokenBucket:
 
 
 class AimdWindow:
-    """The limit on requests in flight to a broker that has answered busy.
+    """The limit of requests in flight to a broker that has given a busy answer.
 
     Args:
-        in_flight: requests in flight at that answer, including its own request.
-        now_s: the time of that answer.
+        in_flight: requests in flight at the busy answer, including its own request.
+        now_s: the time of the busy answer.
     """
 
     __slots__ = ("_cut_s", "limit")
@@ -89,8 +89,8 @@ class AimdWindow:
         return in_flight < int(self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:
-        """Return how many requests of a group may be sent now; 0 if the group must wait. The group
-        waits for half of the window: with quarters a message took twice the CPU, and sixteen
+        """Return how many requests of a group may be sent now; 0 if the group must wait. It waits
+        until half of the window is free. With a quarter a message took twice the CPU, and sixteen
         senders on the brokers' machine reached two thirds of the rate."""
         limit = int(self.limit)
         room = limit - in_flight

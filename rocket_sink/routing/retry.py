@@ -1,8 +1,8 @@
-"""The error of a response, and the decision after a failed attempt; the same for all send modes.
+"""The error of a response, and the decision after a failed attempt, for all send modes.
 
 Response codes map to error classes, whose attributes are the retry facts. `decide` combines these
-with the deadline, the number of attempts and the ordering. The backoff window is a tenacity wait
-class; `rng` chooses a time in it, because tenacity's own jitter uses the global random generator.
+facts with the deadline, the number of attempts and the ordering. The backoff window is a tenacity
+wait class; `rng` chooses a time in it, because tenacity's jitter uses the global random generator.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ and each such failure may store the message twice."""
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
-"""Errors without an answer from the address: the detector probes it."""
+"""Errors without an answer from the broker's address, which the detector then probes."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
-"""Errors that are retried once: with a fresh route, or at another broker."""
+"""Errors that are retried once, with a fresh route or at another broker."""
 _NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
-"""Errors that leave no broker to choose; only time helps."""
+"""Errors that leave no broker to choose, so the retry has to wait."""
 
 
 class Ordering(enum.Enum):
@@ -77,22 +77,22 @@ class Action(enum.Enum):
     RETRY_AFTER = "retry_after"
     """Wait `delay_s`, then choose a queue again and send."""
     RETRY_SAME_QUEUE = "retry_same_queue"
-    """Wait `delay_s` (may be 0), then send to the same queue of the same broker."""
+    """Wait `delay_s` (may be 0), then send to the same queue."""
     GIVE_UP = "give_up"
     """End without a further attempt, with the last error or the degraded result."""
     FATAL = "fatal"
-    """Stop: every other message would fail too."""
+    """End, because every other message would fail, too."""
 
 
 @dataclass(frozen=True)
 class RetryPolicies:
-    """The options of the decisions."""
+    """The options for the decisions."""
 
     retry_response_codes: frozenset[int] = frozenset(
         (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500)
     )
     window: wait_base = field(default_factory=lambda: wait_exponential(multiplier=0.05, max=1.0))
-    """Longest wait before attempt n + 1, in seconds; the wait is at least half of it."""
+    """Longest wait after attempt n, in seconds; the wait is at least half of it."""
     on_degraded: str = "accept"
     retry_not_store_ok: bool = False
 
@@ -110,25 +110,25 @@ class RetryPolicies:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The next step of a request, and the facts to note about its broker."""
+    """The next step of a request, and what its failure says about the broker."""
 
     action: Action
     delay_s: float = 0.0
     avoid_broker: bool = False
-    """Choose this broker only if there is no other."""
+    """Choose this broker for the next attempt only if there is no other."""
     refresh_route: bool = False
     isolate: Isolate = Isolate.NOTHING
     """BROKER: LatencyFaultTolerance.update(isolation=True); TOPIC: isolate_topic."""
     reachable: bool = True
-    """Value for the fault table: False if the address did not answer."""
+    """Whether the broker's address has answered, for the fault table."""
     reconnect: bool = False
     """Use a new connection."""
     counts: bool = True
-    """False: the attempt does not count for `retryTimesWhenSendFailed`."""
+    """Whether the attempt counts for `retryTimesWhenSendFailed`."""
 
     @property
     def retries(self) -> bool:
-        """True when another attempt follows."""
+        """Whether another attempt follows."""
         return self.action not in (Action.GIVE_UP, Action.FATAL)
 
 
@@ -142,12 +142,12 @@ def attempt_deadline(
 ) -> float:
     """Return the deadline of the attempt that starts now.
 
-    An equal share of the remaining time (at least ATTEMPT_FLOOR_S), or `cap_s` (Java:
-    sendMsgMaxTimeoutPerRequest); the last attempt has all of it. With strict order every attempt
-    has all of it: while a written request is unanswered nothing may overtake it.
+    An attempt gets an equal share of the remaining time (at least ATTEMPT_FLOOR_S), or `cap_s`
+    (Java: sendMsgMaxTimeoutPerRequest). The last attempt gets all of it. So does every attempt with
+    strict order, because no message may overtake a written request without an answer.
 
     Args:
-        attempts_left: this attempt and the possible later ones; 1 or more.
+        attempts_left: number of this attempt and possible later ones; at least 1.
     """
     if attempts_left <= 1 or ordering is Ordering.STRICT:
         return deadline_s
@@ -157,8 +157,7 @@ def attempt_deadline(
 
 
 def backoff_s(policies: RetryPolicies, attempt: int, rng: Rng) -> float:
-    """Return the wait in seconds after attempt `attempt` (from 1): a time in the upper half of the
-    window."""
+    """Return the wait after an attempt (from 1): a random time in the upper half of the window."""
     state = cast(RetryCallState, SimpleNamespace(attempt_number=attempt))
     return policies.window(state) * (0.5 + 0.5 * rng.random())
 
@@ -180,20 +179,19 @@ def decide(
 ) -> Decision:
     """Return the decision after a failed attempt.
 
-    With strict order an unanswered request on a live connection is never sent again: the broker may
-    still store it, after later messages. A request that was answered, or whose connection is
-    closed, is sent to the same queue again.
+    With strict order an unanswered request on a live connection is never sent again, because the
+    broker may still store it, after later messages. A request that was answered, or whose
+    connection is closed, is sent to the same queue again.
 
     Args:
-        attempt: the number of the failed attempt, from 1, without those that do not count.
+        attempt: the number of the failed attempt, from 1, among those that count.
         max_attempts: 1 + retryTimesWhenSendFailed. With strict order, messages that are certainly
             not stored are retried until the deadline.
         ordering, fixed_queue: whether the request may go to another queue.
-        retry_while_busy: until the deadline, busy answers and missing brokers do not count as
-            attempts.
-        alternatives: another broker is available; without one the retry waits.
-        earlier: the classes of the request's earlier errors (GO_AWAY leads once to a new
-            connection; a missing topic or queue once to a fresh route).
+        retry_while_busy: attempts with a busy answer, or without a broker, do not count.
+        alternatives: another broker is available; otherwise the retry waits.
+        earlier: the classes of the request's earlier errors: only the first GO_AWAY leads to a new
+            connection, and only the first missing topic or queue to a fresh route.
     """
     facts, attempts_left, waits = _facts(error), max_attempts - attempt, attempt
     if retry_while_busy and max_attempts > 1 and _costs_only_time(error):
@@ -214,7 +212,7 @@ def decide(
     stays = fixed_queue or ordering is Ordering.STRICT
     delay_s = 0.0
     if stays or not alternatives or error_is(error, "backs_off") or isinstance(error, _NO_CHOICE):
-        # Half of the remaining time is left for the attempt itself.
+        # Leave half of the remaining time for the attempt itself.
         delay_s = min(backoff_s(policies, waits, rng), remaining_s / 2)
     if stays:
         return replace(facts, action=Action.RETRY_SAME_QUEUE, delay_s=delay_s, avoid_broker=False)
@@ -234,7 +232,7 @@ def decide_degraded(
     policies: RetryPolicies,
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
-    FLUSH_SLAVE_TIMEOUT (12). GIVE_UP takes the result. A retry stores the message twice, so it
+    FLUSH_SLAVE_TIMEOUT (12). GIVE_UP accepts the result. A retry stores the message twice, so it
     needs `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`."""
     facts = Decision(Action.GIVE_UP)
     wanted = policies.retry_not_store_ok or (
@@ -253,12 +251,12 @@ def _costs_only_time(error: SendError | MessageError) -> bool:
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:
-    """Return a retry fact of the error's class; False for a MessageError, which lacks it."""
+    """Return a retry fact of the error's class; False if the class, a MessageError, lacks it."""
     return bool(getattr(error, fact, False))
 
 
 def _facts(error: SendError | MessageError) -> Decision:
-    """Return the decision with the error's facts, before any retry is decided."""
+    """Return a decision to give up, with the error's facts about the broker."""
     isolate = error.isolates
     return Decision(
         Action.GIVE_UP,
@@ -287,8 +285,8 @@ def _may_retry(
     strict = ordering is Ordering.STRICT
     if isinstance(error, BrokerTooOldError) and (strict or fixed_queue):
         return False
-    # An error without a code came from our route: the queue is missing there, perhaps because its
-    # master is down.
+    # Retry an error without a code more often: the queue is missing in our route, perhaps because
+    # its master is down.
     if isinstance(error, _ONCE) and code and type(error) in earlier:
         return False
     if isinstance(error, InvalidQueueError) and code and (strict or fixed_queue):
@@ -323,20 +321,19 @@ _TOPIC_TEXT: Final = r"the specified topic (is blank|contains illegal|is longer)
 REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple(
     (code, re.compile(pattern, re.IGNORECASE), error)
     for code, pattern, error in (
-        # ACL 1.0: the exception's text; ACL 2.0: NO_PERMISSION with the reason. A missing right for
-        # one topic is no wrong password: the user may send to other topics.
+        # ACL 1.0 sends the exception's text, ACL 2.0 sends NO_PERMISSION with the reason. A missing
+        # right for one topic is not a wrong password: the user may send to other topics.
         (1, r"AclException: (No (default )?permission for|Need admin permission)",
          PermissionDeniedError),
         (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),
-        # This comes before the authentication texts, because a forbidden topic may be named "user"
-        # or "acl".
+        # This precedes the authentication texts: a forbidden topic may be named "user" or "acl".
         (16, r"\bis forbidden|has no permission to access", PermissionDeniedError),
         (16, _AUTHENTICATION_16, AuthenticationError),
         (1, r"create mapped file failed", NotStoredError),
         (1, r"timer message is under flow control", NotStoredError),
         (1, r"accurate timer message is not enabled", NotStoredError),
         (1, r"LMQ_CONSUME_QUEUE_NUM_EXCEEDED", NotStoredError),
-        # Sent before startAcceptSendRequestTimeStamp, or by a slave without a master.
+        # A broker sends this before startAcceptSendRequestTimeStamp, a slave without a master.
         (1, r"broker unable to service, until|no master available along with",
          ServiceNotAvailableError),
         # The encoder throws this before the append.
@@ -346,8 +343,7 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, _TOPIC_TEXT, MessageIllegalError),
         (29, _TOPIC_TEXT, MessageIllegalError),
         (1, r"^topic\[[^\]]*\] not exist", TopicNotFoundError),
-        # ReplyMessageProcessor.pushReplyMessage: the requester's fault. It may be connected to
-        # another broker.
+        # ReplyMessageProcessor.pushReplyMessage: the requester is gone, or at another broker.
         (1, r"^push reply message fail, channel of .* not found", RequesterGoneError),
         (1, r"^push reply message to .*fail\.", ReplyNotTakenError),
     )
@@ -356,14 +352,14 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
 
 
 def outcome_of_code(response_code: int, remark: str | None = None) -> Outcome:
-    """Return the outcome of a send with this answer."""
+    """Return the outcome of a send that was answered with this code."""
     if response_code in SEND_STATUS:
         return Outcome.ACKED if response_code == 0 else Outcome.ACKED_DEGRADED
     return error_class(response_code, remark).outcome
 
 
 def error_class(response_code: int, remark: str | None = None) -> type[SendError]:
-    """Return the error class of a code outside SEND_STATUS; unknown codes: BrokerError."""
+    """Return the error class of a code outside SEND_STATUS; BrokerError if it is unknown."""
     text = remark or ""
     for code, pattern, error in REMARKS:
         if code == response_code and pattern.search(text):
@@ -374,7 +370,7 @@ def error_class(response_code: int, remark: str | None = None) -> type[SendError
 def error_for_answer(
     response_code: int, remark: str | None = None, **facts: Any
 ) -> SendError | None:
-    """Return the error of an answer, or None when the message is stored (codes 0, 10, 11, 12).
+    """Return the error of an answer; None if the message is stored (codes 0, 10, 11, 12).
 
     `facts` (topic, broker_name, broker_address, ...) become attributes of the error.
     """

@@ -1,13 +1,12 @@
-"""The one order of a route's brokers, and whose turn it is among equals.
+"""The order of a route's brokers, and the choice among brokers of equal rank.
 
-A `Ranking` puts the brokers of a route into groups of equals, by a rank that is worked out when
-something changes, not per message. Requests go to the best group. Load chooses only inside it: a
-broker that is full, or has far more unanswered than its equals, is passed over for the least
-loaded one. While all of the group are full, the request waits (`take` returns None).
+A `Ranking` groups the brokers of a route by rank. Ranks are computed when something changes, not
+per message. Requests go to the best group. Load matters only inside the group: if the chosen broker
+is full, or has far more unanswered requests than its equals, the least loaded broker is used. While
+all brokers of the group are full, the request waits (`take` returns None).
 
-Each broker deals its queues in turn, whatever else changes. Java takes the next queue in the list,
-which gives the first queue after an excluded broker all of that broker's messages
-(apache/rocketmq#5672).
+Each broker uses its queues in turn, whatever else changes. Java takes the next queue in the list,
+so the first queue after an excluded broker gets all messages of that broker (apache/rocketmq#5672).
 """
 
 from __future__ import annotations
@@ -21,31 +20,30 @@ from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 FAR: Final = 1
-"""The broker is of another machine room, or of weight 0: a preference among equals, no fault."""
+"""The broker is in another machine room, or has the weight 0: a preference, not a fault."""
 SUSPECT: Final = 2
-"""The broker has left a request unanswered for longer than is usual."""
+"""The broker has left a request unanswered for longer than usual."""
 ISOLATED: Final = 4
 """The broker failed, or answered late, a short time ago."""
 WORSE_HALF: Final = 8
-"""The broker is not in the better half, by which profile 4.x chooses if every broker is isolated.
-"""
+"""The broker is in the worse half, which profile 4.x avoids if every broker is isolated."""
 SILENT: Final = 16
 """The broker does not answer heartbeats either: it is frozen, or cut off."""
 LAST: Final = 32
 """The request's previous attempt failed at the broker."""
 UNREACHABLE: Final = 64
 """The broker is isolated, and nothing has answered at its address since."""
-# A broker's rank is the sum of the constants that apply to it, so the gravest one decides. In Java,
-# too, available comes before reachable, and both before the rest (MQFaultStrategy 5.3).
+# A broker's rank is the sum of the constants that apply to it, so the gravest one decides. Java,
+# too, prefers available brokers, then reachable ones, then the others (MQFaultStrategy 5.3).
 
 FREE_IN_FLIGHT: Final = 16
-"""Requests that a broker may always have in flight, even if its equals are quicker."""
+"""Requests in flight that a broker may always have, even if its equals are quicker."""
 LOAD_FACTOR: Final = 1.25
-"""The multiple of its fair share that a broker may have in flight beyond `FREE_IN_FLIGHT`. So a
-broker that stops answering cannot collect the whole window before it is suspect."""
+"""Limit of a broker's requests in flight beyond `FREE_IN_FLIGHT`, as a multiple of its fair share.
+So a broker that stops answering does not fill the window before it is suspect."""
 EXPLORE: Final = 1 / 32
-"""Share of `least_latency`'s choices that are round robin, because latency is known only of brokers
-in use."""
+"""Share of `least_latency`'s choices that are round robin, because only brokers in use have a known
+latency."""
 LATENCY_FLOOR_S: Final = 0.0001
 
 Target = TypeVar("Target")
@@ -76,11 +74,11 @@ class Load(Protocol):
 
 
 class RouteBroker(Generic[Target]):
-    """A broker of a route, with its queues, which take turns.
+    """A broker of a route, with its queues, which are used in turn.
 
     Attributes:
-        share: the broker's fair part of the route's messages, relative to other brokers.
-        turn: the queue that `take` returns next.
+        share: the broker's fair share of the route's messages, relative to other brokers.
+        turn: the index of the queue that `take` returns next.
     """
 
     __slots__ = ("load", "name", "share", "targets", "turn")
@@ -95,7 +93,7 @@ class RouteBroker(Generic[Target]):
         self.turn = turn % len(targets)
 
     def take(self) -> Target:
-        """Return the next queue and move on."""
+        """Return the next queue."""
         turn, targets = self.turn, self.targets
         self.turn = turn + 1 if turn + 1 < len(targets) else 0
         return targets[turn]
@@ -105,8 +103,8 @@ class Equals(Generic[Target]):
     """Brokers of one rank.
 
     Attributes:
-        slots: each broker, as often as it has queues.
-        turn: the slot that `round_robin` takes next.
+        slots: the brokers, each as often as it has queues.
+        turn: the index of the slot that `round_robin` takes next.
     """
 
     __slots__ = ("_choices", "_most", "brokers", "rank", "slots", "turn")
@@ -121,9 +119,9 @@ class Equals(Generic[Target]):
         self.turn = rng.randrange(len(self.slots))
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
-        """Return the chosen broker. If it is full, or has more than its share of the requests in
-        flight, return the least loaded one with room, or None if all are full. The limits are
-        worked out anew after as many choices as there are brokers."""
+        """Return the chosen broker. If it is full, or has more than its limit of requests in
+        flight, return the least loaded broker with room, or None if all are full. The limits are
+        computed again after as many choices as there are brokers."""
         if not self._choices:
             self._choices, self._most = len(self.brokers), self._limits()
         self._choices -= 1
@@ -156,7 +154,7 @@ class Equals(Generic[Target]):
 
 
 Selector = Callable[[Equals[Any], Rng], RouteBroker[Any]]
-"""A strategy of option `queueSelector`: chooses one of several brokers of equal rank."""
+"""A strategy of the option `queueSelector`: a function that chooses among brokers of equal rank."""
 
 
 def round_robin(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
@@ -172,8 +170,8 @@ def random_queue(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def least_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose the better of two random brokers, by latency times requests in flight. The best of all
-    brokers would be overloaded by many producers (Mitzenmacher, "The Power of Two Choices in
+    """Choose the better of two random brokers, by latency times requests in flight. Many producers
+    that chose the best of all brokers would overload it (Mitzenmacher, "The Power of Two Choices in
     Randomized Load Balancing", 2001)."""
     if rng.random() < EXPLORE:
         return round_robin(equals, rng)
@@ -193,8 +191,8 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose brokers in proportion to their queues divided by their latency: a broker that is twice
-    as slow gets half as many messages."""
+    """Choose brokers in proportion to their share divided by their latency, so that a broker that is
+    twice as slow gets half as many messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)
@@ -206,7 +204,7 @@ def _drawn(brokers: list[RouteBroker[Any]], weights: list[float], rng: Rng) -> R
         remaining_weight -= weight
         if remaining_weight < 0:
             return broker
-    return brokers[-1]  # by a rounding error
+    return brokers[-1]  # A rounding error has left some weight.
 
 
 def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:
@@ -225,12 +223,12 @@ def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Sel
 
 
 class Ranking(Generic[Target]):
-    """The brokers of one route from best to worst. For one thread.
+    """The brokers of one route, from best to worst. Not thread-safe.
 
     Args:
-        brokers: those with a master and a queue.
-        selector: chooses among equals (`selector_named`).
-        rng: gives random starts, so that many producers do not begin on one queue.
+        brokers: the brokers with a master and a queue.
+        selector: chooses among brokers of equal rank (`selector_named`).
+        rng: gives random starts, so that many producers do not begin with the same queue.
     """
 
     def __init__(
@@ -240,7 +238,7 @@ class Ranking(Generic[Target]):
         self._selector = selector
         self._rng = rng
         self.best: list[RouteBroker[Target]] = []
-        """The brokers of the best rank, with `FAR` left out of the rank."""
+        """The brokers of the best rank, regardless of `FAR`."""
         self.usable: list[RouteBroker[Target]] = []
         """The brokers that `take` may return with `worse`."""
         self._ranks: dict[str, int] = {}
@@ -248,7 +246,7 @@ class Ranking(Generic[Target]):
         self._groups: dict[str | None, list[Equals[Target]]] = {}
 
     def order(self, ranks: Mapping[str, int]) -> None:
-        """Take new ranks, by broker."""
+        """Set the ranks: {broker name: rank}."""
         if ranks != self._ranks:
             self._ranks = dict(ranks)
             self._least = min(ranks.values()) & ~FAR
@@ -264,17 +262,17 @@ class Ranking(Generic[Target]):
 
     @property
     def is_silent(self) -> bool:
-        """Return whether no broker gives a sign of life."""
+        """Whether all brokers are silent."""
         return bool(self._least & SILENT)
 
     def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:
-        """Return the next queue for a request, or for a group of this many requests; None if it has
-        to wait for room at the best brokers.
+        """Return the next queue for a request, or for a group of `requests`; None if it has to wait
+        for room at the best brokers.
 
         Args:
-            last: the broker of the failed attempt. It comes after all brokers that may answer, but
-                is taken before a wait for others.
-            worse: take a worse broker if the best ones are full, but no unreachable one.
+            last: the broker of the failed attempt. It ranks behind all reachable brokers, but is
+                used if the others are full.
+            worse: use a worse broker, but no unreachable one, if the best brokers are full.
         """
         groups = self._groups.get(last)
         if groups is None:
@@ -307,13 +305,13 @@ def select_by(
     arg: Any,
     named: Callable[[MessageQueue], MessageQueue],
 ) -> MessageQueue:
-    """Return the choice of a user's selector (Java: MessageQueueSelector) among all queues of the
-    route.
+    """Return the queue that a user's selector chooses among the route's queues (Java:
+    MessageQueueSelector).
 
-    `named`: replaces the topic of a queue that the selector made by the topic's full name.
+    `named`: adds the namespace to the topic of a queue that the selector has made itself.
 
     Raises:
-        ConfigurationError: it returned no queue of the route.
+        ConfigurationError: the selector did not return a queue of the route.
     """
     queue = function(info.queues, message, arg)
     chosen = named(queue) if isinstance(queue, MessageQueue) else None

@@ -1,9 +1,10 @@
 """The queue of a sharding key, for one key and for a column of keys (option `shardingHash`).
 
-`java` and `java_long` agree with Java's SelectMessageQueueByHash given a String or a Long,
-`siphash24` with the gRPC clients. Keys are texts: `java_long` hashes those of whole numbers as
-numbers. With these a changed number of queues moves most keys. `rendezvous` chooses a broker,
-weighted by its queues, and a queue on it by jump hashing, and moves only the keys that it must.
+`java` and `java_long` agree with Java's SelectMessageQueueByHash for a String or a Long, and
+`siphash24` agrees with the gRPC clients. Keys are texts; `java_long` hashes the text of a whole
+number as a number. With these three, a changed number of queues moves most keys. `rendezvous` moves
+as few keys as possible: it chooses a broker, weighted by its queues, and there a queue by jump
+hashing.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """Return the queue of the key. With strict order the key's messages are never sent to another
-    queue.
+    """Return the queue of the key, which strict order never leaves.
 
     Raises:
         KeyError: no such hash.
@@ -44,7 +44,8 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
 def queues_for_keys(
     info: TopicPublishInfo, keys: pa.Array, sharding_hash: str = "java"
 ) -> IntArray:
-    """`queue_for_key` for a column: int64 indices into `info.queues`. A null is the empty key."""
+    """Return `queue_for_key` of a column, as int64 indices into `info.queues`. A null counts as the
+    empty key."""
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     if sharding_hash in _JAVA:
@@ -79,7 +80,7 @@ def fallback_queue(
     info: TopicPublishInfo, home: MessageQueue, available: Callable[[str], bool]
 ) -> MessageQueue | None:
     """Return the queue for the keys of `home` now (ordering=best_effort); None without any queue.
-    The queue is `home` while its broker is available, or if no broker is. Else it is a queue of an
+    This is `home` if its broker is available, or if no broker is. Otherwise it is a queue of an
     available broker, by rendezvous hashing of the home queue's name, so that all workers choose the
     same queue."""
     has_home = info.index_of(home) is not None

@@ -1,8 +1,8 @@
-"""The writable queues of a topic's route, in the order of all clients.
+"""The writable queues of a topic's route, in the order that all clients use.
 
 Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics. The
 queue of a sharding key is an index into this order. Values are immutable; a changed `fingerprint`
-means that keys move. Queues are made on access, so that a route with a false count costs nothing.
+says that keys move. Queues are made on access, so that a route with a false count costs nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rocket_sink.wire.route import QueueData, QueueMapping, TopicRoute
 
 QUEUES_MAX: Final = 65_536
-"""Queues of a topic; Java has no limit."""
+"""Limit of the queues of a topic; Java has none."""
 BROKERS_MAX: Final = 4096
 TOPICS_MAX: Final = 10_000
 """Limit of topics whose routes and rankings a client keeps. A topic takes 4 KiB with two brokers of
-four queues, 35 KiB with ten of sixteen. Java keeps all topics that a program has ever sent to."""
+four queues, and 35 KiB with ten brokers of sixteen. Java keeps all topics of all sends."""
 LOGICAL_PREFIX: Final = "__syslo__"
 NO_BROKER: Final = "__syslo__none__"
 """The broker name of a static topic's queues without a broker (MixAll)."""
@@ -35,7 +35,7 @@ _Value = TypeVar("_Value")
 
 
 class TopicCache(dict[_Key, _Value]):
-    """A dictionary of at most TOPICS_MAX entries; when it is full, the older half goes."""
+    """A dictionary of at most TOPICS_MAX entries. A full one drops the older half."""
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         if len(self) >= TOPICS_MAX and key not in self:
@@ -45,9 +45,9 @@ class TopicCache(dict[_Key, _Value]):
 
 
 class QueueList(Sequence[MessageQueue]):
-    """The queues of some brokers, made on access; equal by content; hashable.
+    """The queues of several brokers, made on access. Lists are hashable, and equal by content.
 
-    `spans` are (broker name, number of queues) in order; a broker's queue ids are 0 and up.
+    `spans`: (broker name, number of queues) of each broker; queue ids begin at 0.
     """
 
     __slots__ = ("_ends", "spans", "topic")
@@ -76,7 +76,7 @@ class QueueList(Sequence[MessageQueue]):
         return MessageQueue(self.topic, name, index - self._ends[span] + count)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Return the queue's index; None when it is not among them. One pass over the brokers."""
+        """Return the queue's index, in one pass over the brokers; None if it is not in the list."""
         if queue.topic == self.topic:
             for (name, count), end in zip(self.spans, self._ends, strict=True):
                 if name == queue.broker_name and 0 <= queue.queue_id < count:
@@ -109,10 +109,10 @@ class TopicPublishInfo:
 
     Attributes:
         queues: all writable queues, in the order of the Java client.
-        masters: address of each broker's master; brokers without one are absent.
-        order: the route came from `orderTopicConf`.
-        queues_by_broker: {broker name: indices in `queues`}. The queues of a static topic have a
-            logical broker name; here each is under its real broker.
+        masters: {broker name: address of its master}, without brokers that have no master.
+        order: whether the queues are those of `orderTopicConf`.
+        queues_by_broker: {real broker name: indices in `queues`}. The queues of a static topic
+            themselves have a logical broker name.
     """
 
     topic: str
@@ -125,10 +125,9 @@ class TopicPublishInfo:
     static: Mapping[MessageQueue, tuple[int, str]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """{queue of a static topic: (index, real broker)}, so that a look-up need not pass over all
-    queues."""
+    """{queue of a static topic: (index, real broker)}, for quick look-ups."""
     is_system: bool = field(default=False, compare=False)
-    """Whether the topic has the name of its broker or cluster: brokers make such topics for
+    """Whether the topic has the name of its broker or cluster; brokers make such topics for
     themselves."""
 
     @classmethod
@@ -157,7 +156,7 @@ class TopicPublishInfo:
         """Return the publish info of a topic that does not exist yet, from the route of the
         template topic (TBW102).
 
-        Brokers create the topic at its first message, with at most
+        Brokers create the topic when they get its first message, with at most
         `min(default_topic_queue_nums, readQueueNums)` queues each
         (MQClientInstance.updateTopicRouteInfoFromNameServer).
         """
@@ -194,7 +193,7 @@ class TopicPublishInfo:
     def _of_static(
         cls, topic: str, mappings: Iterable[QueueMapping], masters: Mapping[str, str]
     ) -> TopicPublishInfo:
-        """Return the logical queues by id, each on the broker of its newest epoch.
+        """Return the logical queues by id, each on the broker of the mapping with the newest epoch.
 
         A queue without a broker stays in the list, on NO_BROKER, so that no key moves.
         """
@@ -241,7 +240,7 @@ class TopicPublishInfo:
         return self.static[queue][0] if queue in self.static else None
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Return the broker that hosts the queue: its own broker name, except for static topics."""
+        """Return the real broker of the queue, which differs from its name for static topics."""
         if isinstance(self.queues, QueueList):
             return queue.broker_name
         return self.static[queue][1] if queue in self.static else queue.broker_name
@@ -254,15 +253,14 @@ def _masters(route: TopicRoute) -> Mapping[str, str]:
         )
     masters: dict[str, str] = {}
     for broker in route.brokers:
-        # The first of two entries with one name counts, as in Java.
+        # The first of two entries with the same name counts, as in Java.
         if broker.master is not None:
             masters.setdefault(broker.name, broker.master)
     return masters
 
 
 def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
-    """Return the spans in the order of the text, as in Java; brokers without a master keep their
-    queues."""
+    """Return the spans in the order of the text, as Java does; brokers without a master stay."""
     spans: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, count = part.partition(":")
@@ -280,8 +278,8 @@ def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
 def _data_spans(
     queues: Iterable[QueueData], masters: Mapping[str, str], most: int | None
 ) -> list[tuple[str, int]]:
-    """Return the writable queues of brokers with a master; `most` limits them (the template topic's
-    rule)."""
+    """Return the writable queues of brokers with a master, as spans. For a template topic, `most`
+    limits them."""
     spans: dict[str, int] = {}
     for data in sorted(queues, key=lambda data: data.broker_name):
         if data.writable and data.broker_name in masters:
