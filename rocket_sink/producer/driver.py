@@ -672,7 +672,7 @@ class Driver:
                 return
             nested = self.is_leading
             if self._leader == me and not nested:
-                self._leader = None  # This thread led before, and was interrupted.
+                self._leader = None  # The thread led before, and was interrupted.
             lead = nested or self._leader is None
             if lead and not nested:
                 self._leader, self._leadership = me, self._leadership + 1
@@ -684,7 +684,7 @@ class Driver:
         if not lead:
             try:
                 follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
-            finally:  # Also after an interrupt.
+            finally:  # An interrupt may end the wait.
                 with self.lock:
                     is_unled = leadership == self._leadership and not self._leading.locked()
                     if follower.asleep and is_unled:
@@ -698,7 +698,7 @@ class Driver:
         try:
             with self._leading:
                 if leadership != self._leadership:
-                    return  # Another thread has taken over in the meantime.
+                    return  # The leadership has passed to another thread in the meantime.
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
                 self._lead(over, timeout_s)
@@ -927,7 +927,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
     entry = repeated = None
     while done:
         try:
-            while done:  # This loop is inside `try`: an interrupt may come between two calls, too.
+            while done:  # The loop is in `try`: an interrupt may come between two calls, too.
                 entry = waiter, completion = done[0]
                 assert waiter.on_done is not None
                 waiter.on_done(completion)

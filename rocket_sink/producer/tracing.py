@@ -236,7 +236,7 @@ class RequestTraces:
         # A broker may return the id of a batch's first message only.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
         for message, offset_id in zip(messages(places), names, strict=False):
-            # This task has encoded the text, so each property has a name and a value.
+            # The task has encoded the text itself, so each property has a name and a value.
             texts = message.properties.replace("\x02", "\x01").split("\x01")
             properties = dict(zip(texts[::2], texts[1::2], strict=False))
             value = properties.get

@@ -315,7 +315,7 @@ def _decided(
         return _state(decide()), None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # As in Java; asyncio.CancelledError is not an Exception.
+    except BaseException as error:  # Java does so; asyncio.CancelledError is not an Exception.
         _LOG.exception(raised, message_id)
         return UNKNOWN, error
 

@@ -201,7 +201,7 @@ def _round_arrays(state: list[IntArray]) -> None:
 
 
 BLOCK_BYTES: Final = 1 << 18
-"""Bytes of keys hashed at a time, so that intermediate arrays (a few words per byte) stay in cache."""
+"""Bytes of keys hashed at a time; intermediate arrays (a few words per byte) then stay in cache."""
 
 _INVERSE_31: Final = pow(31, -1, 1 << 32)
 _LONG: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)

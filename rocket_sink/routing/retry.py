@@ -326,7 +326,7 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, r"AclException: (No (default )?permission for|Need admin permission)",
          PermissionDeniedError),
         (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),
-        # This precedes the authentication texts: a forbidden topic may be named "user" or "acl".
+        # The order matters: a forbidden topic may be named "user" or "acl".
         (16, r"\bis forbidden|has no permission to access", PermissionDeniedError),
         (16, _AUTHENTICATION_16, AuthenticationError),
         (1, r"create mapped file failed", NotStoredError),

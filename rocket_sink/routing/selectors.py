@@ -191,8 +191,8 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose brokers in proportion to their share divided by their latency, so that a broker that is
-    twice as slow gets half as many messages."""
+    """Choose brokers in proportion to their share divided by their latency: a broker that is twice
+    as slow gets half as many messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)

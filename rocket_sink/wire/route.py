@@ -280,5 +280,5 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
 
 
 def _bare_keys(text: str) -> str:
-    # Only maps of addresses and queues have integer keys, so nothing else matches.
+    # Integer keys occur in maps of addresses and queues only, so nothing else matches.
     return re.sub(r'"(\d+)":', r"\1:", text)

@@ -562,7 +562,7 @@ class SendEngine:
         """Record a completion in the metrics of the process."""
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
-            return  # All messages of the group have left it, or have completed before.
+            return  # The group's messages have left it, or have completed before.
         metrics.record(
             request.topic,
             request.message_count if stored is None else len(stored),

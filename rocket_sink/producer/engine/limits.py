@@ -97,7 +97,7 @@ def per_task_rate(limit: int, options: SinkOptions) -> float:
 
 
 class RateLimiter:
-    """One engine's share of `maxMessagesPerSecond` and `maxBytesPerSecond`.
+    """The share of one engine in `maxMessagesPerSecond` and `maxBytesPerSecond`.
 
     Messages and body bytes (compressed, as sent) count when the engine takes a request; retries
     do not count again. `due_s` is the time at which the last delayed request may go.

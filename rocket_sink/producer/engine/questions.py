@@ -76,7 +76,7 @@ class Questions:
         if error is not None and (isinstance(error, NotSentError) or error.backs_off):
             self._asked[key] = error, now_s
         else:
-            # Without an answer messages may still go; `Brokers` notices silent brokers.
+            # A missing answer stops no messages; `Brokers` notices silent brokers.
             self._asked.pop(key, None)
 
     def forget_requests(self) -> None:

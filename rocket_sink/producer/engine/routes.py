@@ -162,7 +162,7 @@ class _Question:
     def _unavailable(self) -> Unavailable:
         errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
         if errors and len(errors) == len(self.reasons):
-            # Another look-up is useless, because client and servers refuse each other.
+            # A further look-up is useless, because client and servers refuse each other.
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         return NameServerUnavailableError(
