@@ -724,8 +724,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Wake a follower if no thread leads. One that was woken before may have stopped waiting.
-        """
+        """Wake a follower if no thread leads. One that was woken before may have stopped waiting."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -779,8 +778,7 @@ class Driver:
                 return
 
     def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:
-        """Take completions, and wake their waiters; append completions with a callback to `called`.
-        """
+        """Take completions, and wake their waiters; append completions with a callback to `called`."""
         completions, refused = self._completions, self._submissions.refused
         completions += self.engine.take()
         if refused:
@@ -935,7 +933,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
         except KeyboardInterrupt as error:
             interrupt = error
             if entry is repeated and done and done[0] is entry:
-                done.popleft()  # Not Ctrl-C: the callback itself raises it.
+                done.popleft()  # The callback itself raises this; it is not Ctrl-C.
             repeated = entry
         except BaseException:
             _LOG.exception("a callback of a send raised")

@@ -164,7 +164,7 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
         data = reader.read(cap + 1)
         inflater = zstandard.ZstdDecompressor().decompressobj()
         if len(data) <= cap:
-            # Inflate again, a bounded size, because the reader does not report a truncated stream.
+            # The reader does not report a truncated stream, so inflate again, within the cap.
             inflater.decompress(body)
     except (zstandard.ZstdError, MemoryError) as error:
         raise RemoteProtocolError(f"a ZSTD body cannot be inflated: {error}") from None

@@ -83,7 +83,7 @@ class NameServers:
         )
 
     def _is_silent(self, address: str, now_s: float) -> bool:
-        """Return whether a request to the server (to a proxy, perhaps a message) has no answer."""
+        """Return whether the server has long left a request unanswered (a proxy, even a send)."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 
@@ -322,8 +322,7 @@ class Routes:
     def _from_shared(
         self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
     ) -> None:
-        """Take the route that another worker has put into the shared cache, if it is not too old.
-        """
+        """Take the route that another worker has put into the shared cache, if it is not too old."""
         shared_route = self._shared.route(topic)
         oldest_s = float("inf") if of_any_age else self._interval_s
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
@@ -464,8 +463,7 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that the topic does not exist; for good if each server that answered knows brokers.
-        """
+        """Note that the topic does not exist; for good if each server that answered knows brokers."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"

@@ -101,7 +101,7 @@ def look_up(
 ) -> None:
     """Ask one broker for one id; `done(message, error, now_s)` is called once.
 
-    The message has no body. It is torn (`StoredMessage.torn`) only if the broker has no whole one.
+    The message has no body. It is torn (`StoredMessage.torn`) if the broker has no whole copy.
 
     Args:
         since_ms: the message was not stored before this time (ms since 1970).
