@@ -81,7 +81,7 @@ class Readiness:
             self._selector.unregister(number)
 
     def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
-        """Return the ready channels with their events; none if another thread has called `close`."""
+        """Return the ready channels with their events; none after another thread's `close`."""
         ready = []
         try:
             for key, mask in self._selector.select(timeout_s):
