@@ -121,9 +121,7 @@ class SendFuture(Future[SendResult]):
             super().set_exception(exception)
 
 
-def end_all(
-    ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]],
-) -> None:
+def end_all(ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]]) -> None:
     """End each future. Raise an interrupt (Ctrl-C) of a callback after all of them."""
     interrupt: KeyboardInterrupt | None = None
     for future, result, error in ends:

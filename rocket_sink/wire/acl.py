@@ -39,10 +39,7 @@ class Credentials:
     __slots__ = ("_secret", "_token", "access_key")
 
     def __init__(
-        self,
-        access_key: str,
-        secret_key: str | Secret,
-        security_token: str | Secret | None = None,
+        self, access_key: str, secret_key: str | Secret, security_token: str | Secret | None = None
     ) -> None:
         self.access_key = access_key
         self._secret = Secret(secret_key)

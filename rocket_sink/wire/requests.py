@@ -240,12 +240,7 @@ def _of(queue: MessageQueue) -> dict[str, Value]:
 
 
 def query_message(
-    *,
-    topic: str,
-    key: str,
-    max_num: int,
-    begin_ms: int = 0,
-    unique_key: bool = False,
+    *, topic: str, key: str, max_num: int, begin_ms: int = 0, unique_key: bool = False
 ) -> Frame:
     """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
 

@@ -26,13 +26,7 @@ from rocket_sink.wire.headers import (
     quote_numeric_keys,
 )
 from rocket_sink.wire.route import checked_name, checked_text
-from rocket_sink.wire.stored import (
-    Allowance,
-    StoredMessage,
-    Wanted,
-    decode_poll,
-    decode_stored,
-)
+from rocket_sink.wire.stored import Allowance, StoredMessage, Wanted, decode_poll, decode_stored
 
 SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
     {

@@ -12,12 +12,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, Final
 
-from rocket_sink.errors import (
-    ConfigurationError,
-    NoRouteError,
-    PermissionDeniedError,
-    SendError,
-)
+from rocket_sink.errors import ConfigurationError, NoRouteError, PermissionDeniedError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import DLQ_PREFIX, with_namespace
 from rocket_sink.net.client import NetworkClient, invoke

@@ -22,12 +22,7 @@ from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.columns.buffers import Bytes, Int64s
 from rocket_sink.wire.frame import PREFIX
 from rocket_sink.wire.headers import RESPONSE_FLAG, Frame, language_name
-from rocket_sink.wire.responses import (
-    SendAnswer,
-    SendAnswerFrame,
-    SharedHeader,
-    decode_send_answer,
-)
+from rocket_sink.wire.responses import SendAnswer, SendAnswerFrame, SharedHeader, decode_send_answer
 
 _SHAPED_BYTES: Final = 1024
 """Length of the longest header that gets a pattern; longer headers have the ids of a batch."""
