@@ -18,7 +18,7 @@ from rocket_sink.options import SinkOptions
 
 
 class Security:
-    """The TLS context of the options, reloaded after a failed handshake in case a CA was rotated."""
+    """The TLS context of the options, reloaded after a failed handshake (a CA may be rotated)."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options

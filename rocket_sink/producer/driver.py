@@ -724,7 +724,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Wake a follower if no thread leads. One that was woken before may have stopped waiting."""
+        """Wake a follower if no thread leads: one that was woken before may not have led."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -778,7 +778,7 @@ class Driver:
                 return
 
     def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:
-        """Take completions, and wake their waiters; append completions with a callback to `called`."""
+        """Take completions, and wake their waiters; append those with a callback to `called`."""
         completions, refused = self._completions, self._submissions.refused
         completions += self.engine.take()
         if refused:

@@ -71,7 +71,7 @@ def rendezvous_of_hashes(
 
 
 def _mix(value: IntArray) -> IntArray:
-    """Mix the bits, so that each input bit changes all others (splitmix64, Stafford's variant 13)."""
+    """Let each input bit change all output bits (splitmix64's finaliser, Stafford's variant 13)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: IntArray = value ^ (value >> np.uint64(31))
@@ -86,7 +86,7 @@ def _weighted(score: IntArray, weight: int) -> IntArray:
 
 
 def jump_index(hash_value: int, count: int) -> int:
-    """Return the bucket of a hash among `count`. One more bucket moves 1/(count + 1) of the hashes."""
+    """Return a hash's bucket among `count`; one more bucket moves 1/(count + 1) of the hashes."""
     return int(jump_index_array(np.array([hash_value], np.int64), count)[0])
 
 

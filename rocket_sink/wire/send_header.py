@@ -163,7 +163,7 @@ class SendTemplate:
         sys_flag: int = 0,
         flag: int = 0,
     ) -> Frame:
-        """Return the request as a frame that may be changed: unsigned, without opaque id and body."""
+        """Return the request as a frame that may be changed, without signature, id and body."""
         frame = send_message_v2(
             queue_id=queue_id,
             born_ms=born_ms,

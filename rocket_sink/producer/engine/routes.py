@@ -322,7 +322,7 @@ class Routes:
     def _from_shared(
         self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
     ) -> None:
-        """Take the route that another worker has put into the shared cache, if it is not too old."""
+        """Take the route that another worker has put into the shared cache, unless it is old."""
         shared_route = self._shared.route(topic)
         oldest_s = float("inf") if of_any_age else self._interval_s
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
@@ -463,7 +463,7 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that the topic does not exist; for good if each server that answered knows brokers."""
+        """Note that the topic does not exist; for good if all servers that answered know brokers."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"

@@ -125,7 +125,7 @@ def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> 
 
 
 def uniform(array: pa.Array) -> Piece:
-    """Return fixed-width items if all values have the same length and none is null; else the array."""
+    """Return fixed-width items if all values have one length and none is null; else the array."""
     lengths = lengths_of(array)
     if not len(lengths) or array.null_count or not lengths[0] or (lengths != lengths[0]).any():
         return array
