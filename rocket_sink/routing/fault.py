@@ -239,21 +239,6 @@ class LatencyFaultTolerance:
                     unreachable.add(item.broker_name)
         return isolated, unreachable, pairs
 
-    def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
-        """Return whether neither the broker nor the topic on it is isolated now."""
-        item = self.store.get(name)
-        if item is not None and not item.is_available(now_s):
-            return False
-        if topic is None:
-            return True
-        pair = self.store.get(topic + _PAIR + name)
-        return pair is None or pair.is_available(now_s)
-
-    def is_reachable(self, name: str) -> bool:
-        """Return whether the broker answered its last request, or a later probe."""
-        item = self.store.get(name)
-        return item is None or item.reachable
-
     def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
         """Return the better half of these brokers, at least one. Profile 4.x chooses among them if
         no broker is available.

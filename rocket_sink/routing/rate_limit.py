@@ -84,10 +84,6 @@ class AimdWindow:
         """Let the window grow after a stored message."""
         self.limit += 1.0 / self.limit
 
-    def has_room(self, in_flight: int) -> bool:
-        """Return whether one more request may be sent; always true with none in flight."""
-        return in_flight < int(self.limit)
-
     def room_for(self, requests: int, in_flight: int) -> int:
         """Return how many requests of a group may be sent now; 0 if the group must wait. It waits
         until half of the window is free. With a quarter a message took twice the CPU, and sixteen

@@ -16,6 +16,7 @@ from rocket_sink.routing.fault import (
     LatencyFaultTolerance,
     MemoryFaultStore,
 )
+from tests.routing.fault_views import is_available, is_reachable
 
 NOW = 1000.0
 FIVE = [
@@ -52,10 +53,10 @@ def test_c37_every_boundary_of_both_tables(profile, latency_ms, duration_ms):
     faults = table(profile)
     event = good(faults, "a", latency_ms)
     assert (event is not None) == (duration_ms > 0)
-    assert faults.is_available("a", NOW) == (duration_ms == 0)
+    assert is_available(faults, "a", NOW) == (duration_ms == 0)
     end = NOW + duration_ms / 1000
-    assert faults.is_available("a", end)
-    assert duration_ms == 0 or not faults.is_available("a", math.nextafter(end, 0))
+    assert is_available(faults, "a", end)
+    assert duration_ms == 0 or not is_available(faults, "a", math.nextafter(end, 0))
     if event is not None:
         assert (event.from_s, event.until_s, event.latency_ms) == (NOW, end, latency_ms)
 
@@ -67,32 +68,32 @@ def test_c37_a_failure_counts_as_a_long_latency(profile, seconds):
     assert event is not None
     assert event.cause == "CONNECT"
     assert event.until_s == NOW + seconds
-    assert not faults.is_available("a", NOW + seconds - 0.001)
-    assert faults.is_available("a", NOW + seconds)
+    assert not is_available(faults, "a", NOW + seconds - 0.001)
+    assert is_available(faults, "a", NOW + seconds)
 
 
 def test_c34_update_makes_one_broker_unavailable():
     faults = table()
     good(faults, "a", 3000)
-    assert not faults.is_available("a", NOW)
-    assert faults.is_available("b", NOW)
+    assert not is_available(faults, "a", NOW)
+    assert is_available(faults, "b", NOW)
 
 
 def test_c35_availability_ends_by_the_clock():
     faults = LatencyFaultTolerance(FaultProfile.of("5.x", (50, 10), (50, 0)))
     good(faults, "a", 60)
-    assert not faults.is_available("a", NOW + 0.049)
-    assert faults.is_available("a", NOW + 0.050)
+    assert not is_available(faults, "a", NOW + 0.049)
+    assert is_available(faults, "a", NOW + 0.050)
 
 
 def test_c36_remove_and_reachable():
     faults = table()
     bad(faults, "a")
-    assert not faults.is_reachable("a")
-    assert faults.is_reachable("unknown")
+    assert not is_reachable(faults, "a")
+    assert is_reachable(faults, "unknown")
     faults.remove("a")
-    assert faults.is_available("a", NOW)
-    assert faults.is_reachable("a")
+    assert is_available(faults, "a", NOW)
+    assert is_reachable(faults, "a")
     faults.remove("a")
 
 
@@ -128,22 +129,22 @@ def test_5x_success_never_shortens_isolation_and_4x_does():
     for faults in (five, four):
         bad(faults, "a")
         good(faults, "a", 10, NOW + 1)
-    assert not five.is_available("a", NOW + 9.9)
-    assert four.is_available("a", NOW + 1)
-    assert five.is_reachable("a")
+    assert not is_available(five, "a", NOW + 9.9)
+    assert is_available(four, "a", NOW + 1)
+    assert is_reachable(five, "a")
 
 
 def test_a_shorter_isolation_does_not_cut_a_longer_one():
     faults = table()
     good(faults, "a", 15000)
     good(faults, "a", 550, NOW + 1)
-    assert not faults.is_available("a", NOW + 29.9)
+    assert not is_available(faults, "a", NOW + 29.9)
 
 
 def test_without_detector_nothing_is_unreachable():
     faults = table(detector=False)
     bad(faults, "a")
-    assert faults.is_reachable("a")
+    assert is_reachable(faults, "a")
     assert faults.due_for_probe(NOW + 100, "ab") == []
 
 
@@ -183,7 +184,7 @@ def test_brokers_that_are_unknown_here_are_left_to_those_who_know_them():
     bad(worker, "a")
     assert other.due_for_probe(NOW + 2, ()) == []
     assert worker.due_for_probe(NOW + 2, "a") == ["a"]
-    assert other.due_for_probe(NOW + 4, "b") == [] and not other.is_reachable("a")
+    assert other.due_for_probe(NOW + 4, "b") == [] and not is_reachable(other, "a")
     assert other.due_for_probe(NOW + 700, "b") == [] and other.items() == []
 
 
@@ -191,11 +192,11 @@ def test_a_dead_probe_extends_and_a_live_one_lets_isolation_run_out():
     faults = table()
     bad(faults, "a")
     assert faults.probed("a", NOW + 9, alive=False) is not None
-    assert not faults.is_reachable("a")
-    assert not faults.is_available("a", NOW + 12.9)
+    assert not is_reachable(faults, "a")
+    assert not is_available(faults, "a", NOW + 12.9)
     assert faults.probed("a", NOW + 11, alive=True) is None
-    assert faults.is_reachable("a")
-    assert faults.is_available("a", NOW + 13)
+    assert is_reachable(faults, "a")
+    assert is_available(faults, "a", NOW + 13)
     assert faults.probed("nobody", NOW, alive=True) is None
 
 
@@ -203,18 +204,18 @@ def test_a_frozen_detector_does_not_keep_a_broker_away():
     """apache/rocketmq#7812: with a frozen detector the broker was avoided for ever."""
     faults = table()
     bad(faults, "a")
-    assert faults.is_available("a", NOW + 10)
+    assert is_available(faults, "a", NOW + 10)
 
 
 def test_a_topic_is_isolated_on_one_broker_only():
     faults = table()
     event = faults.isolate_topic("orders", "a", NOW, "NO_PERMISSION")
     assert (event.topic, event.broker_name, event.cause) == ("orders", "a", "NO_PERMISSION")
-    assert not faults.is_available("a", NOW, "orders")
-    assert faults.is_available("a", NOW)
-    assert faults.is_available("a", NOW, "others")
-    assert faults.is_available("b", NOW, "orders")
-    assert faults.is_available("a", NOW + TOPIC_ISOLATION_MS / 1000, "orders")
+    assert not is_available(faults, "a", NOW, "orders")
+    assert is_available(faults, "a", NOW)
+    assert is_available(faults, "a", NOW, "others")
+    assert is_available(faults, "b", NOW, "orders")
+    assert is_available(faults, "a", NOW + TOPIC_ISOLATION_MS / 1000, "orders")
     assert faults.items() == []
     assert faults.due_for_probe(NOW + 100, "ab") == []
 
@@ -252,7 +253,7 @@ def test_every_isolation_ends_by_time(profile, history):
         else:
             faults.probed(name, now_s, alive=kind == "probe")
     longest_s = PROFILES[profile].not_available_ms[-1] / 1000
-    assert all(faults.is_available(name, now_s + longest_s) for name in "ab")
+    assert all(is_available(faults, name, now_s + longest_s) for name in "ab")
 
 
 @given(steps)
@@ -269,4 +270,4 @@ def test_an_unavailable_broker_was_announced(history):
         if event is not None:
             until_s[event.broker_name] = event.until_s
         for broker, end_s in until_s.items():
-            assert faults.is_available(broker, max(end_s, now_s) + EXTENSION_S)
+            assert is_available(faults, broker, max(end_s, now_s) + EXTENSION_S)

@@ -75,8 +75,8 @@ def test_a_rate_that_lets_nothing_pass_is_refused(rate: float) -> None:
 class TestAimdWindow:
     def test_the_first_busy_answer_halves_what_is_in_flight(self) -> None:
         window = AimdWindow(100, 0.0)
-        assert window.has_room(49)
-        assert not window.has_room(50)
+        assert window.room_for(1, 49) == 1
+        assert window.room_for(1, 50) == 0
 
     def test_the_answers_to_one_window_cut_once(self) -> None:
         window = AimdWindow(100, 10.0)
@@ -95,8 +95,8 @@ class TestAimdWindow:
         window = AimdWindow(1, 0.0)
         for second in range(1, 10):
             window.busy(second, 1, second)
-        assert window.has_room(0)
-        assert not window.has_room(1)
+        assert window.room_for(1, 0) == 1
+        assert window.room_for(1, 1) == 0
 
     def test_it_grows_by_about_one_per_window_of_stored_answers(self) -> None:
         window = AimdWindow(40, 0.0)

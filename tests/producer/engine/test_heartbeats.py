@@ -16,6 +16,7 @@ from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_message_id
 from tests.producer.conftest import request, send
 from tests.producer.waiting import until
+from tests.routing.fault_views import is_reachable
 
 
 class Clock:
@@ -70,14 +71,14 @@ def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
     broker.kill()
     for number in range(8):
         assert send(engine, number).outcome.delivered
-    assert not engine.brokers.table.is_reachable(broker.name)
+    assert not is_reachable(engine.brokers.table, broker.name)
     broker.requests.clear()
     broker.restart()
     clock.ahead_s += 5
 
     def found():
         engine.drive(0.01)
-        return engine.brokers.table.is_reachable(broker.name)
+        return is_reachable(engine.brokers.table, broker.name)
 
     until(found, 20.0)
     codes = {request.code for request in broker.requests}
@@ -115,7 +116,7 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
         time.sleep(0.002)
         clock.now_s += 0.7  # The engine is not driven meanwhile.
     events = [event.cause for event in engine.isolations()]
-    assert table.is_reachable(broker.name) is not dead
+    assert is_reachable(table, broker.name) is not dead
     assert ("PROBE_FAILED" in events) is dead
     broker.thaw()
     engine.close(0.2)
@@ -131,10 +132,12 @@ def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
         producer.send(Message("orders", b"first"))
         broker.kill()
         until(
-            lambda: (producer.send(Message("orders", b"x")), not table.is_reachable(broker.name))[1]
+            lambda: (producer.send(Message("orders", b"x")), not is_reachable(table, broker.name))[
+                1
+            ]
         )
         broker.restart()
-        until(lambda: table.is_reachable(broker.name), 30.0)
+        until(lambda: is_reachable(table, broker.name), 30.0)
 
 
 def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):

@@ -17,6 +17,7 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_di
 from rocket_sink.routing.fault import FaultItem, LatencyFaultTolerance
 from rocket_sink.routing.selectors import ISOLATED, UNREACHABLE
 from tests.producer.conftest import is_well, send
+from tests.routing.fault_views import is_available, is_reachable
 
 OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
 FORK = multiprocessing.get_context("fork")
@@ -306,8 +307,8 @@ def test_the_fault_table_works_on_it(tmp_path):
     event = table.update("broker-a", 0.0, 100.0, isolation=True, reachable=False, cause="CONNECT")
     assert event is not None
     other = LatencyFaultTolerance(store=open_in(tmp_path))
-    assert not other.is_available("broker-a", 105.0) and other.is_available("broker-a", 111.0)
-    assert not other.is_reachable("broker-a")
+    assert not is_available(other, "broker-a", 105.0) and is_available(other, "broker-a", 111.0)
+    assert not is_reachable(other, "broker-a")
 
 
 @pytest.mark.parametrize("attack", [Path.symlink_to, Path.hardlink_to])
