@@ -132,9 +132,7 @@ def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
         producer.send(Message("orders", b"first"))
         broker.kill()
         until(
-            lambda: (producer.send(Message("orders", b"x")), not is_reachable(table, broker.name))[
-                1
-            ]
+            lambda: producer.send(Message("orders", b"x")) and not is_reachable(table, broker.name)
         )
         broker.restart()
         until(lambda: is_reachable(table, broker.name), 30.0)
