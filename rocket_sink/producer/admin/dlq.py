@@ -19,13 +19,11 @@ from typing import Any, Final
 
 from rocket_sink.errors import MessageError, NoRouteError, SendError
 from rocket_sink.message import Message, MessageQueue, SendResult
-from rocket_sink.message_rules import RESERVED_PROPERTIES, with_namespace
+from rocket_sink.message_rules import DLQ_PREFIX, RESERVED_PROPERTIES, with_namespace
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.properties import SHARDING_KEY, TAGS, split_keys
 from rocket_sink.wire.stored import StoredMessage
 
-PREFIX: Final = "%DLQ%"
-"""MixAll.DLQ_GROUP_TOPIC_PREFIX."""
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
@@ -115,8 +113,8 @@ class DlqQuery:
 
 def groups(admin: Admin) -> dict[str, int]:
     """Return {group: number of its dead letters} for all groups with a dead-letter topic."""
-    dlq_topics = (topic for topic in admin.topics() if topic.startswith(PREFIX))
-    return {topic.removeprefix(PREFIX): admin.count(topic) for topic in dlq_topics}
+    dlq_topics = (topic for topic in admin.topics() if topic.startswith(DLQ_PREFIX))
+    return {topic.removeprefix(DLQ_PREFIX): admin.count(topic) for topic in dlq_topics}
 
 
 def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
@@ -125,8 +123,8 @@ def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
     Raises:
         NoRouteError: the group has no dead-letter topic.
     """
-    topic = query.group if query.group.startswith(PREFIX) else PREFIX + query.group
-    group = topic.removeprefix(PREFIX)
+    topic = query.group if query.group.startswith(DLQ_PREFIX) else DLQ_PREFIX + query.group
+    group = topic.removeprefix(DLQ_PREFIX)
     if query.topic is not None:
         query = replace(query, topic=with_namespace(admin.options.namespace, query.topic))
     bounds = [

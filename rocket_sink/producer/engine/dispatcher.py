@@ -115,13 +115,16 @@ class Dispatcher:
             self._write(attempt, target, now_s)
         return None
 
-    def deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the deadline of an attempt that begins now."""
-        limits, request = self._limits, attempt.request
-        if request.verify_ids:
+    def _deadlines(self, attempt: SendAttempt, now_s: float) -> tuple[float, float]:
+        """Return the deadline of an attempt that begins now, and its latest extension."""
+        if attempt.request.verify_ids:
             # Even a late answer is more certain than a check, so wait as long as for a check.
-            return now_s + limits.stored_check_s
-        return self.unsent_deadline_s(attempt, now_s)
+            deadline_s = now_s + self._limits.stored_check_s
+        else:
+            deadline_s = self.unsent_deadline_s(attempt, now_s)
+        # Extend the deadline while a live broker holds the request, because another attempt would
+        # store the messages twice.
+        return deadline_s, attempt.deadline_s if self._limits.attempt_cap_s is None else deadline_s
 
     def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
         """Return the end of the attempt's share of the request's time; the share begins now."""
@@ -182,13 +185,9 @@ class Dispatcher:
     def _write(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> None:
         client = self._client
         channel = client.channel(target.address, now_s)
-        until_s = self.deadline_s(attempt, now_s)
+        deadline_s, latest_s = self._deadlines(attempt, now_s)
         opaque = channel.connection.open_request(
-            deadline_s=until_s,
-            token=attempt,
-            # Extend the deadline while a live broker holds the request, because another attempt
-            # would store the messages twice.
-            latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
+            deadline_s=deadline_s, token=attempt, latest_s=latest_s
         )
         if attempt.request.oneway:
             channel.connection.expect_no_answer()
@@ -208,12 +207,9 @@ class Dispatcher:
         request, queue = attempt.request, target.queue
         assert request.group is not None
         channel = self._client.channel(target.address, now_s)
-        until_s = self.deadline_s(attempt, now_s)
+        deadline_s, latest_s = self._deadlines(attempt, now_s)
         attempt.first_opaque = channel.connection.open_group(
-            attempt.size,
-            deadline_s=until_s,
-            token=attempt,
-            latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
+            attempt.size, deadline_s=deadline_s, token=attempt, latest_s=latest_s
         )
         try:
             frames = memoryview(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rocket_sink.message import Message
+from rocket_sink.message_rules import DLQ_PREFIX
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.dlq import RESENDS, DlqQuery, Resender
@@ -17,7 +18,7 @@ from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 
 GROUP = "billing"
-TOPIC = dlq.PREFIX + GROUP
+TOPIC = DLQ_PREFIX + GROUP
 
 
 @pytest.fixture
@@ -92,9 +93,9 @@ def test_queries(
 
 @pytest.mark.parametrize("topic", ["orders", "ns%orders"])
 def test_the_origin_topic_may_be_named_either_way(cluster: FakeCluster, topic: str) -> None:
-    cluster.create_topic(f"{dlq.PREFIX}ns%{GROUP}", 1)
+    cluster.create_topic(f"{DLQ_PREFIX}ns%{GROUP}", 1)
     letter = StoredMessage(
-        f"{dlq.PREFIX}ns%{GROUP}", b"x", properties={"RETRY_TOPIC": "ns%orders", "UNIQ_KEY": "A"}
+        f"{DLQ_PREFIX}ns%{GROUP}", b"x", properties={"RETRY_TOPIC": "ns%orders", "UNIQ_KEY": "A"}
     )
     cluster.brokers[0].store.append(letter)
     with Admin(nameServer=cluster.name_server, namespace="ns") as admin:
