@@ -663,12 +663,12 @@ class Driver:
     # --- leading -----------------------------------------------------------------------------
 
     def _drive_until(
-        self, over: Callable[[], bool], waiter: Waiter | None, timeout_s: float
+        self, is_over: Callable[[], bool], waiter: Waiter | None, timeout_s: float
     ) -> None:
-        """Lead until `over()`, for about `timeout_s` at most; follow if another thread leads."""
+        """Lead until `is_over()`, for about `timeout_s` at most; follow if another thread leads."""
         me = threading.get_ident()
         with self.lock:
-            if over():
+            if is_over():
                 return
             nested = self.is_leading
             if self._leader == me and not nested:
@@ -693,7 +693,7 @@ class Driver:
                     self._followers.pop(follower, None)
             return
         if nested:
-            self._lead(over, timeout_s)
+            self._lead(is_over, timeout_s)
             return
         try:
             with self._leading:
@@ -701,7 +701,7 @@ class Driver:
                     return  # The leadership has passed to another thread in the meantime.
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
-                self._lead(over, timeout_s)
+                self._lead(is_over, timeout_s)
         finally:
             with self.lock:
                 if leadership == self._leadership:
@@ -731,16 +731,16 @@ class Driver:
                     follower.wake()
                     break
 
-    def _lead(self, over: Callable[[], bool], timeout_s: float) -> None:
+    def _lead(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         done: deque[tuple[Token, Completion]] = deque()
         try:
-            self._take_steps(over, timeout_s, done)
+            self._take_steps(is_over, timeout_s, done)
         finally:
             if done:  # An interrupt has come.
                 _call_back(done)
 
     def _take_steps(
-        self, over: Callable[[], bool], timeout_s: float, done: deque[tuple[Token, Completion]]
+        self, is_over: Callable[[], bool], timeout_s: float, done: deque[tuple[Token, Completion]]
     ) -> None:
         engine, wakeup = self.engine, self._wakeup
         until_s = engine.clock() + timeout_s
@@ -766,7 +766,7 @@ class Driver:
                 engine.process(ready)
                 self._take_completions(done)
                 self._in_step = False
-                stop = over() or engine.clock() >= until_s
+                stop = is_over() or engine.clock() >= until_s
                 if len(self.futures) > _FUTURES:
                     self._look_at_futures()
             called_back = bool(done)
@@ -774,7 +774,7 @@ class Driver:
                 _call_back(done)
             if self._tasks:
                 self._run_tasks(engine.clock())
-            if stop or (called_back and over()):
+            if stop or (called_back and is_over()):
                 return
 
     def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:

@@ -89,7 +89,7 @@ class TaskSender:
         queues: Queues | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._options = options = by_the_second(options)
+        self._options = options = rate_limited_options(options)
         self._plan = plan
         self._engine = engine
         self._recorder = recorder

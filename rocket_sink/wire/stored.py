@@ -86,15 +86,15 @@ class Allowance:
     """A memory limit (bytes) for the decoded messages of one or several answers: an answer of
     500 kB can hold gigabytes of compressed bodies."""
 
-    __slots__ = ("left",)
+    __slots__ = ("remaining_bytes",)
 
-    def __init__(self, left: int = DEFAULT_LIMITS.answer_bytes) -> None:
-        self.left = left
+    def __init__(self, remaining_bytes: int = DEFAULT_LIMITS.answer_bytes) -> None:
+        self.remaining_bytes = remaining_bytes
 
     def take(self, size: int) -> None:
         """Use up some bytes; raise RemoteProtocolError if the limit is exceeded."""
-        self.left -= size
-        if self.left < 0:
+        self.remaining_bytes -= size
+        if self.remaining_bytes < 0:
             raise RemoteProtocolError(
                 "the messages of an answer take too much memory when they are decoded: ask for "
                 "fewer at a time, or pull them by their offsets"

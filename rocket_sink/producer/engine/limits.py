@@ -142,7 +142,7 @@ def _bucket(limit: int, options: SinkOptions, now_s: float) -> TokenBucket | Non
     return TokenBucket(per_task_rate(limit, options), now_s) if limit else None
 
 
-def by_the_second(options: SinkOptions) -> SinkOptions:
+def rate_limited_options(options: SinkOptions) -> SinkOptions:
     """Return options with batches no larger than what a task may send in a second."""
     if not is_limited(options):
         return options
