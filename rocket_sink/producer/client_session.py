@@ -79,10 +79,6 @@ class ClientSession:
             driver.add_task(self.tracer)
         finish_at_end(self)
 
-    def close(self, timeout_s: float) -> None:
-        """Wait for pending requests, unregister, close."""
-        self.driver.close(timeout_s)
-
     def finish(self) -> None:
         """Send all accepted messages at the end of the process."""
         self.driver.finish()

@@ -41,10 +41,6 @@ class SendContext:
     notes: dict[str, Any] = field(default_factory=dict)
     _started_s: float = field(default_factory=time.monotonic, repr=False)
 
-    def end(self, result: SendResult | None, error: BaseException | None) -> None:
-        self.result, self.error = result, error
-        self.cost_ms = (time.monotonic() - self._started_s) * 1000
-
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionContext:
@@ -108,7 +104,8 @@ class Hooks:
     ) -> None:
         if context is None:
             return
-        context.end(result, error)
+        context.result, context.error = result, error
+        context.cost_ms = (time.monotonic() - context._started_s) * 1000
         call_each("send", self.hooks, lambda hook: hook.after_send(context))
 
     def end_transaction(self, **facts: Any) -> None:

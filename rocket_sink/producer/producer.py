@@ -108,7 +108,7 @@ class Producer:
             return
         self._closed = True
         if self._session.of_pid == os.getpid():
-            self._session.close(timeout_s)
+            self._session.driver.close(timeout_s)
             log.flush()
 
     def __del__(self) -> None:

@@ -309,10 +309,13 @@ class TransactionClient:
 def _decided(
     decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, BaseException | None]:
-    """Return the decision of the user's code. If the code raises, log `raised` and the error, and
-    return UNKNOWN with the error."""
+    """Return the decision of the user's code; None is UNKNOWN, as in Java. If the code raises, log
+    `raised` and the error, and return UNKNOWN with the error."""
     try:
-        return _state(decide()), None
+        state = decide()
+        if state is None or isinstance(state, TransactionState):
+            return state or UNKNOWN, None
+        raise TypeError(f"a TransactionState is wanted, not {state!r}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # Java does so; asyncio.CancelledError is not an Exception.
@@ -328,16 +331,3 @@ def _remark(who: str, failure: BaseException | None) -> str | None:
     except Exception:
         text = type(failure).__name__
     return f"{who} raised {clean(text, _REMARK_CHARS)}"
-
-
-def _state(answer: object) -> TransactionState:
-    """Return the answer as a state; None is UNKNOWN, as in Java.
-
-    Raises:
-        TypeError: the answer is neither a state nor None.
-    """
-    if answer is None:
-        return UNKNOWN
-    if isinstance(answer, TransactionState):
-        return answer
-    raise TypeError(f"a TransactionState is wanted, not {answer!r}")
