@@ -109,7 +109,7 @@ _ABOUT_US: Final = {
     "CERTIFICATE_UNKNOWN": "the server does not accept our certificate, or wants one (options "
     "tlsCert and tlsKey)",
     "CERTIFICATE_REQUIRED": "the server wants a client certificate (options tlsCert and tlsKey)",
-    "ACCESS_DENIED": "the server does not let our certificate in (option tlsCert)",
+    "ACCESS_DENIED": "the server denies access to our certificate (option tlsCert)",
 }
 """{TLS alert about the client certificate (RFC 8446, 6.2): explanation}"""
 _ABOUT_ALL: Final = {
@@ -160,7 +160,7 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
     if not answered:
         return f"the server closed the connection without an answer; {_SILENT}"
     return (
-        "the server closed the connection in the middle of it; it may want a client certificate "
+        "the server closed the connection during the handshake; it may want a client certificate "
         "(options tlsCert and tlsKey)"
     )
 

@@ -951,8 +951,8 @@ def _interrupted(future: SendFuture) -> Completion:
 
 def _lost() -> RequestTimeoutError:
     return RequestTimeoutError(
-        "no end of the request is known long after its deadline: the thread that drove it was "
-        "interrupted, or a callback keeps it"
+        "the request has not ended long after its deadline: the thread that drove it was "
+        "interrupted, or a callback blocks"
     )
 
 

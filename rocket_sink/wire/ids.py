@@ -167,8 +167,8 @@ def decode_recall_handle(text: str) -> RecallHandle:
         items = []
     if len(items) < 5 or items[0] != _VERSION:
         raise MessageError(
-            f"{text[:60]!r} is no recall handle; it is in the SendResult of a timed message that a "
-            "5.3 broker stored",
+            f"{text[:60]!r} is no recall handle; one is in the SendResult of a timed message that "
+            "a 5.3 broker has stored",
             code="INVALID_RECALL_HANDLE",
         )
     return RecallHandle(*items[1:5])

@@ -119,7 +119,7 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
         return frame.answer
     status = SEND_STATUS.get(frame.code)
     if status is None:
-        raise LocalProtocolError(f"the answer {frame.code} is no stored send")
+        raise LocalProtocolError(f"the answer {frame.code} does not say that a message is stored")
     get = (frame.ext or {}).get
     message_id = get("msgId")
     queue_id = _offset(get("queueId"))

@@ -46,7 +46,7 @@ def checked_text(what: str, text: str) -> str:
     """Return the text; raise RemoteProtocolError if it is not printable."""
     if not text.isprintable():
         raise RemoteProtocolError(
-            f"the name server tells a {what} with characters that cannot be printed: "
+            f"the name server sends a {what} with characters that cannot be printed: "
             f"{clean(text, 80)}; look for a broker that should not be there (mqadmin clusterList)"
         )
     return text
@@ -194,7 +194,7 @@ def _list(value: dict[str, Any], name: str, limit: int) -> list[Any]:
 
 def _optional(item: Any, name: str, kind: type) -> Any:
     if not isinstance(item, dict):
-        raise RemoteProtocolError(f"a part of the route is no JSON object: {name} expected in it")
+        raise RemoteProtocolError(f"a part of the route is no JSON object with the field {name}")
     value = item.get(name)
     if value is None or (isinstance(value, kind) and value is not True):
         return value

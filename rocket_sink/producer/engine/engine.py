@@ -235,7 +235,7 @@ class SendEngine:
         while self.pending and (deadline_s is None or self.clock() < deadline_s):
             self.drive()
         if self.pending:
-            self._abandon_pending(UnwrittenError("given up before it was sent: time is over"))
+            self._abandon_pending(UnwrittenError("given up before it was sent: the time is over"))
         return self.take()
 
     @property
@@ -460,9 +460,9 @@ class SendEngine:
 
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
         """Return the completion of an attempt after a defect in the handling of its end."""
-        _LOG.error("the end of a request at %s was not dealt with", attempt.address, exc_info=error)
+        _LOG.error("the end of a request at %s was not handled", attempt.address, exc_info=error)
         attempt.release()
-        text = f"an answer of {attempt.address or 'a broker'} was not dealt with: {error!r}"
+        text = f"an answer of {attempt.address or 'a broker'} could not be handled: {error!r}"
         cause = UnknownOutcomeError(text, topic=attempt.request.topic)
         cause.__cause__ = error
         token = attempt.request.token
