@@ -8,7 +8,7 @@ to the trace topic, and messages answered with TRACE_ON=false. As in Java, the t
 namespace, nor have topics and groups in a trace.
 
 `RequestTraces` sends the traces of a sample of one engine's requests (`traceSample`), each at once
-and oneway, so no request waits for a trace, and traces do not change a broker's latency.
+and oneway. So no request waits for a trace, and traces do not change a broker's latency.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ def _decided(
         raise TypeError(f"a TransactionState is wanted, not {state!r}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # Java does so; asyncio.CancelledError is not an Exception.
+    except BaseException as error:  # Java catches Throwable; CancelledError is no Exception.
         _LOG.exception(raised, message_id)
         return UNKNOWN, error
 

@@ -1,9 +1,9 @@
 """A client connection as a state machine: opaque ids, the request table, deadlines.
 
 The caller owns the socket and the clock. It writes the heads that the `send_*` methods return, each
-followed by its body, reports when a request is written (`mark_written`), passes received bytes
-(`receive_data`), and calls `expire` for requests whose deadlines have passed. Each request leaves
-the table exactly once: `Answered`, `Expired`, `Lost`, withdrawn, or oneway and written.
+followed by its body, and reports when a request is written (`mark_written`). It passes received
+bytes (`receive_data`), and calls `expire` when deadlines pass. Each request leaves the table
+exactly once: `Answered`, `Expired`, `Lost`, withdrawn, or oneway and written.
 
 Each connection has its own request table. Java has one for all connections, so that an answer on
 one connection can complete a request of another.

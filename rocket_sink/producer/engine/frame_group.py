@@ -89,7 +89,7 @@ class GroupAttempt(SendAttempt):
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
         """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
-        The new attempt has the group's queue and send time, and counts as in flight instead.
+        The new attempt has the group's queue and send time, and takes over places in flight.
         """
         last = index + 1 if last is None else last
         group = self.request.group

@@ -236,7 +236,7 @@ class ResponseHandler:
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
             # The attempt has used up the time in its wait for a certain answer, so extend the time
-            # for the next one. Do not do so for other errors: some of them do not count as
+            # for the next one. Other errors extend nothing, because some of them do not count as
             # attempts, and would repeat for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
