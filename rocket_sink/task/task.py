@@ -28,7 +28,7 @@ from rocket_sink.message_rules import check_no_system_topic, with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.producer.engine.limits import by_the_second, is_limited
+from rocket_sink.producer.engine.limits import is_limited, rate_limited_options
 from rocket_sink.routing.rate_limit import PROXY_BATCH
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused, validate
