@@ -1,6 +1,6 @@
-"""Notes of epochs, batch writes and queries that have been begun before.
+"""Notes by which an epoch, a batch write or a query is known to have begun before.
 
-A note of the kind `starts` is of one task attempt:
+A note of the kind `starts` belongs to one task attempt:
 
     <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
 
@@ -8,21 +8,21 @@ A task attempt writes its file before its first send and then reads the other fi
 The epoch may have left messages on the brokers if there is a file of another run (a restart), of
 another attempt of the partition (a task's retry) or of the stage, or if the query has begun a later
 epoch (its checkpoint was cut back). Otherwise nothing of the epoch was sent. Each run of a query
-has a generation, which is one above all that the run finds. If a later generation shows up, a
-second driver runs the query or this worker has outlived its driver, and it must stop.
+has a generation, one above those of the notes that it finds. If a task sees a later generation, a
+second driver runs the query or this worker has outlived its driver, and the task must stop.
 
-In the foreachBatch lane the driver notes the last epoch that it began (`epochs`). An epoch that
-died before Delta's commit left no rows in the ledger, so the next run takes its messages for
-possibly sent. A batch write is noted until it has ended well (`writes`); by its `appId` a
-repetition is known.
+In the foreachBatch lane the driver notes the last epoch that it began (`epochs`): an epoch that
+died before Delta's commit has no rows in the ledger, but may have sent messages. A batch write has
+a note (`writes`), by its `appId`, from its begin until it has ended well; a write that finds one
+repeats it.
 
 A note of the kind `queries` names the streaming query of an `appId`, which replaces Spark's query
 id in the ledger. Spark keeps its id in the checkpoint. If an `appId` comes with another id, the
 checkpoint was deleted or belongs to another query: epochs count from 0 again, and the ledger's rows
 of these epochs are about other data.
 
-A note of the kind `ends` exists while half messages of an epoch are committed, and stays if the
-committer is killed.
+A note of the kind `ends` exists while a process commits half messages of an epoch, and stays if the
+process is killed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _QUERIES: Final = "queries"
 _ENDS: Final = "ends"
 _KEPT: Final = 3
 """Number of epochs whose files are kept; the newest is enough to detect a cut-back checkpoint."""
-_PROCESSES_REMEMBER: Final = 64
+_CACHED_CLAIMS: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two looks for a later run: an object store takes some 50 ms to list a
 folder."""
@@ -236,7 +236,7 @@ def forget_tasks(place: LedgerPath, query_id: str) -> None:
         NoteStore(place, _STARTS).remove_folder(folder_part(query_id))
 
 
-@functools.lru_cache(maxsize=_PROCESSES_REMEMBER)
+@functools.lru_cache(maxsize=_CACHED_CLAIMS)
 def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
     """Note that the `appId` names this query of Spark's; checked once per process.
 
@@ -284,7 +284,7 @@ class CommitMarker:
 
     The holder of `ends_lock` writes the note before the first request, and removes it when the
     ledger has the epoch's end. A note that exists already says that some half messages may be
-    committed. Brokers commit a half message as often as they are asked.
+    committed. A broker that is asked again commits a half message again.
     """
 
     def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:
@@ -292,7 +292,7 @@ class CommitMarker:
         self._name = f"{folder_part(query_id)}~{epoch}"
 
     def begin(self) -> bool:
-        """Note durably that the epoch is about to end. Return False if that was noted before.
+        """Note durably that the epoch is about to end; return False if there was a note before.
 
         Raises:
             LedgerError: the ledger's folder cannot be written.
@@ -309,8 +309,8 @@ class CommitMarker:
             return True
 
     def remove(self) -> None:
-        """Remove the note: the ledger has the end. A note that remains only costs one query of the
-        brokers later."""
+        """Remove the note, because the ledger has the epoch's end. If it stays, brokers are only
+        asked once more."""
         with contextlib.suppress(OSError):
             NoteStore(self._place, _ENDS).remove(self._name)
 

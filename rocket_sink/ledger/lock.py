@@ -3,13 +3,13 @@
 On a local file system the kernel holds them (`private_file.FileLock`), elsewhere a file with
 its holder's name and a heartbeat (`Lease`).
 
-Fischer's algorithm takes a lease ("A fast mutual exclusion algorithm", Lamport 1987, credits it):
-write the own name where none is, wait for longer than any writer can need between its look and its
-write, and go on only if the name is still there. While it is held a thread writes the name again
-with the next number. A text that has not changed for the lease that it names is of a dead holder:
-its reader measures that on its own monotonic clock, so no two clocks are compared. A lease depends
-on that wait and on the heartbeats. If the folds' lock fails, Delta still commits only one of two
-folds with the same number.
+Fischer's algorithm takes a lease (Lamport credits it in "A fast mutual exclusion algorithm", 1987).
+A process that sees no holder writes its name, waits for longer than any writer needs between its
+look and its write, and has the lock if its name is still there. A thread of the holder then writes
+the name again and again, with a growing number. If the text stays the same for the lease time that
+it names, the holder is dead. Each reader measures this time on its own monotonic clock, so no two
+clocks are compared. If a writer needs longer, two processes may hold the lock; of two folds with
+the same number Delta still commits only one.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Lease:
     """
 
     _seen: ClassVar[dict[str, tuple[str, float]]] = {}
-    """{path: (text, time at which this process first saw it)}, so repeated looks without a wait add
-    up."""
+    """{path: (text, time at which this process first saw it)}. It outlives a `Lease`, so that short
+    tries add up to the lease time."""
     _guard: ClassVar[ForkLock] = ForkLock()
 
     def __init__(self, filesystem: fs.FileSystem, path: str, *, lease_s: float = LEASE_S) -> None:
@@ -136,7 +136,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # Even a live process may have lost its lease, in an outage of the store.
+        # A live process may have lost its lease too, by an outage of the store: measure the time.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)

@@ -1,13 +1,13 @@
 """The path of a ledger, as Spark names it and as pyarrow's file systems name it.
 
-A path without a scheme is local, whatever Spark's default file system is, so that tasks (pyarrow)
-and driver (Spark) cannot mean two places. pyarrow's file systems are imported where one is needed:
-the data source names a ledger in processes that live for one call (`spark.datasource`).
+A path without a scheme is local, whatever Spark's default file system is, so that it names one
+place for tasks (pyarrow) and driver (Spark). Functions import pyarrow's file systems, because the
+data source names a ledger in processes that live for one call (`spark.datasource`).
 
 If pyarrow cannot reach a place, Spark still reads the table and appends to it. Only the files
-beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` says why. Rows of such
-a ledger that Spark brings to the driver wait in a folder of the driver's user
-(`LedgerPath.driver_folder`).
+beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` says why. Then Spark
+brings the tasks' ledger rows to the driver, where they wait in a folder of the driver's user
+(`LedgerPath.driver_folder`) for the next fold.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class LedgerPath:
     """A ledger's table folder.
 
     Attributes:
-        uri: absolute, for Spark; `file:/...` of a local one (with more slashes Delta takes the
-            location for another one). Nothing in it is escaped, as Hadoop's paths have it.
+        uri: absolute, for Spark; `file:/...` if local (Delta takes `file:///...` for another
+            location). Nothing in it is escaped, as in Hadoop's paths.
         root: the folder in the terms of `filesystem()`.
         is_local: the folder is on a file system that appends, renames and locks.
         problem: the reason why pyarrow cannot reach the folder; empty if it can.
@@ -111,7 +111,7 @@ class LedgerPath:
 
     @property
     def remedy(self) -> str:
-        """Advice for an error text: a task or the driver cannot read or write in the folder."""
+        """Advice for the error of a task or driver that cannot read or write in the folder."""
         if self.is_local:
             return "let the users of driver and executors write to this folder, on every host"
         return _remedy(_scheme(self.uri))
@@ -272,9 +272,9 @@ def _remote(uri: str, storage: Properties) -> tuple[fs.FileSystem, str]:
         raise LedgerError(
             f"the ledger {uri} can have no files beside its table: pyarrow, by which tasks write "
             f"them, has no file system for {uri.partition(':')[0]}: (it has local folders, s3, gs, "
-            f"abfs and hdfs{_OSS_TOO if scheme == 'oss' else ''}). all lanes can use this "
-            "ledger, as long as Spark can, with delivery=at_least_once and without appId, "
-            "ordering=strict, onPendingKey=hold and ledgerVia=spool; backfills cannot",
+            f"abfs and hdfs{_OSS_TOO if scheme == 'oss' else ''}). All lanes can use this ledger "
+            "if Spark can, with delivery=at_least_once and without appId, ordering=strict, "
+            "onPendingKey=hold and ledgerVia=spool; backfills cannot",
             path=uri,
         )
     filesystem, root = store
@@ -289,15 +289,15 @@ _OSS_TOO: Final = (
 
 def _remedy(scheme: str) -> str:
     return (
-        f"of Spark's own settings it has spark.hadoop.fs.s3a.*, fs.oss.* and "
-        f"fs.azure.account.key.*, where the driver's session has them; else set "
+        f"it takes spark.hadoop.fs.s3a.*, fs.oss.* and fs.azure.account.key.* from the settings of "
+        f"the driver's session; if they are not set, set "
         f"{_SETTINGS.get(scheme, 'what it needs')} in the environment of the driver and, as "
         "spark.executorEnv.NAME, of the executors"
     )
 
 
 def _guessed_root(uri: str) -> str:
-    """Return the root that `from_uri` would return if the file system could be reached."""
+    """Return the root that pyarrow's `from_uri` would return if it reached the file system."""
     parts = urlsplit(uri)
     host = "" if _scheme(uri) in ("hdfs", "viewfs") else parts.netloc.partition("@")[0]
     return f"{host}{parts.path}".rstrip("/")

@@ -1,9 +1,8 @@
 """Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
 
-Dead letters, rows with everything that is needed to send them again, come in columns.
+Dead letters have everything that is needed to send them again; they come as whole columns.
 
-pyarrow.compute is imported where it is used: the processes that plan and commit a stream need none
-of it.
+Functions import pyarrow.compute, because processes that plan and commit a stream do not need it.
 """
 
 from __future__ import annotations
@@ -162,8 +161,8 @@ def in_flight_rows(
 ) -> pa.RecordBatch:
     """Return rows to append before the answers, so that a killed worker's sends show up.
 
-    `Ledger.sends` drops each once a row with the same task attempt and request is there; the
-    remaining ones are the unknown sends of attempts that died.
+    `Ledger.sends` leaves out such a row if the request's answer is there too. The other rows are
+    sends with an unknown outcome, of attempts that died.
     """
     values: dict[str, Any] = {
         "request": list(requests), "topic": topic, "message_count": list(message_count),
@@ -236,9 +235,9 @@ def confirmed_row(
     It has no `complete`, unlike the accounts of a task.
 
     Args:
-        num_input_rows: rows that Spark read from its sources; a filter makes the sink's fewer.
-        rows_in: rows that Spark handed to the sink's tasks, if known; the tasks' accounts must have
-            as many.
+        num_input_rows: rows that Spark read from its sources; the query may filter some of them.
+        rows_in: rows that Spark handed to the sink's tasks, if known; the sum of `rows_in` of the
+            tasks' accounts must be equal.
     """
     values = {"num_input_rows": num_input_rows, "rows_in": rows_in, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
@@ -268,7 +267,7 @@ def in_order(
     """Yield the rows with their place in the table's order.
 
     Args:
-        sequence: of their append (`appender.Append`).
+        sequence: the append's `Append.sequence`.
         file: number of their spool file in the fold. Rows of a file after the first 262,144 share
             the last place.
     """
@@ -314,7 +313,7 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _FILE_ROWS: Final = 1 << 18
-"""With 2^14 files in a fold at most, the places of one append are below 2^32."""
+"""Order numbers that each file of a fold gets: 2^14 files at most give less than 2^32 numbers."""
 _SEQUENCE: Final = LEDGER_SCHEMA.get_field_index(SEQUENCE)
 
 
@@ -364,7 +363,8 @@ def _millis(values: Sequence[int]) -> pa.Array:
 _BATCH_BYTES: Final = 64 * 1024 * 1024
 """Bodies per record batch: well under the 2 GiB that a binary array can hold."""
 _IGNORED: Final = frozenset({"order_by", "traceparent", "tracestate"})
-"""Columns of the row contract that `ordinal` and `properties` stand for."""
+"""Columns of the row contract that are not stored: `ordinal` keeps the order, and `properties` has
+the trace context."""
 _TEXTS: Final = ("first_error", "last_error")
 
 
@@ -456,8 +456,8 @@ def _one_each(keys: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(starts, keys.filter(present))
 
 
-def _count(given: Mapping[str, Any]) -> int:
-    lengths = {len(value) for value in given.values() if isinstance(value, pa.Array)}
+def _count(values: Mapping[str, Any]) -> int:
+    lengths = {len(value) for value in values.values() if isinstance(value, pa.Array)}
     if len(lengths) != 1:
         raise ValueError(f"dead letters need arrays of one length, not {sorted(lengths)}")
     return lengths.pop()
@@ -507,10 +507,10 @@ def _cuts(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     return cuts
 
 
-def _slice(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+def _slice(values: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {
         name: value.slice(start, stop - start) if isinstance(value, pa.Array) else value
-        for name, value in given.items()
+        for name, value in values.items()
     }
 
 

@@ -1,8 +1,8 @@
 """The ledger's one wide, append-only table; its pa.Schema and its Spark DDL from one definition.
 
-Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`). The
-other columns are null where their kinds do not use them. A dead letter's columns have the names
-of the row contract, so that a dead letter is a row that the sink takes again as it is.
+Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`).
+Columns that the row's kind does not use are null. A dead letter's columns have the names of the row
+contract, so the sink takes a dead letter as a row, without a change.
 """
 # ruff: noqa: E501 (one column per line: it is read as a table)
 

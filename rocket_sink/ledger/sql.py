@@ -71,34 +71,34 @@ class Scoped:
 
 
 def is_text(column: str, text: str, form: str = "{}") -> str:
-    """Return the condition that a column is this text; text that needs quotes becomes hexadecimal
-    digits."""
+    """Return the condition that a column has this text; a text with special characters is compared
+    in hexadecimal digits."""
     column = form.format(column)
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
         return f"{column} = '{text}'"
     return f"hex({column}) = '{text.encode().hex().upper()}'"
 
 
-def full_id(query: Query, given: str, path: str) -> str:
-    """Return the full id of a query; reports show its first characters only.
+def full_id(query: Query, start: str, path: str) -> str:
+    """Return the full id of the query whose id begins with `start`, as reports show it.
 
     Raises:
         LedgerError: no query, or several, have an id that begins so.
     """
-    begins = is_text("query_id", given, f"substr({{}}, 1, {len(given)})")
+    begins = is_text("query_id", start, f"substr({{}}, 1, {len(start)})")
     rows = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
     ids = sorted(rows.column("query_id").to_pylist())
-    if given in ids or len(ids) == 1:
-        return given if given in ids else str(ids[0])
+    if start in ids or len(ids) == 1:
+        return start if start in ids else str(ids[0])
     if ids:
         shown = ", ".join(clean(query_id, 60) for query_id in ids[:_IDS_SHOWN])
         raise LedgerError(
-            f"{len(ids)} queries of the ledger have ids that begin with {given!r}: {shown}"
+            f"{len(ids)} queries of the ledger have ids that begin with {start!r}: {shown}"
             f"{', ...' if len(ids) > _IDS_SHOWN else ''}; give more of the id",
             path=path,
         )
     raise LedgerError(
-        f"the ledger {path} has no rows of a query {given!r}; `rocket-sink ledger show epochs "
+        f"the ledger {path} has no rows of a query {start!r}; `rocket-sink ledger show epochs "
         "--json` lists whole ids",
         path=path,
     )

@@ -140,7 +140,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
     if "endpoint_override" in arguments:
         endpoint = f"{arguments['scheme']}://{arguments['endpoint_override']}"
     if endpoint:
-        # delta-rs prefers the variable that is for S3 alone.
+        # Set both names: the environment may have the one for S3, which delta-rs prefers.
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
     return {**options, **_PATIENCE, "AWS_CONDITIONAL_PUT": "etag"}
@@ -176,7 +176,7 @@ def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
 
 
 def _values(conf: Any, names: Iterable[str]) -> Properties:
-    """Return Hadoop properties, also of `hadoop.security.credential.provider.path`."""
+    """Return properties of Hadoop, also from `hadoop.security.credential.provider.path`."""
     properties = {}
     for name in names:
         value = conf.getPassword(name)

@@ -5,10 +5,10 @@ existing one, before it hands the sink to its tasks. The name travels with the s
 and a task looks for the file before its first send. A folder of the same path on a worker's own
 disk lacks this file; without the check, given-up rows would be lost there while the query succeeds.
 The same check proves that the task can write to the ledger. Otherwise the write would fail after
-the rows were sent, and each retry would send them again. Any driver's file will do, so two drivers
-that start on a new ledger at once need no agreement. Each task checks a local path; each worker
-process checks an object store once. The test of writing makes a folder (local) or an object, and
-removes it at once.
+the rows were sent, and each retry would send them again. The token of any driver proves the folder,
+so two drivers that start on a new ledger at once need no agreement. Each task checks a local path;
+each worker process checks an object store once. To test that it can write, it makes a folder
+(local) or an object, and removes it at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LedgerToken:
         name: name of the file; empty if the process that made the token cannot reach the driver's
             files (a Spark Connect client). Then the driver has made the table, which must be there.
         spools: tasks write spool files.
-        storage: how to reach the store, which only the driver's session knows.
+        storage: address and credentials of the store, which only the driver's session knows.
     """
 
     uri: str

@@ -13,7 +13,7 @@ partition belong to a `TableProducer`, whose send is one task.
 The SQL is common to Spark and DuckDB (`ledger.query.duckdb_reader`), so that a view has one
 definition for all readers.
 """
-# ruff: noqa: S608 (the texts are of our own names)
+# ruff: noqa: S608 (the SQL has our own names only)
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_the_others_say_why(
 ) -> None:  # fmt: skip
     with pytest.raises(Exception, match="pyarrow, by which tasks write them, has no file") as said:
         play(spark, cluster, store, tmp_path, lane, **more)
-    assert "all lanes can use this ledger" in str(said.value)
+    assert "All lanes can use this ledger" in str(said.value)
     if what:
         assert f"{what}: small files beside the table" in str(said.value)
     assert not cluster.messages("t")

@@ -288,7 +288,7 @@ def test_places(tmp_path, monkeypatch):
     weird = resolve_path("weird+scheme://x/y")
     assert (weird.uri, weird.root, weird.is_local) == ("weird+scheme://x/y", "x/y", False)
     assert weird.spools == (weird.driver_folder,) and "pyarrow" in weird.problem
-    with pytest.raises(LedgerError, match="all lanes can use this ledger"):
+    with pytest.raises(LedgerError, match="All lanes can use this ledger"):
         weird.filesystem()
     assert resolve_path("/a").spools == (resolve_path("/a"),) and not resolve_path("/a").problem
 

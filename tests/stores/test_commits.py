@@ -120,9 +120,9 @@ def test_a_checkpoint_sums_up_the_log(server: S3Server, place: LedgerPath) -> No
     assert rows_in(server, place) == {"q": 12 * ROWS}
     table = delta_rs.open_table(place)
     assert table is not None and table.transaction_version("q") == 11
-    assert delta_rs.is_told(place, table, "token-4", 4) is True
-    assert delta_rs.is_told(place, table, "token-4", 5) is False
-    assert delta_rs.is_told(place, table, "token", 0) is False
+    assert delta_rs.has_token(place, table, "token-4", 4) is True
+    assert delta_rs.has_token(place, table, "token-4", 5) is False
+    assert delta_rs.has_token(place, table, "token", 0) is False
 
 
 @pytest.mark.parametrize(("commits", "is_cut"), [(101, False), (12, True)])

@@ -1,6 +1,6 @@
-"""An append to the table: by delta-rs if it may, else by Spark's Delta (`begin_append`). With
-delta-rs, tasks or the driver write their rows into data files, and the driver commits the files.
-With Spark's Delta, Spark writes the rows."""
+"""An append to the table: by delta-rs if it may commit there, else by Spark's Delta
+(`begin_append`). With delta-rs, tasks or the driver write their rows into data files, and the
+driver commits the files. With Spark's Delta, Spark writes the rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from rocket_sink.ledger.transport.data_files import (
     FILES_DDL,
     DataFile,
     OverBatches,
-    told_files,
-    write_and_tell,
+    named_files,
     write_data_files,
+    write_files,
 )
 from rocket_sink.net import log
 
@@ -57,7 +57,7 @@ class Append(ABC):
     Attributes:
         sequence: number of its rows (`schema.SEQUENCE`).
         is_own: this append committed the transaction. False before the commit, if the table had the
-            transaction already, and with Spark's Delta, which does not tell.
+            transaction already, and with Spark's Delta, which does not tell who committed.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Append(ABC):
     ) -> list[dict[str, Any]]:
         """Return columns of the rows of kind `epoch` that `save` has appended.
 
-        The frame of results must not be used: a second action on it would send again.
+        Do not ask the frame of `save`: a second action on it would send the rows again.
         """
 
     @abstractmethod
@@ -146,7 +146,7 @@ class _ByDeltaRs(Append):
         self._files: list[DataFile] = []
 
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
-        return frame.mapInArrow(partial(write_and_tell, self.place, make), FILES_DDL)
+        return frame.mapInArrow(partial(write_files, self.place, make), FILES_DDL)
 
     def _save(self, made: DataFrame) -> None:
         if self._is_held:
@@ -155,7 +155,7 @@ class _ByDeltaRs(Append):
                 self.place.uri, self._app_id, self._version,
             )  # fmt: skip
             return
-        self._commit(told_files(made.collect()))
+        self._commit(named_files(made.collect()))
 
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         if not self._is_held:
@@ -201,12 +201,12 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """Return whether the log lacks its first commits, and remove later ones, which stand there
-        without them.
+        """Return whether the table's log was deleted during the append; if so, remove the commits
+        that were written after the deletion.
 
-        Spark's Delta knows the table's version from before the deletion, and in a store without
-        folders it writes the next commit, of which no reader can make a table. A client of Spark
-        Connect does not see the files of its server, so it cannot tell.
+        Spark's Delta goes on from the version that it has read. In a store without folders it
+        writes the next commit, from which no reader can build a table. A client of Spark Connect
+        does not see the files of its server, so it returns False.
         """
         if not is_classic(self._spark):
             return False
@@ -263,6 +263,6 @@ _ALL_SENT: Final = (
 def _proved(
     token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Refuse disks that executors do not share: files that tasks write there would be lost."""
+    """Check that this task has the driver's ledger, then make rows; other folders would be lost."""
     token.check()
     yield from make(batches)

@@ -1,12 +1,13 @@
-"""Access to the table by delta-rs: to open it, to read an epoch, and to commit. Each takes some
-milliseconds, and no Spark job. Only plain tables in local folders, seen from the driver, and on S3
-(`exclusive` says which) are accessed so. For others Spark's Delta knows the rules of a commit: a
-table's further features, and the other writers of a store.
+"""Access to the table by delta-rs: opening it, reading an epoch, committing. Each takes some
+milliseconds and no Spark job. delta-rs commits only to plain tables, in local folders that the
+driver sees and on S3 stores that `exclusive` accepts. To others Spark's Delta commits, which knows
+the tables' further features and the other writers of the store.
 
-delta-rs makes a commit's file by a link, or on S3 by a conditional write, which fails if the
-version exists. It then checks the other commit, and tries the next version unless they conflict.
-Spark's Delta looks and then renames (in a local folder, within microseconds) or writes (on S3),
-which is safe only within one JVM. So all changes to such a table while queries run are made here.
+delta-rs makes a commit's file by a link, or on S3 by a conditional write. Both fail if the version
+exists. Then delta-rs reads the other commit, and tries the next version unless the two conflict.
+Spark's Delta looks for the file and then renames (in a local folder, within microseconds) or
+writes (on S3), which is safe only within one JVM. So all commits to such a table go through
+delta-rs while queries run.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ _BACKUP: Final = (
     "in it"
 )
 _DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
-"""The path of a data file below the table; readers that decode paths or look for patterns in them
-read the same one."""
+"""Paths of data files below the table, in which no reader finds an escape or a pattern."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
@@ -84,13 +84,13 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 _read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
-"""The tables that `newest_for_readers` opened last, and the file of their last commit."""
+"""{(process, ledger): (identity of the last commit's file, table)} of `newest_for_readers`."""
 
 
 def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
     """Return the newest version, from a cache: opening a table takes time in proportion to its log.
-    Do not commit by this object, because a commit is checked against the version at which its table
-    was opened."""
+    Do not commit by this object: Delta checks a commit against the version that its table had when
+    it was opened."""
     key = os.getpid(), place
     last_commit, table = _read.get(key, (None, None))
     if table is not None and _last_commit(place, table) == last_commit:
@@ -102,8 +102,8 @@ def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
 
 
 def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
-    """Return an identity of the file of the table's last commit. None if the file is gone, or
-    another commit follows."""
+    """Return (version, time, size) of the table's last commit; None if its file is gone, or another
+    commit follows."""
     log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
     paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
     last, following = place.filesystem().get_file_info(paths)
@@ -157,9 +157,9 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
 
 
 def _spoilt_files(place: LedgerPath) -> list[str] | None:
-    """Return the checkpoints, and `_last_checkpoint`, without which a copy of the log can be read.
-    Returns an empty list if removing them does not help, and None if the whole copy can be read:
-    then the log is sound, and the store failed for a moment."""
+    """Return the files (`_last_checkpoint`, checkpoints) whose removal makes the log readable,
+    tried on a copy of it. The list is empty if no removal helps. None: the whole copy can be read,
+    so the log is sound and the store failed for a moment."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
     from pyarrow import fs
@@ -182,8 +182,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
             with contextlib.suppress(DeltaError):
                 DeltaTable(folder)
                 return None
-            # Try `_last_checkpoint`, whose name is the last, first: without its checkpoint it is
-            # useless.
+            # Remove `_last_checkpoint`, the last in order, first: it needs the checkpoints.
             sums.sort(reverse=True)
             for count, name in enumerate(sums, 1):
                 log_folder.joinpath(name).unlink()
@@ -239,7 +238,7 @@ def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
 
 
 def _has_log(place: LedgerPath) -> bool:
-    """Return whether the table has a log; pyarrow soon notices a missing or closed store.
+    """Return whether the table has a log. Ask a store by pyarrow, which fails sooner than delta-rs.
 
     Raises:
         LedgerError, OSError: the store cannot be read.
@@ -274,7 +273,7 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
     return version
 
 
-def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
+def has_token(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
     """Return whether a commit after the version `since` has this `token`; None if some of these
     commits are gone. delta-rs's `history` would read all commits and hold Python's lock meanwhile.
 
@@ -432,7 +431,7 @@ def commit(
     from deltalake.transaction import AddAction
 
     filesystem = place.filesystem()
-    # A store needs a request per file, so there one file tells whether the folder was deleted.
+    # Looking costs a request per file on a store; there one file tells of a deleted folder.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
     ledger_id, tries = table.metadata().id, 0
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:

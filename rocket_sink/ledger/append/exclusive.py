@@ -7,9 +7,9 @@ condition.
 
 Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes. If two drivers look at
 the same time, the second one overwrites the first one's commit, whose rows are then in no version
-of the table. S3A sends the condition only if the caller sets an option, which that log store does
-not, whatever `fs.s3a.performance.flags` says. So its commits are for one driver, and the log says
-so.
+of the table. S3A sends the condition only if the caller sets an option. That log store does not set
+it, whatever `fs.s3a.performance.flags` says. So only one driver may commit with it, and a warning
+says so.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PAUSES_S: Final = (1.0, 2.0, 4.0)
 """Pauses before the test of a store is repeated after an I/O error."""
 
 _warned: set[tuple[str, str]] = set()
-"""Applications and buckets of which the log says that only one driver may commit."""
+"""(application, bucket) pairs for which `warn_if_shared` has logged its warning."""
 
 
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
@@ -62,13 +62,13 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
             return _ask(spark, place)
         except Exception as error:
             if not _may_pass(spark, error):
-                _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
+                _LOG.info("cannot test whether %s refuses a second write: %s", place.uri, error)
                 return False
             if pause_s is None:
                 raise LedgerError(
-                    f"the store of the ledger {place.uri} cannot be asked now how it takes a "
-                    f"commit: {_java_text(error)}. Nothing was sent; try again. The driver needs "
-                    "to write below the ledger's _tries",
+                    f"cannot test now whether the store of the ledger {place.uri} refuses a second "
+                    f"write: {_java_text(error)}. Nothing was sent; try again. The driver needs to "
+                    "write below the ledger's _tries",
                     path=place.uri,
                 ) from error
             time.sleep(pause_s)

@@ -24,10 +24,10 @@ _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 
 
 class LedgerFollower:
-    """Reads the files that commits add.
+    """Reads the rows of the files that commits add.
 
-    Files that OPTIMIZE wrote anew have no new rows and are passed over. A commit is read once it
-    is there whole; its log file is kept for six hours.
+    Files that OPTIMIZE wrote have no new rows and are skipped. Delta keeps a commit's log file for
+    six hours, so a reader that pauses for longer misses commits.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LedgerFollower:
         Args:
             columns, kinds: the columns and kinds of rows to read.
             since: the version before the first one that is read; None: the newest version now.
-            skips_gone: skip files that VACUUM has removed; OPTIMIZE wrote their rows anew.
+            skips_gone: skip files that VACUUM has removed after OPTIMIZE copied their rows.
 
         Raises:
             LedgerError: pyarrow has no file system for the ledger.

@@ -1,6 +1,6 @@
-"""A test for hard links, which keep Delta's commits to a local table apart. A link fails if the
-name is taken; a rename does not. On a file system without hard links (blobfuse, some FUSE and SMB
-mounts, FAT), one of two drivers would overwrite the other's commit."""
+"""A test for hard links, by which delta-rs makes each version of a local table only once. A link
+fails if the name is taken; a rename does not. On a file system without hard links (blobfuse, some
+FUSE and SMB mounts, FAT), one of two drivers would overwrite the other's commit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_links(folder: str) -> None:
 
 
 def _file_system(place: Path) -> str:
-    """Return the type and the mount point of a folder's file system, if they are known."""
+    """Return a phrase for an error: a folder's file system with type and mount point, if known."""
     mounts: list[tuple[str, str]] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()

@@ -1,7 +1,6 @@
 """Creation of the Delta table, checks at each use, and questions about its commits. The ledger's id
 is Delta's own id of the table. It names the folds in Delta's transaction log, so a new table never
 skips rows because of its predecessor's folds.
-
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rocket_sink.ledger.append.delta_rs import (
     create_table,
     damaged,
     data_files,
-    is_told,
+    has_token,
     last_version,
     newest_for_readers,
     open_any,
@@ -279,11 +278,11 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
-    """Return whether a commit after `version` has the fold whose manifest has this token; None if
-    the log does not reach back so far."""
+    """Return whether a fold is in the table: a commit after `version` has its manifest's token.
+    None if the log does not reach back so far."""
     table = open_direct(spark, place)
     if table is not None:
-        return is_told(place, table, token, version)
+        return has_token(place, table, token, version)
     commits = table_version(spark, place) - version
     if commits <= 0:
         return False
@@ -327,11 +326,10 @@ def check_not_ahead(
 
 
 def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
-    """Make the table if needed, set its version, and return it. Several queries may start on one
-    ledger. A change of the table's version makes every running append fail, that of `write_batch`
-    after its sends. So one process at a time checks and changes it, under a lock. Without a lock (a
-    file system that pyarrow does not know, or another host), Delta accepts one change and the
-    others read the table again."""
+    """Make the table if needed, set its schema version, and return its identity. Several queries
+    may start on one ledger. Setting the version makes every running append fail, that of
+    `write_batch` after its sends. So one process at a time checks and sets it, under a lock. If
+    pyarrow cannot lock there, Delta accepts one change and the others read the table again."""
     # The import is here because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 
@@ -559,9 +557,9 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
 
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
-    """Let executors check the folder once per session, before Spark's tasks read the table's log:
-    those would fail with a missing file and no reason. Executors that start later are checked by
-    their tasks.
+    """Let executors check the folder once per application, before Spark's tasks read the table's
+    log: without the folder these fail by a missing file that explains nothing. Executors that start
+    later check it in their tasks.
 
     Raises:
         LedgerError: an executor has another folder, or cannot write; says what to change.
@@ -588,8 +586,8 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether delta-rs commits to a table on a store; decided once per application. If
-    pyarrow does not reach the store, a later call tries again.
+    """Return whether delta-rs commits to a table on a store; decided once per application. While
+    pyarrow does not reach the store, the answer is False and a later call tries again.
 
     Raises:
         LedgerError: the store cannot be asked now.

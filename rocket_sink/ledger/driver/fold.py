@@ -136,7 +136,7 @@ _AT_ONCE: Final = 8
 DRIVER_BYTES: Final = 32 * 1024 * 1024
 """Limit of bytes that the driver reads itself, because starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
-"""Spool bytes per task of a fold that is read by tasks; Parquet makes about a tenth of it."""
+"""Spool bytes that a task of a fold reads; as Parquet they are about a tenth."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
 FOLD_BYTES: Final = 16 * 1024**3
 """Limit of an append's bytes, beside `FOLD_FILES`; further files go into the next append."""
@@ -213,7 +213,7 @@ def fold(
         lock = LedgerLock(spool)
         if not lock.acquire(wait_s):
             return replace(summary, busy=True, holder=lock.holder())
-        # The file system follows no links, because somebody else may have put them there.
+        # The file system refuses links, which somebody else may have put there.
         refused = failing(f"cannot fold the ledger {place.uri}", place.uri, "", (PermissionError,))
         try:
             with refused:
@@ -233,8 +233,8 @@ _ENDED_S: Final = 5.0
 
 
 def await_ended_queries(spark: SparkSession) -> None:
-    """Wait, for some seconds at most, for Spark's last events of queries that have ended. Returns
-    at once if no query of this process that writes to a ledger has just ended."""
+    """Wait, for some seconds at most, for Spark's last events of this process's queries that have
+    just ended; return at once if there are none."""
     if not is_classic(spark):
         return
     for folder in list(spark.sparkContext.__dict__.get(FOLDERS, {}).values()):
@@ -297,7 +297,7 @@ class _Folder:
                 self._complete(manifest)
                 self._add(recovered=1)
                 folded_paths.update(manifest.paths(self._spool))
-            else:  # The table of that manifest is gone; this table has none of its rows.
+            else:  # The manifest's table was deleted, and this one has none of its rows.
                 self._notes.remove(manifest.name)
         files = [info for info in files if info.path not in folded_paths]
         self._step("listed")
@@ -350,10 +350,10 @@ class _Folder:
         return self._driver_reads or manifest.bytes <= DRIVER_BYTES
 
     def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
-        """Return the manifest without files that cannot be folded; damaged files are set aside.
+        """Return the manifest without the files that cannot be folded, and set damaged ones aside.
 
-        A manifest that is not committed may change. It is written anew before files are set aside,
-        so it never names a missing file.
+        Write the manifest anew before files are moved, so it never names a missing file. It may
+        change because its fold is not committed yet.
         """
         if not wrong:
             return manifest
@@ -380,10 +380,10 @@ class _Folder:
             return dict(zip(paths, pool.map(partial(_rows_or_fault, self._fs), paths), strict=True))
 
     def _faults(self, manifest: Manifest) -> dict[str, _Fault]:
-        """Return the faults of files by path, found by tasks.
+        """Let tasks read the files, and return the faults by path.
 
-        Tasks read each file twice: a file may be larger than memory, so its first rows are appended
-        before its end is read.
+        Tasks read each file twice, here and for the append: a file may be larger than memory, so
+        its first rows are appended before its end is read.
         """
         tasks, read = self._tasks(manifest.paths(self._spool), _fault_rows)
         return {
@@ -441,7 +441,8 @@ class _Folder:
         return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """Check whose fold Delta accepted: on a store, rarely, two processes hold the lock."""
+        """Raise unless Delta accepted this manifest's fold. Rarely, a store's lock has two holders,
+        and both append under one number."""
         if self._spool.is_local:
             return
         is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
@@ -449,8 +450,8 @@ class _Folder:
             return
         path = self._notes.where(manifest.name)
         text = (
-            f"two folds of the ledger {self._place.uri} ran at once and the other one had the "
-            f"number {manifest.number}; delete {path} and fold again, the rows are safe"
+            f"two folds of the ledger {self._place.uri} ran at once, and the other one took the "
+            f"number {manifest.number}; delete {path} and fold again: no row is lost"
         )
         if is_ours is None:
             text = (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 FULL_SYNC_WAIT_S: Final = 300.0
-"""A fold of many files takes minutes."""
+"""Longest wait of `sync_fully` for another process's fold; a fold of many files takes minutes."""
 
 _LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_TASKS: Final = 32
@@ -56,10 +56,10 @@ class Ledger:
 
     `spark.read.format("delta").load(path)` reads the same table; the views here know which rows
     count. They read folded rows only: call `sync` first for the rows that tasks wrote since. The
-    comments of the columns explain `partition`, `attempts` and others.
+    table has comments on its columns, which explain `partition`, `attempts` and others.
 
     Every method that reads raises:
-        LedgerError: no ledger there, a Delta table that is none, or another schema version.
+        LedgerError: no ledger there, another Delta table, or another schema version.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,8 +67,7 @@ class Ledger:
 
     @property
     def path(self) -> str:
-        """The table's folder; absolute, because workers would take a relative path for another
-        folder."""
+        """The table's folder; absolute, because a relative path is another folder for a worker."""
         return self._place.root if self._place.is_local else self._place.uri
 
     @property
@@ -98,26 +97,25 @@ class Ledger:
         return table_version(spark, self._place)
 
     def exists(self, spark: SparkSession | None = None) -> bool:
-        """True when a table is there; without a session only the folder is looked at."""
+        """Return whether a table is there; without a session, whether its log folder is there."""
         if spark is not None:
             return is_table(spark, self._place)
         log = f"{self._place.root}/{LOG_FOLDER}"
         return bool(self._place.filesystem().get_file_info(log).type.name == "Directory")
 
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
-        """Fold all finished spool files in.
+        """Move the rows of all finished spool files into the table; there may be none.
 
-        After a query of this process has ended, also note that Spark has confirmed its last epochs.
-        An empty spool is no error.
+        If a query of this process has just ended, first wait for Spark to confirm its last epochs.
         """
         await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
-        """Sync, and raise an error unless all rows of tasks are in the table.
+        """Do as `sync`, but raise an error instead of reporting `busy`.
 
         Raises:
-            LedgerError: another fold had the lock all the time.
+            LedgerError: another fold had the lock for `wait_s`.
         """
         wait_s = FULL_SYNC_WAIT_S if wait_s is None else wait_s
         summary = self.sync(spark, wait_s=wait_s)
@@ -130,7 +128,7 @@ class Ledger:
         return summary
 
     def unfolded_epochs(self) -> int:
-        """Count the epochs of which some rows are not in the table yet."""
+        """Return the number of epochs with rows that are not in the table yet."""
         return len(spooled_epochs(self._place))
 
     def quarantined(self) -> list[str]:

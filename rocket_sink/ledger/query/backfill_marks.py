@@ -1,19 +1,19 @@
-"""Records of a backfill for other processes: its claim, marks, and letters settled since.
+"""Records of a backfill for other processes: its claim, its marks, and dead letters that were
+settled after its plan.
 
-Marks are written around each chunk of dead letters, before and after; a dead letter that was stored
-has a resolution instead of the second one. So the next backfill knows what a killed one may have
-sent, and asks the brokers about just these. It can also leave a dead letter alone that fails again
-and again.
+A backfill writes a mark for each dead letter before it sends a chunk, and another afterwards; a
+dead letter that was stored gets a resolution instead of the second mark. So the next backfill knows
+which dead letters a killed one may have sent, and asks brokers about these only. It can also leave
+alone a dead letter that fails again and again.
 
 Two backfills at once would both send the same dead letters. A driver takes the ledger's lock
 `backfill` before it plans and keeps it to its end. A dead driver's lock is free at once (local), or
 when its heartbeats stop. A driver that was wrongly taken for dead, and workers that outlive a
-killed driver, learn of a new claim from a note with its token: tasks read the note before they
-send, and then send nothing more.
+killed driver, must not send either: tasks read a note with the claim's token before they send, and
+stop if it is not theirs.
 
-A task may begin hours after its backfill was planned, and dead letters may have been parked since.
-The commits after the plan's version are few: their files are read (`follower`). Rewrites of files
-settle nothing, and are passed over.
+A task may begin hours after its backfill was planned, and somebody may have parked dead letters
+since. So it reads the files of the few commits after the plan's version (`follower`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ClaimCheck:
         self._looked_s: float | None = None
 
     def __call__(self) -> None:
-        """Called before each chunk of dead letters; looks once a second.
+        """Check the claim before a chunk of dead letters is sent, at most once a second.
 
         Raises:
             LedgerError: another backfill has the claim; this one must send nothing more.

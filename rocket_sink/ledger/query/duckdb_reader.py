@@ -64,11 +64,11 @@ _SPARKS: Final = (
     # DuckDB's own max_by skips rows whose x is null.
     "CREATE MACRO max_by(x, y) AS arg_max_null(x, y)",
 )
-"""Definitions of Spark's functions under their names in Spark."""
+"""Statements that define Spark's functions in DuckDB, by their names in Spark."""
 
 
 _TABLES: Final = frozenset({"accounts", "died_in_flight"})
-"""Views that many other views name: their rows are computed once. They have few rows."""
+"""Views with few rows that many other views read; they become tables, computed once."""
 _ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
 
 
@@ -205,8 +205,8 @@ def _readable(path: str) -> Iterator[None]:
 def _source_of(kind: str, paths: list[str]) -> str:
     """Return the table function for the rows of one kind in its own columns.
 
-    The schema is given, so that DuckDB need not open all files to find it. Other writers may leave
-    out columns of nulls.
+    It names the schema, so DuckDB need not open all files to learn it, and takes columns of nulls
+    for those that another writer left out.
     """
     names = _names_of(kind)
     columns = ", ".join(
@@ -271,7 +271,7 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
-    """Open the ledger at a path; return None if only Spark can read it, or its error.
+    """Open the ledger at a path; return None if Spark must read it, or say what is wrong with it.
 
     Spark is needed without the extra `fast`, on a remote file system, and in a folder whose name
     delta-rs may read differently; also if there is no table, or a table that is foreign, of another

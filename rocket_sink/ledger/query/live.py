@@ -1,10 +1,9 @@
 """The new rows of a growing ledger, for a terminal that shows a run, and for metrics.
 
 `LiveFigures` sums the new rows: stored and failed messages, and the state of the brokers. `observe`
-makes metrics of them, by OpenTelemetry, for the ledgers that this driver folds. Without an SDK
-nothing is read: OpenTelemetry asks for values when a reader collects them, and only then are the
-ledger's new rows read. So the metrics cover the tasks of all hosts, and are at most as old as the
-last fold (`foldIntervalMs`).
+makes metrics of them, by OpenTelemetry, for the ledgers that this driver folds. The ledger's new
+rows are read when an OpenTelemetry reader collects values, so never without an SDK. The metrics
+cover the tasks of all hosts, and are at most as old as the last fold (`foldIntervalMs`).
 """
 
 from __future__ import annotations
@@ -117,8 +116,8 @@ class LiveFigures:
     threads. Set `run_id` to leave out the rows of other runs and queries.
 
     Args:
-        standing: asks the views; called when their figures may have changed. None: they are not
-            known.
+        standing: queries the views; called when their figures may have changed. None: `standing`
+            stays empty.
     """
 
     def __init__(self, place: LedgerPath, standing: Callable[[], Standing] | None = None) -> None:
@@ -172,7 +171,7 @@ class LiveFigures:
         elif kind == ISOLATION:
             for broker, cause, until in _values(rows, "broker_name", "cause", "isolated_until"):
                 self._add_isolation(broker, cause, until)
-        # A dead letter counts once its attempt is known to count.
+        # Accounts (EPOCH) tell which attempts count, and so which dead letters are pending.
         self._is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
 
     def _add_accounts(self, rows: pa.Table) -> None:
@@ -242,7 +241,7 @@ def _pending_by_reason(query: Query) -> dict[str, int]:
 
 
 def _latencies(rows: pa.Table) -> Counter[int]:
-    """Count the answers' latencies by class, as reports have them."""
+    """Return {latency class: messages} of the answers, counted as reports count them."""
     counts: Counter[int] = Counter()
     frames = rows["frames"].to_numpy()
     alone = np.isnan(frames) if frames.dtype.kind == "f" else np.zeros(len(frames), bool)
@@ -255,9 +254,9 @@ def _latencies(rows: pa.Table) -> Counter[int]:
     return counts
 
 
-def _count(found: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]) -> None:
+def _count(counts: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]) -> None:
     for class_, weight in zip(latency_class(ms).tolist(), weights.tolist(), strict=True):
-        found[class_] += weight
+        counts[class_] += weight
 
 
 def _sum(column: pa.ChunkedArray) -> int:

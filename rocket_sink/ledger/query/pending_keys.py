@@ -4,17 +4,16 @@ A note of the kind `pending` is {topic: [keys]} of one task attempt, by the name
 
     <query>~<epoch>~<partition>~<run>.<task attempt>.<unique>
 
-A task attempt that gave up messages of sharding keys writes its keys before its end; the tasks of
-later epochs, and of other queries with this ledger, read all such files when they begin: one
-listing, of an empty folder as a rule. A complete attempt removes the files of earlier attempts,
-because it has the same rows. A driver releases keys of attempts that do not count, and keys without
-a pending dead letter (`release`). It does so after each fold, and before each epoch of the
-foreachBatch lane. It only looks at files of attempts that are in the ledger, so keys of dead
-letters on their way stay held.
+A task attempt that gave up messages with sharding keys notes these keys before its end. Tasks of
+later epochs, and of other queries with this ledger, read all notes when they begin (one listing,
+usually of an empty folder). A complete attempt removes the notes of earlier attempts at its task,
+because it has handled the same rows. A driver releases keys after each fold, and before each epoch
+of the foreachBatch lane (`release`): those of attempts that do not count, and those without a
+pending dead letter. Keys of an attempt that is not in the ledger yet stay held.
 
 Rows that were refused for their content (reason `data`) hold no key, because they are never sent as
-they are. Rows that were held back (`held_back`) hold their keys only behind a dead letter that was
-given up and counts: otherwise keys of an attempt that never counts would hold themselves for ever.
+they are. Rows that were held back (`held_back`) hold their key only if another dead letter of the
+key was sent, failed and counts. Otherwise they would hold their own key for ever.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class _Note(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Query, epoch and partition: equal for all attempts at a task."""
+        """Query, epoch and partition, which all attempts at a task share."""
         return self.query, self.epoch, self.partition
 
     @property
@@ -121,9 +120,8 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
 
 
 def release(spark: SparkSession, place: LedgerPath) -> int:
-    """Release the keys that need not be held any more; return the number of removed files. While no
-    key is held this costs one listing; otherwise also a listing of the spool and three queries of
-    the ledger.
+    """Release the keys that need not be held any more; return the number of removed notes. This
+    costs one listing; while keys are held, also a listing of the spool and three queries.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -205,9 +203,9 @@ class _Attempts:
             self._counts[attempt] = row["counts"]
 
     def knows(self, note: _Note) -> bool:
-        """Return whether the table has the note's attempt, and so its dead letters if they count.
+        """Return whether the table has the note's attempt, with its dead letters.
 
-        Another attempt at its task is not enough: the note's attempt may be newer.
+        Another attempt at the same task is not enough: the note's attempt may be newer.
         """
         return note.attempt in self._counts or self._is_past(note)
 
@@ -216,15 +214,14 @@ class _Attempts:
         return not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:
-        """Return whether later epochs are folded; this epoch's file may have been unreadable."""
+        """Return whether later epochs are in the table, and this epoch has no file in the spool."""
         is_left = (note.query, str(note.epoch)) in self._unfolded
         return not is_left and self._last.get(note.query, note.epoch) > note.epoch
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the keys with a pending dead letter, and with a dead letter (settled or not) that was
-    sent and failed or was refused by the broker. Rows that were refused before the send hold no
-    key."""
+    """Return the keys that have a pending dead letter, and also one (settled or not) whose send
+    failed or that a broker refused. Rows that were refused before the send hold no key."""
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (

@@ -1,10 +1,10 @@
-"""A report as one page: everything in one file, nothing loaded from anywhere.
+"""A report as one HTML file that loads nothing from a network.
 
-Charts are drawn by Vega-Lite, whose marks have labels for screen readers and whose expressions run
-without `eval`; its bundle for browsers comes with the package vl-convert-python (0.9 MB of the
-page). plotly's package has only the whole library, 4.8 MB, and no package keeps up with ECharts.
-Without that package the page has all tables and no chart. The page's policy (CSP) forbids every
-request. Texts of the network are data: JSON here, set as text by `page.js`.
+Vega-Lite draws the charts: its marks have labels for screen readers and its expressions run without
+`eval`. Its bundle for browsers comes with the package vl-convert-python (0.9 MB of the page);
+without the package the page has all tables and no chart. (plotly's package has only the whole
+library, 4.8 MB, and no package keeps up with ECharts.) The page's policy (CSP) forbids every
+request. Texts from brokers and rows reach `page.js` as JSON, and it sets them as text.
 """
 
 from __future__ import annotations

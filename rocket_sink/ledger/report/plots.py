@@ -87,7 +87,7 @@ _WIDTH: Final = 640
 
 
 def over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
-    """Draw the sums of a column of the series `name`, by time and by the column `colour`."""
+    """Draw the sums of the column `amount` of a series, by time and by the column `colour`."""
     alt = _altair()
     chart: altair.Chart = (
         _chart()(_data(series, name, end=True))
@@ -112,7 +112,7 @@ def _offline(kind: type[Any]) -> type[Any]:
             library = chart_library()
             if forms is None or not library:
                 return bundle
-            # altair's own page would make Vega's bundle anew, which takes seconds a chart.
+            # altair would build Vega's bundle for each chart, which takes seconds.
             specification = self.to_json(indent=None).replace("<", "\\u003c")
             page = (
                 f'<div id="chart"></div><script>{library}\n</script>'

@@ -1,10 +1,10 @@
 """Reads a report's figures from a ledger: queries over its views (`ledger.views`).
 
-Sums are made where the data is, by Spark or by DuckDB (`ledger.query.duckdb_reader`); the result is
-as small as the report, however many rows there are. Percentiles come from histograms: counts of
-rows per class of latency add up over any number of rows, and both engines make the same.
+Spark or DuckDB (`ledger.query.duckdb_reader`) makes the sums, so the result is as small as the
+report, however many rows there are. Percentiles come from histograms, counts of rows per class of
+latency, which both engines count alike.
 """
-# ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
+# ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from rocket_sink.ledger.tune.suggest import tune
 from rocket_sink.ledger.tune.values import FEWEST
 
 _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
-"""Condition of a failed epoch of a `TableProducer`, whose place no other epoch takes."""
+"""Condition of a failed send of a `TableProducer`; no later attempt takes its place."""
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
@@ -54,7 +54,7 @@ def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, isolations: int = 50,
     errors: int = 10, unfolded_epochs: int = 0, quarantined_files: int = 0, series: bool = False,
 ) -> Report:  # fmt: skip
-    """Make a report by any runner of queries; `epochs`, `isolations`, `errors` limit the lists.
+    """Make a report with any reader of the views; `epochs`, `isolations`, `errors` limit the lists.
 
     Args:
         series: include the figures of the page: charts, and sends under other settings.
@@ -143,7 +143,7 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
 
 
 def _last_at(read: Scoped) -> dt.datetime | None:
-    """Return the start of the last attempt at any broker; the attempt may be unfolded."""
+    """Return the start of the last attempt at any broker, also of attempts not folded yet."""
     (row,) = read(
         f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
     )
@@ -168,12 +168,12 @@ _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
-"""Outages are looked for at so many brokers, those with the most failed attempts."""
+"""Number of brokers, those with the most failed attempts, that are searched for outages."""
 _OUTAGES: Final = 50
-"""The report shows so many outages, the latest ones."""
+"""Number of outages that the report shows, the latest ones."""
 _FEW: Final = 20
-"""Least number of requests that other brokers stored meanwhile; with fewer, the broker may only not
-have had its turn."""
+"""Number of requests that other brokers must have stored meanwhile; after fewer, perhaps no request
+was meant for this broker."""
 _ONE_OUTAGE_US: Final = 10_000_000
 """Failures closer than this belong to one outage, even with stored messages in between."""
 
@@ -258,9 +258,9 @@ def _stored_elsewhere(absence: Absence) -> str:
 
 
 def successors(read: Scoped) -> list[Successor]:
-    """Return streaming queries that may be earlier ones whose checkpoints were deleted.
+    """Return streaming queries that may continue an earlier one whose checkpoint was deleted.
 
-    A query without `appId` has Spark's id, which its checkpoint keeps.
+    The id of a query without `appId` is Spark's, which is lost with the checkpoint.
     """
     rows = read(
         f"""SELECT b.query_id, max_by(a.query_id, a.last_at) AS earlier, b.topic,
@@ -273,8 +273,8 @@ def successors(read: Scoped) -> list[Successor]:
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
-    """Return pending dead letters with keys, by the broker that they wait for, even if older than
-    the scope."""
+    """Return the pending dead letters with keys, by the broker that they wait for. The broker of a
+    key also comes from letters outside of the scope."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
             min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden
@@ -291,7 +291,8 @@ def _waiting(read: Scoped) -> list[WaitFigures]:
 
 
 def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
-    """Count isolations once: an executor's workers share brokers' state and may all note one."""
+    """Return the number of isolations and the last ones. Workers of an executor share the brokers'
+    state, so an isolation that several of them noted counts once."""
     rows = read(
         f"""SELECT *, count(*) OVER () AS _total FROM (
             SELECT broker_name AS broker, topic, cause, max(latency_ms) AS latency_ms,
@@ -331,8 +332,8 @@ def _isolation_sums(read: Scoped) -> list[IsolationSums]:
 
 
 def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
-    """Return the dead letters, also of attempts that do not count; count an exported letter
-    once."""
+    """Return the dead letters by reason and error, also those of attempts that do not count. Count
+    an exported letter once."""
     rows = read(
         f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
             count(*) AS letters, count(p.pending_id) AS pending,

@@ -1,9 +1,9 @@
 """Series for the charts of a report's page: sums by time, broker, topic and queue.
 
-Each list is as long as the page may be, however many rows the ledger has: time is cut into at most
-`_STEPS` steps, and each step keeps the epochs and attempts that failed or took longest.
+Each list has a limit, however many rows the ledger has: time is cut into at most `_STEPS` steps,
+and each step keeps the epochs and attempts that failed or took longest.
 """
-# ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
+# ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
 
 
 def _most(read: Scoped, column: str, text: str, most: int) -> str:
-    """Return the term for the column's text; of more than `most` values only the most frequent
-    stay."""
+    """Return the term for the column's text. If there are more than `most` values, the term keeps
+    the most frequent ones and calls the others `_OTHERS`."""
     rows = read(
         f"SELECT {column} AS name, count(*) AS requests FROM answered WHERE {read.where} "
         f"GROUP BY 1 ORDER BY requests DESC, name LIMIT {most + 1}"
@@ -149,7 +149,8 @@ def _rows(read: Scoped, select: str) -> list[tuple[Any, ...]]:
 
 
 def _cells(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
-    """Count attempts per cell; a row without a frame stands for waits of a strict queue."""
+    """Return the sums per step, broker, topic and outcome; a row without bytes on the wire is a
+    wait of a strict queue."""
     frames = "coalesce(frames, 1)"
     wait = f"coalesce(queue_wait_ms, 0) * {frames}"
     spent = {
@@ -192,9 +193,9 @@ def _latencies(
     return _percentiles(by_step), _percentiles(by_topic)
 
 
-def _percentiles(found: dict[Any, list[tuple[int, float, float]]]) -> list[tuple[Any, ...]]:
+def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> list[tuple[Any, ...]]:
     rows = []
-    for key, classes in sorted(found.items()):
+    for key, classes in sorted(groups.items()):
         classes.sort()
         longest = max(most for _, _, most in classes)
         counts = [(number, weight) for number, weight, _ in classes]
@@ -205,7 +206,8 @@ def _percentiles(found: dict[Any, list[tuple[int, float, float]]]) -> list[tuple
 
 
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
-    """Count given-up and settled letters per step; a taken-back letter counts only if sent."""
+    """Count given-up and settled letters per step; a settlement that was taken back counts only if
+    the letter was sent."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
             SELECT letter_id, resolution, at, sequence AS _order,
                 max(CASE WHEN resolution = '{UNPARKED}' THEN sequence END)
@@ -284,7 +286,7 @@ def _behind(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any,
 
 
 def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
-    """Return the first failure of each step, broker and error."""
+    """Return the first failures of each step, broker and error."""
     return _rows(
         read,
         f"""SELECT CAST(unix_micros(at) / 1000 AS BIGINT) AS at_ms, step, broker,
@@ -302,7 +304,7 @@ def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[An
 
 
 def _epochs(read: Scoped, behind: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the epochs that the page names or that do not add up, up to a limit."""
+    """Return the epochs that `behind` names, and those that do not add up, up to a limit."""
     numbers = sorted({row[4] for row in behind})
     named = f"epoch IN ({', '.join(map(str, numbers))})" if numbers else "false"
     rows = _rows(

@@ -1,7 +1,5 @@
-"""A report and how it is shown: as tables by rich for terminals and notebooks, as a page.
-
-The verdict stands before all figures.
-"""
+"""A report, shown as tables in terminals (by rich) and notebooks, or as a page; its verdict comes
+before all figures."""
 
 from __future__ import annotations
 
@@ -30,8 +28,6 @@ class Report(Figures):
     """A report: its figures, and how they are shown.
 
     `series` (the page's charts) and `tuning` (sends under other settings) are set on request.
-
-    `as_dict` is for JSON; rich consoles and notebooks show the tables below.
     """
 
     series: Series | None = None
@@ -113,7 +109,7 @@ class Report(Figures):
 
 
 _WIDE: Final = 110
-"""Columns of a console from which on tables have all of their columns."""
+"""Width in characters from which on a console shows all columns of a table."""
 _EXAMPLE_SHOWN: Final = 160
 """Number of characters shown of an example: the reason may follow a long first sentence."""
 

@@ -41,7 +41,7 @@ class BrokerFigures:
 
     @property
     def not_acked(self) -> int:
-        """Attempts without an acknowledgement, degraded or not."""
+        """Attempts with neither a full nor a degraded acknowledgement."""
         return self.requests - self.outcomes.get("acked", 0) - self.degraded
 
 
@@ -245,7 +245,7 @@ class Figures:
     successors: list[Successor] = field(default_factory=list)
     isolated: list[IsolationSums] = field(default_factory=list)
     last_at: dt.datetime | None = None
-    """Start of the last attempt at any broker; the attempt may be unfolded."""
+    """Start of the last attempt at any broker, also of attempts not folded yet."""
 
     @property
     def in_flight(self) -> int:
@@ -278,7 +278,7 @@ class Table(NamedTuple):
 
     Attributes:
         name: the name of its place on the page.
-        empty: the sentence that stands in its place if it has no rows.
+        empty: the sentence to show instead of a table without rows.
     """
 
     name: str

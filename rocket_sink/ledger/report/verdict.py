@@ -1,7 +1,7 @@
 """The verdict of a report: rules over its figures, each with a sentence and the next command.
 
-A rule's condition yields the values of a sentence for each case that it finds. Findings come in the
-order of `RULES`: problems first, then warnings, then notes. This module reads no ledger.
+A rule's condition yields, for each case that it finds, the values for its sentence. Findings come
+in the order of `RULES`: problems first, then warnings, then notes. This module reads no ledger.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import clean, counted
 
 LINES: Final = 3
-"""Largest number of lines of a verdict."""
+"""Number of findings that a console shows above all tables."""
 SLOW_TIMES: Final = 3.0
-"""A broker is slow if its p99 is so many times the others' p99 (and `SLOW_MS` more)."""
 SLOW_MS: Final = 50.0
-"""The p99 of a slow broker also exceeds the others' by so much."""
+"""A slow broker's p99 is `SLOW_TIMES` the median of the others' p99, and `SLOW_MS` above it."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
 _NAMES: Final = 80
@@ -131,11 +130,11 @@ def _counted(
 ) -> Callable[[Figures], Iterator[Case]]:
     """Return a condition that is met if `of` is not 0; the sentence has the count as `name`."""
 
-    def found(facts: Figures) -> Iterator[Case]:
+    def condition(facts: Figures) -> Iterator[Case]:
         if count := of(facts):
             yield {name: counted(count, what, one, many)}
 
-    return found
+    return condition
 
 
 def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
@@ -209,7 +208,8 @@ def _letters(facts: Figures, *reasons: str) -> Iterator[Case]:
 
 
 def _sent_again(facts: Figures) -> Iterator[Case]:
-    """Count pending letters, unless the lines of brokers or waiting keys name all of them."""
+    """Yield the pending letters that a backfill may send, unless the findings about brokers and
+    waiting keys count the same ones."""
     waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
         if case["count"] != waiting_rows:
@@ -248,7 +248,7 @@ def _was_isolated(facts: Figures) -> Iterator[Case]:
 
 
 def _isolated(facts: Figures) -> Iterator[IsolationSums]:
-    """Yield isolations of brokers, except those that another finding reports as gone."""
+    """Yield the isolations, except those of brokers that another finding reports as away."""
     gone = _gone(facts)
     yield from (isolation for isolation in facts.isolated if isolation.broker not in gone)
 

@@ -1,8 +1,8 @@
 """The accumulator by which rows of the foreach lane get to the driver (`ledgerVia=spark`).
 
-A stream's foreach gives its tasks no other way to tell the driver anything. Spark adds what a task
-has accumulated once, when it has succeeded, and waits for the driver's Python process to take it:
-so rows are durable before the epoch is. (`DAGScheduler.updateAccumulators`,
+A stream's foreach gives its tasks no other way to tell the driver anything. When a task has
+succeeded, Spark adds its rows once, and waits until the driver's Python process has taken them. So
+the rows are durable before the epoch ends. (`DAGScheduler.updateAccumulators`,
 `PythonAccumulatorV2.merge`.)
 """
 
@@ -49,8 +49,8 @@ class _RowsOnDriver(_RowsInTask):
         rows = value1 + value2
         while rows:
             try:
-                # The scheduler's thread runs this: while it waits for a store, no task of the
-                # application ends. The next fold moves the rows from this host to the table.
+                # Write to this host first: the scheduler's thread runs this, and while it waits for
+                # a store no task of the application ends. The next fold takes the rows from here.
                 try:
                     spool_handed(self._place, rows[0], in_store=False)
                 except LedgerError as error:

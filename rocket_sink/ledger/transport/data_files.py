@@ -80,17 +80,16 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
         raise
 
 
-def write_and_tell(
+def write_files(
     place: LedgerPath, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Return a function for `mapInArrow` that writes the ledger rows of `make` and yields
-    `FILES_DDL`."""
+    """Write the ledger rows that `make` yields, and yield the files' names (`FILES_DDL`)."""
     files = write_data_files(place, make(batches))
     if files:
         yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(file) for file in files])]})
 
 
-def told_files(rows: Iterable[Any]) -> list[DataFile]:
+def named_files(rows: Iterable[Any]) -> list[DataFile]:
     """Return the files in collected rows of `FILES_DDL`."""
     return [DataFile(**fields) for row in rows for fields in json.loads(row.files)]
 
@@ -106,8 +105,8 @@ class _KindFile:
             filesystem.create_dir(f"{root}/kind={kind}", recursive=False)
         import pyarrow.parquet as pq
 
-        # A column that is in no file is null for every reader. A partition column's values are in
-        # the commit.
+        # Leave out other columns, which are null for every reader then, and `kind`, whose value is
+        # in the commit.
         self._columns = columns_of(kind)
         self._metadata: list[pq.FileMetaData] = []
         self._file = filesystem.open_output_stream(self._path)
@@ -173,5 +172,5 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _in_json(value: Any) -> Any:
-    """Return times in UTC to the microsecond, as the column has them."""
+    """Return a value for JSON: a time as text, in UTC to the microsecond."""
     return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if hasattr(value, "strftime") else value

@@ -82,23 +82,23 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     try:
         infos = filesystem.get_file_info(selector)
     except FileNotFoundError:
-        # Another task may make the folder between Arrow's failed listing and its look whether the
-        # folder exists.
+        # Arrow lists first and then looks whether the folder exists; a task made it in between.
         infos = filesystem.get_file_info(selector)
     names = [info.base_name for info in infos if info.base_name.startswith(start)]
     return 1 + max(map(_number, names), default=0)
 
 
 def _number(name: str) -> int:
-    """The number in a file's name; 0 if somebody else chose the name."""
+    """Return the number in a file's name; 0 if somebody else chose the name."""
     parts = name.partition("~")[0].split("-")
     return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
-    """Return all sealed files; seal the open files whose owners are gone on the way.
+    """Seal the open files whose owners are gone, and return all sealed files.
 
-    The files are sorted by query, then by epoch, then by the order in which they were begun.
+    Queries come in the order of their oldest files; a query's files are sorted by epoch, then by
+    the order in which they were begun.
     """
     infos = _files(place, filesystem)
     files = [info for info in infos if info.extension == SEALED[1:]]
@@ -149,8 +149,8 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 
 
 def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
-    """Return the epochs with files, sealed or still written, in the ledger's spools: the query as
-    `folder_part` has it, and the number. No file is sealed."""
+    """Return (query as `path_part` has it, epoch) of all files, sealed or open, in the ledger's
+    spools; seal no file."""
     infos = (info for spool in place.spools for info in _files(spool, spool.filesystem()))
     return {(query.removeprefix(folder_part("")), epoch) for query, epoch in map(_epoch, infos)}
 
@@ -208,7 +208,7 @@ def _files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
 
 
 def _listed(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    """Return what is in a folder of the spool and below, links left out."""
+    """Return the entries of a folder of the spool and of its subfolders, without links."""
     from pyarrow import fs
 
     selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)

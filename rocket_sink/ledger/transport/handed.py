@@ -22,7 +22,7 @@ from rocket_sink.net import log
 
 _LOG: Final = log.logger(__name__)
 _MOST_BYTES: Final = 64 * 1024 * 1024
-"""Limit of a task's rows; the driver gets those of a whole epoch (`spark.driver.maxResultSize`)."""
+"""Limit of a task's rows; those of a whole epoch must fit into `spark.driver.maxResultSize`."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class SpoolWriter:
     def seal(self) -> str | None:
         """Make the rows durable and hand them to the folds.
 
-        Returns the file's path in the ledger's file system, None when there was nothing to seal.
+        Returns the file's path in the ledger's file system; None if there was nothing to seal.
         """
         if self._file is None:
             return None
@@ -159,8 +159,7 @@ class SpoolWriter:
                 file.close()
 
     def _leave(self) -> None:
-        """Let folds treat the file as a dead process's file, because this process may live for
-        days."""
+        """Let a fold take the file now, without its end, because this process may live for days."""
         was_open = self._file is not None
         self._forget()
         if was_open and self._place.is_local:

@@ -129,8 +129,8 @@ def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, i
 
 
 def _has_frame(data: bytes, seed: int) -> bool:
-    """Return whether the data contains a whole frame; if the seed is unknown, any mark counts as
-    one."""
+    """Return whether a whole frame follows the first byte; if the seed is unknown, any mark is
+    enough."""
     for match in _MARKS.finditer(data, 1):
         mark, number, length, crc = _unpacked(data[match.start() : match.start() + _SIZE])
         content = memoryview(data)[match.start() + _SIZE :][:length]
@@ -140,7 +140,7 @@ def _has_frame(data: bytes, seed: int) -> bool:
 
 
 def _tail(file: Any, size: int) -> tuple[bytes, int, int, int]:
-    """Return the header of the last frame, if it has no content."""
+    """Return the header of the last frame if the frame has no content; else zeros."""
     header = _unpacked(file.read_at(_SIZE, size - _SIZE) if size > _SIZE else b"")
     return header if header[2] == 0 else (b"", 0, 0, 0)
 

@@ -1,6 +1,6 @@
 """The ways in which a task attempt's ledger rows become durable, and the choice among them.
 
-| way | lane | durable | of a failed attempt |
+| way | lane | rows are durable | rows of a failed attempt |
 |---|---|---|---|
 | `spool.SpoolWriter` | foreach, data source, backfill | as they come; sealed at the end | stay |
 | `handed.RowsInMemory` | foreach, data source with `ledgerVia=spark` | on the driver | are lost |
@@ -71,8 +71,8 @@ def transport_of(
     """Choose the way of an attempt's rows, and prove that it leads to the driver's ledger.
 
     Args:
-        emit: takes the rows instead of every other way.
-        hands_over: the caller gives rows to Spark where the ledger is out of reach (`ledgerVia`).
+        emit: a function that takes the rows; no other way is used then.
+        hands_over: the caller gives rows to Spark if the ledger is out of reach (`ledgerVia`).
 
     Raises:
         LedgerError: the ledger is not the driver's, or cannot be written.
@@ -85,7 +85,7 @@ def transport_of(
         return RowsForCaller(emit)
     if options.ledger:
         return SpoolWriter(options.ledger, ctx)
-    # Without a ledger rows are dropped: a row that is given up has failed the task by then.
+    # Without a ledger, drop the rows: a row that is given up fails the task.
     return RowsForCaller(deque[Any](maxlen=0).append)
 
 
@@ -95,8 +95,7 @@ def _is_out_of_reach(options: SinkOptions, token: LedgerToken | None) -> bool:
         _warn_once(options.ledger, "ledgerVia=spark")
     if options.ledger_via != "auto":
         return options.ledger_via == "spark"
-    # Do not use a folder of this path on this host: the driver's fold reads the folder on its own
-    # host.
+    # A missing local folder is an error (`token.check`): the driver's fold reads its own host only.
     if token is None or token.uri.startswith("file:") or options.using_ledger_files:
         return False
     try:

@@ -1,12 +1,12 @@
 """A replay of recorded attempts through a fault table with other thresholds.
 
-Each host has a table. An attempt whose broker is isolated when it starts goes to the broker that
-was quickest last and is not isolated; it takes as long as that broker's last answer, and the
-request's later recorded attempts are left out. Isolations end by time alone, as they do without a
-detector. The record cannot say how slow a broker would have been for requests that avoided it, or
-how the moved load would have slowed other brokers.
+Each host has a table. If an attempt's broker is isolated when it starts, the attempt moves to the
+free broker with the shortest last answer. It takes as long as that answer, and the request's later
+recorded attempts are left out. Isolations end by time alone, as they do without a detector. The
+record cannot say how slow a broker would have been for requests that avoided it, or how the moved
+load would have slowed other brokers.
 """
-# ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
+# ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, wor
 _ORDER: Final = (
     "start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
 )  # fmt: skip
-"""Order of the attempts: complete, because engines return equal rows in any order and a replay must
-give the same result each time."""
+"""Columns that sort the attempts; so many, because engines return equal rows in any order and a
+replay must give the same result each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 _FRESH_S: Final = 60.0
 """Largest age of a broker's last answer for a move to it."""
@@ -99,10 +99,9 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
 
 
 class Replayed(NamedTuple):
-    """The result of a profile for the recorded attempts. `isolations` counts those of all hosts,
-    and `isolated_s` sums their lengths. `moved` and `unsent` (last attempt failed) count messages.
-    `latency_ms` has those of all other messages, ascending; `weight` is the number of messages up
-    to each."""
+    """The result of a profile for the recorded attempts. `isolations` and `isolated_s` are sums of
+    all hosts. `moved` and `unsent` (last attempt failed) count messages. `latency_ms` has the
+    latencies of sent messages, ascending; `weight` is the number of messages up to each."""
 
     isolations: int
     isolated_s: float
@@ -112,8 +111,8 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """Return the latency (ms) that a share of the messages did not exceed; None without
-        messages."""
+        """Return the latency (ms) that a share of the messages did not exceed; None if none were
+        sent."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])

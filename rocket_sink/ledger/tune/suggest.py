@@ -89,7 +89,8 @@ def tune(
 
 
 def profiles() -> dict[str, FaultProfile | None]:
-    """Return the candidates: the record, the profiles, and 5.x with moved classes."""
+    """Return the candidates: no profile (as recorded), the profiles, and variants of 5.x that begin
+    to isolate at other latencies."""
     default = PROFILES["5.x"]
     variants: dict[str, FaultProfile | None] = {
         RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
@@ -137,14 +138,14 @@ def _first_isolating_ms(profile: FaultProfile) -> int:
     return next(limit for limit, duration in pairs if duration)
 
 
-def _candidate(name: str, profile: FaultProfile | None, made: Replayed) -> Candidate:
+def _candidate(name: str, profile: FaultProfile | None, result: Replayed) -> Candidate:
     return Candidate(
         name,
         profile.latency_max_ms if profile else (),
         profile.not_available_ms if profile else (),
-        made.isolations, made.isolated_s, made.moved,
-        made.percentile(0.5), made.percentile(0.99), made.percentile(0.999),
-        float(made.latency_ms[-1]) if len(made.latency_ms) else None,
+        result.isolations, result.isolated_s, result.moved,
+        result.percentile(0.5), result.percentile(0.99), result.percentile(0.999),
+        float(result.latency_ms[-1]) if len(result.latency_ms) else None,
     )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
-    """Mark the smallest value that only few stored requests exceed."""
+    """Mark the smallest value that few usual requests exceed (`_LATE_SHARE`)."""
     good = [row for row in figures if row.late_share <= _LATE_SHARE]
     best = good[0] if good else figures[-1]
     return [replace(row, suggested=row is best) for row in figures]

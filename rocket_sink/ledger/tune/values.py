@@ -43,9 +43,9 @@ class Candidate:
 class SuspicionFigures:
     """A value of `suspectAfterMs`.
 
-    `late_share` is the share of false alarms: requests that took longer, and were neither failures
-    nor unusually slow. `troubles` counts the failures and slow requests that took longer.
-    `sooner_s` is the sum of the times by which a suspicion comes before their end.
+    `late_share` is the share of usual requests that took longer: false alarms. `troubles` counts
+    the failures and unusually slow requests that took longer; `sooner_s` is the time by which
+    suspicions come before the ends of these, in sum.
     """
 
     suspect_after_ms: int
@@ -65,8 +65,7 @@ class Suggestion:
 
 
 class Comparison(NamedTuple):
-    """A table of settings: its title, its columns, a row for each. The last column marks the
-    setting to take."""
+    """A table of settings, one per row; the last column marks the suggested one."""
 
     title: str
     columns: tuple[str, ...]
@@ -125,7 +124,7 @@ class Tuning:
 
     @property
     def reasons(self) -> list[tuple[str, str, str]]:
-        """("keep", options, why) and ("set", option=value, why)."""
+        """Rows ("keep", options, why) and ("set", option=value, why)."""
         kept = [advice.partition(": ")[::2] for advice in self.kept]
         set_to = [(f"{item.option}={item.value}", item.reason) for item in self.suggestions]
         return [("keep", *pair) for pair in kept] + [("set", *pair) for pair in set_to]

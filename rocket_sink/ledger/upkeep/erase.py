@@ -1,7 +1,7 @@
-"""Erasure: contents of dead letters are deleted for good, and their accounts stay. The letters'
-files are written anew without the contents. The old files, also those of earlier versions of the
-table, are deleted at once. A reader that uses an old file fails. The table's log holds no contents:
-its statistics are of ids and times."""
+"""Erasure: it deletes the contents of dead letters for good, and keeps their accounts. It writes
+the letters' files anew without the contents, and deletes the old files at once, also those of
+earlier versions of the table. A reader that uses an old file fails. The table's log holds no
+contents: its statistics are of ids and times."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> 
 def _delete_old(place: LedgerPath) -> tuple[int, int]:
     """Delete files that hold an erased letter and are not in the table's newest version.
 
-    Returns the number of deleted files, and of files with letters that are not in the table.
+    Returns the numbers of deleted files, and of files whose letters are in no version of the table.
     """
     newest = open_table(place)
     assert newest is not None

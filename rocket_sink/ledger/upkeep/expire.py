@@ -117,9 +117,8 @@ def expire_ledger(
 
 
 def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -> None:
-    """Expire a ledger if the last expiry by any process is at least a day ago.
-
-    A new ledger is a day old before the first one.
+    """Expire a ledger if the last expiry by any process is at least a day ago; a ledger without one
+    expires after a day.
 
     Raises:
         LedgerError, OSError: the ledger cannot be read or written.
@@ -136,7 +135,7 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     if last_ms is not None:
         expired = expire_ledger(spark, place, retention)
         if expired.files:
-            _LOG.info("of the ledger %s expired: %s", place.uri, expired)
+            _LOG.info("rows of the ledger %s have expired: %s", place.uri, expired)
 
 
 def expire(
@@ -255,8 +254,8 @@ def _names(query: Query, source: str) -> pa.Array:
 
 
 def _spent_letters(query: Query, before_us: int) -> pa.Array:
-    """Return letters whose body no backfill will need: stored or dropped before this moment, or
-    of an attempt that does not count. A parked letter may be taken back, so its body stays."""
+    """Return the letters whose body no backfill will need: they were stored or dropped before this
+    moment, or their attempt does not count. A parked letter may be unparked, so its body stays."""
     return _names(
         query,
         f"""
@@ -279,7 +278,7 @@ def _spent_letters(query: Query, before_us: int) -> pa.Array:
 
 
 def _without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
-    """Return the dead letters; those with these ids have a digest instead of a body."""
+    """Return the dead letters, with a digest instead of a body for those with these ids."""
     bare = pc.and_(pc.is_in(batch["letter_id"], letters), pc.is_valid(batch["body"]))
     digests = [
         hashlib.sha256(body).hexdigest() if goes else None

@@ -35,7 +35,7 @@ _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits between two checkpoints; every reader reads the commits after the last
 one."""
 _ACTIONS_PER_COMMIT: Final = 50
-"""Actions in the last checkpoint for each commit that the next checkpoint waits for."""
+"""The next checkpoint waits for one commit per so many actions of the last checkpoint."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
 """Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""
@@ -44,7 +44,7 @@ _ROW_BYTES: Final = 64
 """Usual bytes of a row."""
 
 _passed: dict[LedgerPath, int] = {}
-"""Version of the table at this process's last pass."""
+"""{ledger: version of the table when this process last merged its files}."""
 
 
 @native_calls.uninterrupted()
@@ -59,7 +59,7 @@ def keep_small(append: Append) -> None:
         table = open_table(place)
         if table is not None:
             merge(place, table)
-            _sum_up(place)
+            _write_checkpoint(place)
     except Exception as error:
         _LOG.warning("the ledger %s is not kept small now: %s", place.uri, error)
 
@@ -81,7 +81,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # Count rows, too: equal rows take few bytes, but as much time as others.
+        # Count rows, too: similar rows compress well, but take as much time as others.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
@@ -98,7 +98,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
             )
 
 
-def _sum_up(place: LedgerPath) -> None:
+def _write_checkpoint(place: LedgerPath) -> None:
     """Write a checkpoint when one is due, after a vacuum.
 
     The vacuum comes first: it only knows files in the log, and a checkpoint leaves out files that

@@ -2,8 +2,8 @@
 
 The table is append-only (`delta.appendOnly`), and stays so: a DELETE, UPDATE or MERGE by any Delta
 writer is refused. Delta accepts compactions, whose removals are marked `dataChange=false`. A
-rewrite is such a commit, by delta-rs, even if it drops rows. Streams that read the table pass over
-it, so they neither fail nor see a row twice.
+rewrite is such a commit, by delta-rs, even if it drops rows. Streams that read the table skip it,
+so they neither fail nor see a row twice.
 
 Two rewrites of one file would bring its rows back, or double them, because delta-rs 1.6 does not
 compare the removals of two commits, not even of two `optimize.compact`. So each rewrite is the next
@@ -35,7 +35,7 @@ _BATCH_ROWS: Final = 8192
 _TRIES: Final = 10
 
 Change = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""A function that returns the rows of a batch that stay."""
+"""A function that takes a batch and returns the rows that stay, perhaps changed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def rewrite(
     """Replace each group of files by one file per kind with the rows that `change` lets stay.
 
     Args:
-        dropped: files of which no row stays.
+        dropped: files that are removed with all their rows.
 
     Returns:
         False if another process has rewritten some of the files since `table` was opened. Nothing
