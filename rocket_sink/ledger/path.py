@@ -199,7 +199,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return _SCHEME.match(text) is not None and not text.startswith("file:")
 
 
-def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
+def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the place of a ledger. Relative paths become absolute, so call it on the driver.
 
     `LedgerPath.uri` gives the same place again. In other `file://` URIs, `%` and two digits stand
@@ -208,6 +208,8 @@ def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
     Raises:
         LedgerError: no path, or one that Spark, pyarrow and delta-rs would read differently.
     """
+    if isinstance(path, LedgerPath):
+        return path
     text = os.fspath(path).strip().rstrip("/")
     if not text:
         raise LedgerError("the ledger's path is empty; give a folder, as in ledger=/data/ledger")

@@ -251,10 +251,7 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
             `resolution` (resent, parked, dropped, unparked) are needed. `note` is made printable.
     """
     count = len(columns["letter_id"])
-    ways = columns["resolution"]
-    for way in {ways} if isinstance(ways, str) else set(pa.array(ways).to_pylist()):
-        if way not in RESOLUTIONS:
-            raise ValueError(f"resolution {way!r} is none of {', '.join(RESOLUTIONS)}")
+    _check_words("resolution", columns["resolution"], RESOLUTIONS)
     values = dict(columns)
     if isinstance(values.get("note"), str):
         values["note"] = storable(values["note"])
@@ -393,7 +390,7 @@ def dead_letter_rows(
     """
     values = _named(columns)
     count = _count(values)
-    _check_reasons(values["reason"])
+    _check_words("reason", values["reason"], REASONS)
     for name in _TEXTS:
         if name in values:
             values[name] = _clean(values[name], tuple(secrets))
@@ -463,11 +460,12 @@ def _count(values: Mapping[str, Any]) -> int:
     return lengths.pop()
 
 
-def _check_reasons(reasons: Any) -> None:
-    unique_reasons = {reasons} if isinstance(reasons, str) else set(reasons.unique().to_pylist())
-    if not unique_reasons <= set(REASONS):
-        wrong = ", ".join(sorted(repr(reason) for reason in unique_reasons - set(REASONS)))
-        raise ValueError(f"reason {wrong} is none of {', '.join(REASONS)}")
+def _check_words(name: str, words: Any, known: Sequence[str]) -> None:
+    is_column = isinstance(words, (pa.Array, pa.ChunkedArray))
+    texts = words.unique().to_pylist() if is_column else words
+    unique = {texts} if isinstance(texts, str) else set(texts)
+    if wrong := ", ".join(sorted(map(repr, unique.difference(known)))):
+        raise ValueError(f"{name} {wrong} is none of {', '.join(known)}")
 
 
 def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:

@@ -136,7 +136,7 @@ def test_delta_rs_makes_the_table_that_sparks_delta_would_make(
 def test_where_no_lock_can_be_had_the_table_is_read_again(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_module, "_one_maker", lambda place: contextlib.nullcontext())
+    monkeypatch.setattr(table_module, "ledger_lock", lambda *_, **__: contextlib.nullcontext())
     for number in range(ROUNDS):
         path, ids = tmp_path / str(number), set[str]()
         at_once(WRITERS, lambda path=path, ids=ids: ids.add(Ledger(path).create(spark)))

@@ -1141,8 +1141,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "rewrites-are-no-transactions",
         "rocket_sink/ledger/upkeep/rewrite.py",
-        "CommitProperties(app_transactions=[Transaction(app_id, number, now_ms)])",
-        "CommitProperties()",
+        "write_version(table, actions, app_id, number)",
+        'write_version(table, actions, "", number)',
         ("tests/ledger/upkeep/test_growth.py::test_of_two_rewrites_of_a_version_one_is_refused",),
         "two drivers that merge at once leave every row in the ledger twice",
     ),

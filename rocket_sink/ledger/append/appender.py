@@ -20,8 +20,8 @@ from rocket_sink.ledger.append.table import (
     is_table,
     open_for_commits,
     reading,
-    said_by_task,
     table_version,
+    task_errors,
     written_rows,
 )
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
@@ -83,13 +83,8 @@ class Append(ABC):
         Raises:
             LedgerError: a task raised it, or the commit has failed.
         """
-        try:
+        with task_errors(self.place):
             self._save(made)
-        except Exception as error:
-            task_error = said_by_task(error, self.place)
-            if task_error is None:
-                raise
-            raise task_error from error  # Spark's own error does not say the reason.
 
     @abstractmethod
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:

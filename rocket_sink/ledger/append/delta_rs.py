@@ -18,7 +18,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.notes import read_bytes
+from rocket_sink.ledger.notes import now_ms, read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
@@ -426,9 +425,7 @@ def commit(
         LedgerError: another process has committed the transaction since, or the commit failed. No
             row is appended, unless the text says that this is not known.
     """
-    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.exceptions import CommitFailedError, DeltaError
-    from deltalake.transaction import AddAction
 
     filesystem = place.filesystem()
     # Looking costs a request per file on a store; there one file tells of a deleted folder.
@@ -447,22 +444,10 @@ def commit(
             raise _failed(
                 place, f"{info.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
             )
-    now_ms = time.time_ns() // 1_000_000
-    actions: list[Any] = [
-        AddAction(file.path, file.size, {"kind": file.kind}, file.modified_ms, True, file.stats)
-        for file in files
-    ]
-    transactions = [Transaction(app_id, version, now_ms)] if app_id else None
-    metadata = {_USER_METADATA: token} if token else None
     while True:
         tries += 1
         try:
-            table.create_write_transaction(
-                actions, "append", table.schema(), ["kind"],
-                commit_properties=CommitProperties(metadata, app_transactions=transactions),
-                # An error of a hook would look as if the commit had failed.
-                post_commithook_properties=PostCommitHookProperties(False, False),
-            )  # fmt: skip
+            write_version(table, add_actions(files, has_new_rows=True), app_id, version, token)
             break
         except (DeltaError, OSError) as error:
             try:
@@ -485,6 +470,32 @@ def commit(
             if not isinstance(error, CommitFailedError):
                 raise _failed(place, _reason(error)) from error
             table = newer
+
+
+def add_actions(files: Iterable[DataFile], *, has_new_rows: bool) -> list[Any]:
+    """Return the actions that add the files; streams skip files without new rows."""
+    from deltalake.transaction import AddAction
+
+    return [
+        AddAction(f.path, f.size, {"kind": f.kind}, f.modified_ms, has_new_rows, f.stats)
+        for f in files
+    ]
+
+
+def write_version(
+    table: DeltaTable, actions: list[Any], app_id: str, version: int, token: str = ""
+) -> None:
+    """Write the table's next version, as the transaction `version` of `app_id` (see `commit`)."""
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+
+    transactions = [Transaction(app_id, version, now_ms())] if app_id else None
+    metadata = {_USER_METADATA: token} if token else None
+    table.create_write_transaction(
+        actions, "append", table.schema(), ["kind"],
+        commit_properties=CommitProperties(metadata, app_transactions=transactions),
+        # An error of a hook would look as if the commit had failed.
+        post_commithook_properties=PostCommitHookProperties(False, False),
+    )  # fmt: skip
 
 
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:

@@ -31,7 +31,7 @@ from rocket_sink.ledger.append.delta_rs import (
 )
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.append.links import check_links
-from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.schema import (
@@ -151,8 +151,8 @@ def check_table(spark: SparkSession, place: LedgerPath) -> str:
     return _checked(place, identity)
 
 
-def _checked(place: LedgerPath, found: _Identity) -> str:
-    version = found.version
+def _checked(place: LedgerPath, identity: _Identity) -> str:
+    version = identity.version
     if version is None:
         raise LedgerError(
             f"the Delta table at {place.uri} is not a ledger of rocket-sink; give another folder "
@@ -165,7 +165,7 @@ def _checked(place: LedgerPath, found: _Identity) -> str:
             f"{SCHEMA_VERSION}: install the rocket-sink that wrote it, or begin a new ledger",
             path=place.uri, version=version,
         )  # fmt: skip
-    return found.ledger_id
+    return identity.ledger_id
 
 
 def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
@@ -255,7 +255,7 @@ def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id:
     Raises:
         LedgerError: not a classic session, or Delta is not on its class path.
     """
-    place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
+    place = resolve_path(ledger_path)
     table = open_direct(spark, place)
     if table is not None:
         return last_version(place, table, app_id)
@@ -311,7 +311,7 @@ def check_not_ahead(
     Raises:
         CheckpointError: says what is ahead of what and how to go on.
     """
-    place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
+    place = resolve_path(ledger_path)
     last = last_txn_version(spark, place, txn_app_id(query_id))
     if last is None or last <= first_epoch:
         return
@@ -346,21 +346,10 @@ def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
             return identity._replace(version=str(SCHEMA_VERSION))
         return identity
 
-    with _one_maker(place):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(LedgerError):
+            stack.enter_context(ledger_lock(place, _MAKER_WAIT_S, name=_MAKER_LOCK))
         return looked()
-
-
-@contextlib.contextmanager
-def _one_maker(place: LedgerPath) -> Iterator[None]:
-    lock = None
-    with contextlib.suppress(LedgerError):
-        lock = LedgerLock(place, _MAKER_LOCK)
-        lock.acquire(_MAKER_WAIT_S)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _is_conflict(error: BaseException) -> bool:
@@ -490,10 +479,16 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
         raise damaged(place, line, before=before) from error
 
 
-def said_by_task(error: BaseException, place: LedgerPath) -> LedgerError | None:
-    """Return the `LedgerError` that failed a task of Spark's; None for another error."""
-    name, _, text = first_line(error).partition(": ")
-    return LedgerError(text, path=place.uri) if name == LedgerError.__name__ else None
+@contextlib.contextmanager
+def task_errors(place: LedgerPath) -> Iterator[None]:
+    """Raise the `LedgerError` that failed a task, instead of Spark's error without its reason."""
+    try:
+        yield
+    except Exception as error:
+        name, _, text = first_line(error).partition(": ")
+        if name != LedgerError.__name__:
+            raise
+        raise LedgerError(text, path=place.uri) from error
 
 
 _proved: set[tuple[str, LedgerPath]] = set()
@@ -575,13 +570,8 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
     if key in _proved:
         return
     tasks = max(2, context.defaultParallelism)
-    try:
+    with task_errors(place):
         context.parallelize(range(tasks), tasks).foreachPartition(lambda _: token.check())
-    except Exception as error:
-        task_error = said_by_task(error, place)
-        if task_error is None:
-            raise
-        raise task_error from error
     _proved.add(key)
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -203,7 +204,7 @@ def fold(
             "Ledger.sync with a classic session"
         )
     started_s = time.monotonic()
-    place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
+    place = resolve_path(ledger_path)
     spools = spools_in_use(place)
     if not spools:
         return FoldSummary()
@@ -327,8 +328,10 @@ class _Folder:
         is_own = False
         if last is None or last < manifest.number:
             self._check_there(manifest)
-            rows = self._read(manifest) if self._is_read_here(manifest) else None
-            faults = self._faults(manifest) if rows is None else _faults_of(rows)
+            rows = None
+            if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
+                rows = self._read(manifest)
+            faults = self._faults(manifest, rows)
             manifest = self._sound(manifest, faults)
             if not manifest.files:
                 self._notes.remove(manifest.name)
@@ -344,10 +347,6 @@ class _Folder:
         self._notes.remove(manifest.name)
         self._step("finished")
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
-
-    def _is_read_here(self, manifest: Manifest) -> bool:
-        """Return whether the driver itself reads the files, instead of tasks."""
-        return self._driver_reads or manifest.bytes <= DRIVER_BYTES
 
     def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
         """Return the manifest without the files that cannot be folded, and set damaged ones aside.
@@ -379,12 +378,16 @@ class _Folder:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(paths, pool.map(partial(_rows_or_fault, self._fs), paths), strict=True))
 
-    def _faults(self, manifest: Manifest) -> dict[str, _Fault]:
-        """Let tasks read the files, and return the faults by path.
+    def _faults(
+        self, manifest: Manifest, rows: Mapping[str, _Rows | _Fault] | None
+    ) -> dict[str, _Fault]:
+        """Return the faults by path. If the driver has read no `rows`, let tasks read the files.
 
         Tasks read each file twice, here and for the append: a file may be larger than memory, so
         its first rows are appended before its end is read.
         """
+        if rows is not None:
+            return {path: fault for path, fault in rows.items() if isinstance(fault, _Fault)}
         tasks, read = self._tasks(manifest.paths(self._spool), _fault_rows)
         return {
             row.path: _Fault(row.damaged, row.text)
@@ -436,8 +439,8 @@ class _Folder:
 
     def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:
         """Return a frame of one row per task, and the function that reads the paths of each."""
-        sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
-        bins = _bins(list(enumerate(paths)), sizes)
+        files, infos = iter(enumerate(paths)), self._fs.get_file_info(paths)
+        bins = [list(islice(files, len(share))) for share in _shares(infos, TASK_BYTES)]
         return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
@@ -478,6 +481,7 @@ class _Folder:
 
 
 def _shares(files: list[fs.FileInfo], most_bytes: int) -> Iterator[list[fs.FileInfo]]:
+    """Yield the files in groups, each within the limits of one append or task if it can be."""
     share: list[fs.FileInfo] = []
     size = 0
     for info in files:
@@ -495,28 +499,11 @@ def _read_file(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterato
     return in_order(read_batches(path, filesystem), sequence, number)
 
 
-def _bins(files: list[_File], sizes: list[int]) -> list[list[_File]]:
-    """Return the files in groups of about `TASK_BYTES`, one per task."""
-    bins: list[list[_File]] = []
-    room = 0
-    for file, size in zip(files, sizes, strict=True):
-        if not bins or size > room:
-            bins.append([])
-            room = TASK_BYTES
-        bins[-1].append(file)
-        room -= size
-    return bins
-
-
 def _rows_or_fault(filesystem: fs.FileSystem, path: str) -> _Rows | _Fault:
     try:
         return list(read_batches(path, filesystem))
     except LedgerError as error:
         return _fault(error)
-
-
-def _faults_of(read: Mapping[str, _Rows | _Fault]) -> dict[str, _Fault]:
-    return {path: rows for path, rows in read.items() if isinstance(rows, _Fault)}
 
 
 def _fault(error: LedgerError) -> _Fault:

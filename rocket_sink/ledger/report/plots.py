@@ -71,16 +71,10 @@ def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
     """Draw failed attempts by error."""
     alt = _altair()
     rows = [{"error": row.error_code, "attempts": row.attempts} for row in errors]
-    chart: altair.Chart = (
-        _chart()(alt.Data(values=rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("attempts:Q", title="failed attempts"),
-            y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
-        )
-        .properties(width=_WIDTH)
+    return _bars(
+        alt.Data(values=rows), x=alt.X("attempts:Q", title="failed attempts"),
+        y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
     )  # fmt: skip
-    return chart
 
 
 _WIDTH: Final = 640
@@ -89,17 +83,16 @@ _WIDTH: Final = 640
 def over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
     """Draw the sums of the column `amount` of a series, by time and by the column `colour`."""
     alt = _altair()
-    chart: altair.Chart = (
-        _chart()(_data(series, name, end=True))
-        .mark_bar()
-        .encode(
-            x=alt.X("at:T", title=None), x2="end:T",
-            y=alt.Y(f"sum({amount}):Q", title=title), color=alt.Color(f"{colour}:N", title=None),
-            tooltip=["at:T", f"{colour}:N", f"sum({amount}):Q"],
-        )
-        .properties(width=_WIDTH)
+    return _bars(
+        _data(series, name, end=True), x=alt.X("at:T", title=None), x2="end:T",
+        y=alt.Y(f"sum({amount}):Q", title=title), color=alt.Color(f"{colour}:N", title=None),
+        tooltip=["at:T", f"{colour}:N", f"sum({amount}):Q"],
     )  # fmt: skip
-    return chart
+
+
+def _bars(data: Any, **channels: Any) -> altair.Chart:
+    bars: altair.Chart = _chart()(data).mark_bar().encode(**channels).properties(width=_WIDTH)
+    return bars
 
 
 def _offline(kind: type[Any]) -> type[Any]:

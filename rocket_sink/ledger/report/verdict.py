@@ -15,13 +15,7 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from rocket_sink.ledger.report.values import (
-    Absence,
-    BrokerFigures,
-    Figures,
-    Finding,
-    IsolationSums,
-)
+from rocket_sink.ledger.report.values import Absence, BrokerFigures, Figures, Finding
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import clean, counted
 
@@ -224,33 +218,18 @@ def _gone(facts: Figures) -> set[str]:
     return {a.broker for a in facts.absences if a.back_at is None}
 
 
-def _isolated_now(facts: Figures) -> Iterator[Case]:
-    last = facts.last_at
-    for isolation in _isolated(facts):
-        if last is not None and isolation.last_end > last:
+def _isolated(facts: Figures, *, still: bool) -> Iterator[Case]:
+    """Yield the brokers that were isolated at the last attempt (`still`), or only before; without
+    those that another finding reports as away."""
+    gone = _gone(facts)
+    for isolation in facts.isolated:
+        is_still = facts.last_at is not None and isolation.last_end > facts.last_at
+        if isolation.broker not in gone and is_still is still:
             yield {
                 "broker": clean(isolation.broker, _NAMES), "since": moment(isolation.last_start),
-                "cause": clean(isolation.cause, _NAMES),
-            }  # fmt: skip
-
-
-def _was_isolated(facts: Figures) -> Iterator[Case]:
-    last = facts.last_at
-    for isolation in _isolated(facts):
-        if last is None or isolation.last_end <= last:
-            yield {
-                "broker": clean(isolation.broker, _NAMES),
-                "times": counted(isolation.times, "time"),
+                "cause": clean(isolation.cause, _NAMES), "times": counted(isolation.times, "time"),
                 "length": _seconds(isolation.length_ms / 1000),
-                "last": moment(isolation.last_start),
-                "cause": clean(isolation.cause, _NAMES),
             }  # fmt: skip
-
-
-def _isolated(facts: Figures) -> Iterator[IsolationSums]:
-    """Yield the isolations, except those of brokers that another finding reports as away."""
-    gone = _gone(facts)
-    yield from (isolation for isolation in facts.isolated if isolation.broker not in gone)
 
 
 def _slow(facts: Figures) -> Iterator[Case]:
@@ -321,7 +300,7 @@ RULES: Final = (
          "none if they are two queries; with the option appId such a start is refused"),
     Rule("not_folded", "warning", _counted("epochs", lambda f: f.unfolded_epochs, "epoch"),
          "rows of {epochs} are not folded yet and in no table below", "`{report} --fold`"),
-    Rule("broker_isolated", "warning", _isolated_now,
+    Rule("broker_isolated", "warning", partial(_isolated, still=True),
          "{broker} has been isolated since {since} ({cause})",
          "look at {broker}'s disk and log: it was slow or failed just before the last send"),
     Rule("broker_slow", "warning", _slow,
@@ -349,8 +328,8 @@ RULES: Final = (
          "{attempts} run again: {rows} sent before may be there twice"),
     Rule("broker_was_away", "note", _was_away,
          "{broker} could not be reached {times}from {since} to {back} ({cause})"),
-    Rule("broker_was_isolated", "note", _was_isolated,
-         "{broker} was isolated {times}, {length} in all, the last at {last} ({cause})"),
+    Rule("broker_was_isolated", "note", partial(_isolated, still=False),
+         "{broker} was isolated {times}, {length} in all, the last at {since} ({cause})"),
     Rule("epochs_unconfirmed", "note",
          _counted("epochs", lambda f: f.totals.unconfirmed, "epoch", "is", "are"),
          "{epochs} not confirmed by Spark (yet): still running, or the driver ended first"),

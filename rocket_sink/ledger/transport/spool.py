@@ -48,9 +48,7 @@ class SpoolWriter:
     keeps_failed = True
 
     def __init__(self, ledger_path: str | LedgerPath, ctx: RunContext) -> None:
-        self._place = (
-            ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
-        )
+        self._place = resolve_path(ledger_path)
         self._ctx = ctx
         self._file: IO[bytes] | None = None
         self._stream: BatchWriter | None = None

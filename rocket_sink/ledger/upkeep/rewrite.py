@@ -15,7 +15,6 @@ they neither wait for a rewrite nor fail because of it.
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import check_named, last_version, open_table
+from rocket_sink.ledger.append.delta_rs import (
+    add_actions,
+    check_named,
+    last_version,
+    open_table,
+    write_version,
+)
+from rocket_sink.ledger.notes import now_ms
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.transport.data_files import write_data_files
@@ -106,32 +112,23 @@ def rewrite(
     Raises:
         LedgerError: the commit failed for another reason.
     """
-    from deltalake import CommitProperties, PostCommitHookProperties
     from deltalake.exceptions import CommitFailedError, DeltaError
-    from deltalake.transaction import AddAction, RemoveAction, Transaction
+    from deltalake.transaction import RemoveAction
 
     added = []
     for group in groups:
         batches = (change(batch) for file in group for batch in read_file(place, file))
         added += write_data_files(place, (batch for batch in batches if batch.num_rows))
     app_id = f"rocket-sink/rewrites/{table.metadata().id}"
-    now_ms = time.time_ns() // 1_000_000
     removed = [file for group in (*groups, dropped) for file in group]
-    actions: list[Any] = [
-        RemoveAction(file.path, False, now_ms, file.size, {"kind": file.kind}) for file in removed
+    removals: list[Any] = [
+        RemoveAction(file.path, False, now_ms(), file.size, {"kind": file.kind}) for file in removed
     ]
-    actions += [
-        AddAction(file.path, file.size, {"kind": file.kind}, file.modified_ms, False, file.stats)
-        for file in added
-    ]
+    actions = removals + add_actions(added, has_new_rows=False)
     for _ in range(_TRIES):
         number = (last_version(place, table, app_id) or 0) + 1
-        properties = CommitProperties(app_transactions=[Transaction(app_id, number, now_ms)])
         try:
-            table.create_write_transaction(
-                actions, "append", table.schema(), ["kind"], commit_properties=properties,
-                post_commithook_properties=PostCommitHookProperties(False, False),
-            )  # fmt: skip
+            write_version(table, actions, app_id, number)
             return True
         except (DeltaError, OSError) as error:
             # Keep the new files: if only the store's answer was lost, the commit succeeded and the
