@@ -255,10 +255,7 @@ def _last_wins(
 _KEPT: Final = "order_by"
 """Column that is kept even if all its rows are null: the sort must not depend on batch
 boundaries."""
-_FIELD_NAMES: Final = {
-    "delivery_timestamp": "delivery_timestamp_ms",
-    "event_time": "event_time_ms",
-}
+_FIELD_NAMES: Final = {"delivery_timestamp": "delivery_timestamp_ms", "event_time": "event_time_ms"}
 _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     "tags": _tags,
     "keys": _keys,

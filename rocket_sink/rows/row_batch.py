@@ -18,11 +18,7 @@ from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
 from rocket_sink.wire.columns.buffers import ints_of, is_text, nulls_of
 from rocket_sink.wire.columns.encode import EncodedBatch, MessageColumns, encode_columns
-from rocket_sink.wire.columns.properties import (
-    EVENT_TIME_PROPERTY,
-    PropertyPieces,
-    property_pieces,
-)
+from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY, PropertyPieces, property_pieces
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,23 +14,14 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.routing.sharding import fallback_queue
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.task.pending import (
-    DecodedMessage,
-    PendingRequest,
-    SingleColumns,
-)
+from rocket_sink.task.pending import DecodedMessage, PendingRequest, SingleColumns
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.columns.buffers import lengths_of
 from rocket_sink.wire.columns.single_frames import SingleMessages
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import check_offset_message_ids
-from rocket_sink.wire.properties import (
-    UNIQ_KEY,
-    WAIT,
-    encode_properties,
-    least_version,
-)
+from rocket_sink.wire.properties import UNIQ_KEY, WAIT, encode_properties, least_version
 
 _NO_WAIT: Final = encode_properties({WAIT: "false"})
 

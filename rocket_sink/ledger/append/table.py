@@ -34,12 +34,7 @@ from rocket_sink.ledger.append.links import check_links
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
-from rocket_sink.ledger.schema import (
-    COLUMNS,
-    SCHEMA_VERSION,
-    STATS_COLUMNS,
-    VERSION_PROPERTY,
-)
+from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS, VERSION_PROPERTY
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import TOKENS, LedgerToken, token_names, worker_and_user
 from rocket_sink.net import log

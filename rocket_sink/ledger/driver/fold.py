@@ -47,12 +47,7 @@ from rocket_sink.ledger.query.pending_keys import release
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.transport.data_files import OverBatches
-from rocket_sink.ledger.transport.files import (
-    SEALED,
-    SPOOL_FILE,
-    put_aside,
-    sealed_files,
-)
+from rocket_sink.ledger.transport.files import SEALED, SPOOL_FILE, put_aside, sealed_files
 from rocket_sink.ledger.transport.stream import is_whole, read_batches
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.net import log

@@ -27,13 +27,7 @@ from rocket_sink.ledger.append.delta_rs import (
 )
 from rocket_sink.ledger.append.table import is_table, read_table
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
-from rocket_sink.ledger.schema import (
-    COLUMNS,
-    KINDS,
-    SCHEMA_VERSION,
-    VERSION_PROPERTY,
-    columns_of,
-)
+from rocket_sink.ledger.schema import COLUMNS, KINDS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.transport.files import quarantined, spooled_epochs, unfolded_rows
 from rocket_sink.ledger.views import VIEWS, reader, views_of

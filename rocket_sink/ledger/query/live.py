@@ -28,14 +28,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath, first_line
 from rocket_sink.ledger.query.duckdb_reader import reader_of
-from rocket_sink.ledger.schema import (
-    DEAD_LETTER,
-    EPOCH,
-    IN_FLIGHT,
-    ISOLATION,
-    RESOLUTION,
-    SEND,
-)
+from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, IN_FLIGHT, ISOLATION, RESOLUTION, SEND
 from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, middle_ms, percentile
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log

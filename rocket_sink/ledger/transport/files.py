@@ -31,12 +31,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import (
-    LedgerPath,
-    failing,
-    folder_part,
-    make_folder_of,
-)
+from rocket_sink.ledger.path import LedgerPath, failing, folder_part, make_folder_of
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
 from rocket_sink.ledger.transport.stream import read_batches

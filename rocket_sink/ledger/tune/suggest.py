@@ -71,11 +71,7 @@ def tune(
             progress(len(results), len(tried))
     candidates = _with_best(results)
     suspicion = _with_least(suspicions(attempts))
-    advice = [
-        *_table_option(candidates),
-        *_suspicion_option(suspicion),
-        *_batches(attempts),
-    ]
+    advice = [*_table_option(candidates), *_suspicion_option(suspicion), *_batches(attempts)]
     note = ""
     if len(attempts) < _FEW:
         rests = max(1, len(attempts) // 1000)
