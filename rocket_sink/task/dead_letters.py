@@ -4,14 +4,12 @@ In the ordered modes, after a message is given up, later rows of its sharding ke
 dead letters HELD_BACK, in the same order, because they would overtake it. Rows that were refused
 before the send hold no rows back, because they can never be sent as they are.
 
-The dead-letter topic: each dead letter of a task once more as a message (`deadLetterTopic`).
+With `deadLetterTopic`, each dead letter is also sent as a message to that topic. A backfill reads
+the ledger only, and only errors of the ledger fail the task. A dead letter that the topic cannot
+take (no body, data that no broker takes, brokers out of reach) is in the ledger only. Attempts to
+send to the topic are in the ledger, too. A task that runs again writes its dead letters again.
 
-A backfill reads the ledger only, and only the ledger must not fail. A dead letter that the topic
-cannot take (no body, data that no broker takes, brokers out of reach) is in the ledger only.
-Attempts to send to the topic are in the ledger, too. A task run again writes its dead letters
-again.
-
-The message has the row's body, keys, tags, sharding key and properties, and these of ours:
+The message has the row's body, keys, tags, sharding key and properties, and these properties:
 `DLQ_ORIGIN_TOPIC` and `DLQ_ORIGIN_MESSAGE_ID` (Java: MessageConst), `__dead_letter_id` (which is
 its message id too), `__dead_letter_reason`, `__dead_letter_code`, `__dead_letter_error`,
 `__dead_letter_query` and `__dead_letter_epoch`.
@@ -52,8 +50,8 @@ from rocket_sink.wire.properties import decode_properties, properties_of
 
 _LOG: Final = log.logger(__name__)
 _MOST_FAILURES_IN_A_ROW: Final = 50
-"""Failures in a row after which the task writes no more dead letters to the topic: each may cost
-`sendMsgTimeout`, and the ledger has them."""
+"""Consecutive failures after which the task sends no more dead letters to the topic: each failure
+may take `sendMsgTimeout`, and the ledger has the dead letters anyway."""
 _WINDOW: Final = 64
 _POLL_S: Final = 0.1
 _CONTEXT: Final = {
@@ -73,7 +71,7 @@ class DeadLetterTopic:
     """Sends one task's dead letters as the recorder writes them; does nothing without the option.
 
     Args:
-        others: called with completions of other requests that arrive during a wait.
+        others: takes the completions of other requests that arrive during a wait.
     """
 
     def __init__(
@@ -149,7 +147,8 @@ class DeadLetterTopic:
 
 
 def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the row as a message, then its body alone, in case a property was refused."""
+    """Yield functions that make a message: of the row, then of its body alone, in case the first
+    raises because of a property."""
     body = row["body"]
     if not body:
         return
@@ -224,7 +223,7 @@ class DeadLetterWriter:
             self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """Return whether to send the messages once more, one by one, to find a bad message."""
+        """Return whether one of several messages may be to blame, so that they are sent singly."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone
@@ -267,8 +266,8 @@ class DeadLetterWriter:
         self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
-        """Give up rows that are not encoded yet, because their topic has no route. Hold back later
-        rows of their keys, because the topic may get a route."""
+        """Give up rows whose topic has no route, before they are encoded. Hold back later rows of
+        their keys, because the topic may get a route."""
         assert isinstance(rows.topic, str)
         order_keys = rows.order_keys()
         self._note(rows.topic, order_keys)
@@ -304,7 +303,7 @@ class DeadLetterWriter:
         return request.queue.broker_name if self._strict and request.queue is not None else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
-        """Hold back the messages that follow a given-up request of this task."""
+        """Hold back later messages of a given-up request's keys; return the keys."""
         keys = _keys(request)
         self._held.setdefault(request.topic, set()).update(keys)
         self.keys.setdefault(request.topic, set()).update(keys)

@@ -1,7 +1,7 @@
-"""Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file.
-Spark is not needed; the ledger's next fold, or backfill, takes the spool in. A dead letter's id is
-made of its group and its place in the log, so an export that runs twice gives the same dead
-letters, and the ledger shows each once."""
+"""Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file. It
+needs no Spark; the ledger's next fold, or backfill, moves the spool into the table. A dead letter's
+id consists of its group and its place in the commit log. So a second export gives the same ids, and
+the ledger shows each dead letter once."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A row has one of three destinations:
 
-- its own queue (`queue_id`, `broker_name`): never changes;
-- a home queue, found from its sharding key: the same in every task, epoch and language;
+- its own queue (`queue_id`, `broker_name`), which never changes;
+- a home queue, which follows from its sharding key, equally in every task, epoch and language;
 - none: the engine's fault strategy spreads requests over the brokers.
 
 The module splits rows into groups that may share a batch request, and encodes the rows of a group
@@ -36,8 +36,7 @@ from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import least_version
 
 _PART_BYTES: Final = 8 << 20
-"""Size of the parts in which input is encoded, because several copies of its columns exist at a
-time."""
+"""Size of the parts in which input is encoded; a part's columns exist in several copies at once."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -85,7 +84,7 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
 
 
 def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
-    """Return the rows without those of the given indices."""
+    """Return the rows without those at the indices `refused`."""
     if not len(refused):
         return rows
     keep = np.ones(len(rows), np.bool_)
@@ -116,7 +115,8 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
 
 
 def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
-    """Return a number for each row, equal for equal WAIT and kind; None if all rows are equal."""
+    """Return a number for each row, the same for rows of one WAIT and kind; None if all rows wait
+    for the store and are of kind 0."""
     kinds, patient = rows.kinds(), _patient(rows)
     if not kinds.any() and patient.all():
         return None
@@ -245,7 +245,7 @@ def encode_requests(
     """Return the requests for one group's rows; requests of one queue are in row order.
 
     Args:
-        alone: no batch may carry the rows.
+        alone: send each row as a message of its own, not in a batch.
     """
     assert isinstance(rows.topic, str)
     if not len(rows):
@@ -254,7 +254,7 @@ def encode_requests(
     alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
-    # Without an order, compressed and other bodies of a queue are separate groups.
+    # Without an order, put compressed and other bodies of a queue into separate groups.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
     groups = group_by_queue(queues, kinds * placed.group_count)

@@ -1,25 +1,24 @@
-"""The client message ids (`UNIQ_KEY`) of rows without one. With `TaskIds`, another attempt of a
-task gives the same rows the same ids (`delivery=at_least_once`). Messages that are stored twice
-then share one id, so that readers can recognise them and the accounts can be checked. An id is a
-digest of query (of a batch, the write), epoch and partition, and of all rows that the task has sent
-up to the end of the row's batch, with the row's place in the batch: an attempt that gets other
-rows, or the same rows in other batches, makes other ids, and no two rows ever share one.
-(`ContentIds` do not depend on batches, at five times the cost. They are not needed here, because no
-brokers are asked for ids; only batches that are cut by the clock need them.)
+"""The client message ids (`UNIQ_KEY`) of rows without one.
 
-The shape is that of Java's ids (MessageClientIDSetter) with the digest in the place of address,
-process and class loader, and 0 for the milliseconds since the month began. Tools read these, and so
-search from the start of the month (getNearlyTimeFromID).
+With `TaskIds`, another attempt of a task gives the same rows the same ids
+(`delivery=at_least_once`). Messages that are stored twice then share one id, by which readers can
+recognise them. An id has a digest of query (of a batch: the write), epoch and partition, and of all
+rows of the task up to the end of the row's batch, then the row's place in the batch. So no two rows
+share an id, and an attempt that gets other rows, or cuts other batches, makes other ids. Lanes that
+cut batches by the clock use `ContentIds`, which do not depend on batches but take five times as
+long.
+
+The ids have the form of Java's (MessageClientIDSetter), with the digest instead of address, process
+and class loader, and 0 for the milliseconds since the month began. Tools therefore search for them
+from the start of the month (getNearlyTimeFromID).
 
 With `ContentIds`, a replay of an epoch gives the same rows the same ids
-(`delivery=effectively_once`). A row's id is a 128-bit digest (BLAKE2b) of its message as it would
-be encoded, of query, epoch and partition, and of its place among equal rows of its task. The
-partition is part of it because equal rows in two partitions are two messages: with one id, a stored
-message would hide a missing one. So a replay with other partitions makes other ids; rows with a
-`message_id` of their own do not have this limit.
-
-The cost is one digest per row (about 0.8 us for 300 bytes) and 8 bytes of memory per row of the
-task.
+(`delivery=effectively_once`). A row's id is a 128-bit digest (BLAKE2b) of its encoded message, of
+query, epoch and partition, and of its place among equal rows of its task. The partition is included
+because equal rows in two partitions are two messages: if they shared an id, a stored one would hide
+that the other is missing. So a replay with other partitions makes other ids; rows with a
+`message_id` of their own do not have this limit. A row costs about 0.8 us (for 300 bytes) and 8
+bytes of memory until the task ends.
 """
 
 from __future__ import annotations
@@ -85,11 +84,10 @@ class FreshIds:
 TABLE_LANE: Final = "table"
 """The lane of `TableProducer`, which runs without Spark."""
 _NOBODY: Final = frozenset({"local", "unknown"})
-"""Query ids that mean "no query", on the driver and in a task (`run_context`)."""
+"""Query ids of a write without a name, on the driver and in a task (`run_context`)."""
 _DIGEST_BYTES: Final = 16
 _CHUNK: Final = 1 << 14
-"""Number of words per step, so that they are still in the cache when their upper halves are made.
-"""
+"""Number of words per step: few enough to stay in the cache for both hashes."""
 _HALF: Final = np.uint64(32)
 _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
     0, 1 << 64, (2, _CHUNK), np.uint64
@@ -98,9 +96,10 @@ _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
 
 
 def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
-    """Return the source of a task's ids, or None for the ids of `Producer`. None if the write has
-    no name, because ids of two writes could be equal. None for a table without Spark, too: its send
-    is never run again, and ids of `Producer` cost less.
+    """Return the source of a task's ids; None: make new ids as Java's client does (`FreshIds`).
+
+    A write without a name gets new ids, because another such write could make equal ones. A table
+    without Spark gets them because its send is never run again, and they cost less.
 
     Args:
         timed: batches are cut by the clock, so another attempt may get other batches; the ids then
@@ -147,7 +146,7 @@ def _digest(text: bytes) -> Any:
 
 
 def _fingerprints(column: pa.Array) -> Iterator[bytes]:
-    """Yield bytes that differ if the column's values differ, at a fraction of a digest's time."""
+    """Yield bytes that differ if the column's values differ; much faster than digests of them."""
     if is_text(column.type):
         yield fingerprint(lengths_of(column).view(np.uint8))
         if column.null_count:
@@ -160,13 +159,13 @@ def _fingerprints(column: pa.Array) -> Iterator[bytes]:
 
 
 def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Return two multilinear hashes modulo 2**64, of the words and of their upper halves, at memory
-    speed.
+    """Return two multilinear hashes modulo 2**64, of the 64-bit words and of their upper halves, at
+    memory speed.
 
-    Texts that differ in a lower half have equal first hashes with a chance of 2**-32 at most. Texts
-    that differ in upper halves only, of which the first hash uses few bits, have equal second
-    hashes with that chance. An attacker gains nothing by equal hashes, because they name messages
-    of one task only.
+    If texts differ in the lower half of a word, their first hashes are equal with a chance of at
+    most 2**-32. If they differ in upper halves only, of which the first hash uses few bits, this
+    holds for their second hashes. An attacker gains nothing by equal hashes: they only concern ids
+    of one task.
     """
     words_end = len(data) & ~7
     words = data[:words_end].view(np.uint64)
@@ -186,7 +185,7 @@ Int64s: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _BYTES: Final = 16
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number: its multiples differ, so equal rows get different ids."""
+"""An odd number, whose multiples modulo 2**64 all differ, so equal rows get different ids."""
 
 
 class ContentIds:

@@ -1,19 +1,19 @@
 """Order inside a task: one request in flight per home queue, and rows held back after a loss.
 
-A sharding key owns a home queue, so order per key is order per home queue. Requests of a queue
-wait here until the one before them is answered; waiting requests of one queue grow together, so
-that many queues do not mean many small requests. When a request is given up,
+A sharding key has one home queue, so order per home queue is order per key. A request waits here
+until the request before it in the queue is answered. Small requests that wait for one queue are
+joined, so many queues do not mean many small requests. When a request is given up,
 
 - its sharding keys are *held*: their later rows in this task become dead letters, in order;
-- if its queue could not be reached in all the time that strict order waits (`orderWaitMs`), the
-queue is *closed* for the rest of the task: its requests are held back without another wait, so one
-dead broker costs a task one wait, not one per request.
+- if strict order has waited for its queue in vain (`orderWaitMs`), the queue is *closed* for the
+rest of the task: its requests are held back at once, so a dead broker costs a task one wait, not
+one per request.
 
 If too many requests wait for queues that answer, the input waits. Requests for a queue that does
 not answer must not stop the others, so they pile up, in bounded memory. A waiting request is at
-first a slice of its batch's buffer. That keeps the whole batch in memory, although most of it is
-sent. So after some more batches the requests that still wait are copied: into memory up to a limit,
-then into a temporary file. A sink that keeps up never copies anything.
+first a slice of its batch's buffer, which keeps the whole batch in memory although most of it is
+sent. So requests that still wait two batches later are copied: into memory up to a limit, then into
+a temporary file. A sink that keeps up never copies anything.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SpillBuffer:
         self._batches[-1].append(request)
 
     def next_batch(self) -> None:
-        """Begin a new input batch; copy out requests that have waited for too long."""
+        """Begin a new input batch; copy requests that still wait from an old batch."""
         self._batches.append([])
         if len(self._batches) > _BATCHES_KEPT:
             for request in self._batches.popleft():
@@ -106,8 +106,8 @@ class SpillBuffer:
 
 
 _FLOW_BYTES: Final = 8 << 20
-"""Limit of bytes that wait for queues that answer. A broker takes 1 MB a request, and requests that
-wait for longer than two batches would be copied, or written to a file."""
+"""Limit of bytes that wait for queues that answer; more would only be copied, or go to a file. It
+is several full requests (of 1 MB)."""
 _STUCK_S: Final = 1.0
 """Time without an answer after which a queue no longer makes the input wait."""
 
@@ -164,7 +164,7 @@ class OrderedQueues:
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
 
     def next_batch(self) -> None:
-        """Begin a new input batch: waiting requests must not keep old batches alive."""
+        """Begin a new input batch; free old batches that waiting requests keep in memory."""
         self._overflow.next_batch()
 
     def closed_by(self, queue: MessageQueue) -> SendError | None:

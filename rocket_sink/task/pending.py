@@ -1,8 +1,8 @@
 """Requests of the task body that are not answered yet: encoded messages with queue and attempts.
 
-A `PendingRequest` holds its messages in the inner batch form (`rocket_sink.wire.batch`), and no
-rows or columns. Dead letters are decoded from those bytes, so the rows of an input batch can be
-freed as soon as they are encoded.
+A `PendingRequest` holds its messages as a batch's body has them (`rocket_sink.wire.batch`), and no
+rows. Dead letters are decoded from these bytes, so the rows of an input batch are freed as soon as
+they are encoded.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class PendingRequest:
         queue: the home queue, or the row's own; None lets the engine choose.
         fixed: the queue was the row's own choice (`queue_id`): it never changes.
         timed: messages with a delay, a time, a priority or a lite topic, which no batch carries.
-        alone: each message is sent by itself, as half messages are, and messages of a refused
-            batch, to find the poison row.
+        alone: each message is sent by itself: a half message, or one of a refused batch, in which
+            one message may be to blame.
         waits_for_store: the messages' WAIT, which is one value per batch.
         lacks_keys: one of several messages has no keys.
         attempts: number of attempts so far, over all submissions.

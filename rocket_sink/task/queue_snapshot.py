@@ -1,9 +1,9 @@
 """The queue list that a strictly ordered query keeps, independent of the present route.
 
 A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once,
-which makes the list shorter, and every key would move unnoticed. So the list of the first task is
-kept: in memory for the task, and in a note beside the ledger (of the kind `queues`) for the query's
-other tasks and epochs. Without a ledger each task uses the list that it finds.
+which makes the list shorter, and every key would move unnoticed. So the query pins the list of its
+first task: in memory for the task, and in a note beside the ledger (of the kind `queues`) for other
+tasks and epochs. Without a ledger each task pins the list of its own route.
 
 A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, a different
 number of queues on a present broker, or a different `shardingHash` are a change: `onRouteChange`
@@ -62,7 +62,7 @@ class QueueSnapshots:
     """Pinned queue lists of one task, shared with the query's other tasks where there is a ledger.
 
     Args:
-        query_id: names the query, or the batch.
+        query_id: id of the query, or of the batch.
     """
 
     def __init__(self, options: SinkOptions, query_id: str) -> None:
@@ -163,7 +163,7 @@ def is_static(info: TopicPublishInfo) -> bool:
 
 
 def queues_of(info: TopicPublishInfo) -> QueueList:
-    """Return {broker: its queues} of a route; a static topic has logical brokers."""
+    """Return the queues of a route as a list by broker; a static topic has logical brokers."""
     return QueueList(info.topic, _spans(info))
 
 

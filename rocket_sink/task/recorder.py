@@ -1,7 +1,7 @@
 """The recorder of a task, which makes ledger rows (Arrow) of the task's events.
 
-Attempts are gathered, because a small ledger batch costs as much as a large one. Dead letters go
-out at once, in order, because a dead letter must be durable before anything depends on it.
+It gathers attempts, because a small ledger batch costs as much as a large one. It writes dead
+letters at once, in order, because they must be durable before anything depends on them.
 """
 
 from __future__ import annotations
@@ -124,15 +124,15 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
-        """Record rows of a batch that no broker would take."""
+        """Record the rows that `validate` refused as dead letters."""
         refused_rows = rows.take(_indices(refused))
         texts = pa.array([refusal.text for refusal in refused], pa.string())
         codes = pa.array([refusal.code for refusal in refused], pa.string())
         self.rows(refused_rows, reason="data", codes=codes, texts=texts)
 
     def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
-        """Record rows that become dead letters before they are encoded; codes and texts are
-        columns."""
+        """Record rows that become dead letters before they are encoded; codes and texts of errors
+        are columns, or values for all rows."""
         columns: dict[str, Any] = rows.columns()
         if isinstance(rows.topic, str):
             columns["topic"] = rows.topic
@@ -238,7 +238,7 @@ def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
     for option in OPTIONS:
         value = getattr(options, option.attribute)
         if isinstance(value, Secret) and value:
-            # A secret that cannot be read was not used in this process.
+            # A secret that cannot be read here was not used here, so no text can have it.
             with contextlib.suppress(OptionError):
                 secrets.append(resolve_secret(option.name, value).reveal())
     return tuple(secrets)

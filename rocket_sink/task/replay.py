@@ -1,21 +1,21 @@
-"""Looks up rows that may have been sent before, so that stored ones are not sent again. In an epoch
-that was begun before (`ledger.epoch_starts`), each row is looked up at every broker of its topic:
-in the first epoch after a restart, or in a task's later attempts. Two look-ups per request, of its
-first and its last message, would not be enough:
+"""The look-up of rows that may have been sent before, so that stored ones are not sent again. If an
+epoch was begun before (`ledger.epoch_starts`: the first epoch after a restart, or a task's later
+attempt), each row is looked up at every broker of its topic. Two look-ups per request, of its first
+and its last message, would not be enough:
 
 - A broker that is killed in the middle of a batch keeps the first part of it (seen), so the first
 message says nothing about the last. The last one would prove the rows before it, but only those of
 the same request. The broker may also keep the next message with none or some of its properties
-(seen; `StoredMessage.torn`), which is sent again, whole.
-- The rows of an earlier request are not known. The replay may cut other batches, and a request may
-have gone in halves, message by message, or to another broker. The ledger notes the first id and the
-number of a request's messages. But a request may be on the wire before its note is written, so a
-request without a note can hold any of the rows.
+(seen; `StoredMessage.torn`); that message is sent again, whole.
+- Nobody knows which rows an earlier request had. The replay may cut other batches, and a request
+may have gone in halves, message by message, or to another broker. The ledger has the first id and
+the number of a request's messages. But a request may be on the wire before its ledger row is
+written, so a request without a row can have any of the rows.
 
-To ask by request, all ids would have to be durable before the send, 33 bytes a row, in every epoch,
-although few run again. Look-ups cost about 60 CPU seconds of the client per million rows that two
-brokers do not have, and twice as much for rows that they have (measured with `rocket_sink.testing`,
-2,500 to 10,000 rows).
+To look up requests, all ids would have to be durable before the send, 33 bytes a row, in every
+epoch, although few run again. Look-ups cost about 60 CPU seconds of the client per million rows
+that two brokers do not have, and twice as much for rows that they have (measured with
+`rocket_sink.testing`, 2,500 to 10,000 rows).
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class ReplayCheck:
         there, without all of its properties: it is counted as possibly stored twice.
 
         Args:
-            broker: its name. The route may lack it: a name server forgets a broker when its
-                connection closes, and learns of it only some time after it is back (seen).
+            broker: name of the killed broker. The route may lack it: a name server forgets a broker
+                when its connection closes, and learns of it some time after it is back (seen).
 
         Raises:
             DeliveryError: a broker does not answer the look-ups.
@@ -186,8 +186,8 @@ class ReplayCheck:
         return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note before the first send that sending begins; learn whether there was an earlier
-        attempt."""
+        """Note, before the first send, that this attempt begins. If there was an earlier attempt,
+        prepare the look-ups."""
         self._begun = True
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None
@@ -201,8 +201,8 @@ class ReplayCheck:
 
 
 def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
-    """Return the ids of torn messages that have all properties that were sent. They may lack only
-    the properties that the broker adds, because those come last.
+    """Return the ids of torn messages that have all properties that were sent: they lack only
+    properties that the broker adds, which come last.
 
     Args:
         texts: {id: properties that were sent (wire text)}.

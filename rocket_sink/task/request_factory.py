@@ -1,4 +1,4 @@
-"""Conversion of pending requests to engine requests: their possible queues and wire form."""
+"""Conversion of pending requests to engine requests, with their wire form and their queues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RequestFactory:
         self._moved: set[tuple[str, str | None]] = set()
 
     def send_request(self, request: PendingRequest) -> SendRequest:
-        """Return the request for the engine; messages of an `alone` or timed request go singly."""
+        """Return the request for the engine: a batch, a single message, or a group of these."""
         too_big = request.byte_count > self._options.request_max_bytes
         if request.columns is not None and request.message_count > 1:
             send = self._group(request, request.columns)
@@ -95,9 +95,9 @@ class RequestFactory:
             summary.moved_keys = len(self._moved)
 
     def note_answer(self, completion: Completion) -> None:
-        """Take the answer to a half message. A half message without an answer is not in the ledger,
-        so it is never committed. A half message without its place in the commit log could not be
-        committed, which is an error.
+        """Change the outcome of a half message without an answer to NOT_SENT: the ledger does not
+        have it, so it is never committed. Check the place of an answered one, without which it
+        could not be committed.
 
         Raises:
             DeliveryError: a broker stored a half message and does not say where.
@@ -162,7 +162,7 @@ class RequestFactory:
 
 
 class _Group:
-    """A request's messages as `SendRequest.group`."""
+    """A request's messages as a `SendRequest.group`, from which the engine may take messages."""
 
     in_parts = False
 
@@ -178,7 +178,8 @@ class _Group:
 
 
 class HomeQueueSelector:
-    """The choice of a queue for a request of a home queue; it moves whole, so order is kept.
+    """Chooses a queue for a request that has a home queue; the whole request moves, so its messages
+    keep their order.
 
     The choice is that of `routing.sharding.fallback_queue`, with one addition: while no broker is
     available, an attempt avoids the broker of the previous attempt. If the whole machine is slow,

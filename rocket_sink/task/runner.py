@@ -1,9 +1,7 @@
 """The runner that the lanes share in a worker: an engine of the pool, a task body, a spool.
 
-    With a lease of an engine: `TaskRunner.feed(batch)`*, then `finish()`, or `abort()` after any
-    error.
-
-Nothing is opened before the first row: an empty partition costs nothing and leaves no file.
+A lane calls `TaskRunner.feed` for each batch, then `finish`, or `abort` after any error. The runner
+opens nothing before the first row: an empty partition costs nothing and leaves no file.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ class TaskRunner:
     """A task attempt from its first batch to its end; every end gives the engine back to the pool.
 
     Args:
-        emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
-            dropped where no ledger is configured.
+        emit: takes the ledger rows; None: they are spooled under the ledger's path, or dropped if
+            no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
         timed: the caller cuts its batches by the clock, so another attempt of the task makes other
             batches.
@@ -45,7 +43,7 @@ class TaskRunner:
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
         hands_over: the caller gives `handed` to Spark if the ledger is out of reach here
             (`ledgerVia`).
-        token: proves, before anything is sent, that this process has the driver's ledger.
+        token: checks, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
 
     Raises:
@@ -121,8 +119,7 @@ class TaskRunner:
         return summary
 
     def abort(self) -> None:
-        """End after an error; never raises, so that the caller's own error is the one that users
-        see."""
+        """End after an error; never raises, so that users see the caller's own error."""
         try:
             if self._body is not None:
                 self._body.abort()

@@ -1,6 +1,6 @@
-"""Sends Arrow tables without Spark, by the task body of the Spark lanes; for rows that are columns
-already (pyarrow, pandas, polars, DuckDB). A message costs as much as a row of a Spark task, a tenth
-of a message of `Producer`."""
+"""A producer of Arrow tables without Spark, by the task body of the Spark lanes; for rows that are
+columns already (pyarrow, pandas, polars, DuckDB). A message costs as much as a row of a Spark task,
+a tenth of a message of `Producer`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TableProducer:
                 at the end.
         """
         batches, ledger = _batches(data), self.options.ledger
-        # Here the token only shows that this process can write the ledger.
+        # There is no other process; the token only shows that this one can write the ledger.
         token = ledger_token(resolve_path(ledger), spools=True) if ledger else None
         context, letters = self._context(), list[pa.RecordBatch]()
         spool = SpoolWriter(ledger, context) if ledger else None

@@ -4,14 +4,13 @@
     finish()     await every answer, settle the accounts, raise if a row is unaccounted for
     abort()      after an error: give up requests in flight, keep sent messages on record
 
-One thread drives it, together with the engine. Python work is per request or per given-up row,
-never per row sent. Memory is bounded by the engine's window, `requestMaxBytes`, and the limit of
-`rocket_sink.task.ordering`, whatever the input.
+One thread drives it, together with the engine. Python code runs per request or per given-up row,
+never per sent row. The engine's window, `requestMaxBytes` and the limits of
+`rocket_sink.task.ordering` bound the memory, whatever the input.
 
-A row ends as delivered, as a dead letter, or with the task: every way out of `feed` and `finish`
-other than returning is an error that makes Spark retry or fail the epoch. Fatal errors (wrong
-credentials, a wrong port) are raised at once and make no dead letters, because every other row
-would fail, too.
+If `feed` and `finish` return, each row was delivered or is a dead letter. If they raise, the task
+fails, and Spark retries or fails the epoch. Fatal errors (wrong credentials, a wrong port) are
+raised at once and make no dead letters, because every other row would fail, too.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class TaskSender:
         engine: leased by the caller, who gives it back after `finish` or `abort`.
         recorder: takes the ledger rows.
         ids: makes the ids of rows without one.
-        replay: gives all rows ids, and leaves out rows that an earlier attempt has stored.
+        replay: gives all rows ids, and removes rows that an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
         keeps_dead_letters: the recorder keeps dead letters without a ledger, too.
@@ -159,8 +158,8 @@ class TaskSender:
         return self.summary
 
     def abort(self) -> None:
-        """End after an error, without waiting. Sent messages are recorded and counted; no limit is
-        checked. Rows of `rows_in` without any other place in the accounts were not sent."""
+        """End after an error, without waiting. Record and count the messages that were sent, and
+        check no limits. Rows that count in `rows_in` only were not sent."""
         completions = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in completions:
             if not self._is_beside(completion):
@@ -256,7 +255,7 @@ class TaskSender:
         return True
 
     def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route for strict order, which has the queues of the query's first task."""
+        """Return the route with the queues that the query's first task saw, for strict order."""
         queues = self._queues.queues(info)
         return info if queues == info.queues else with_queues(info, queues)
 
@@ -285,8 +284,7 @@ class TaskSender:
         self.summary.requests += request.requests
         self._recorder.submitted(request)
         if self._limited:
-            # Write the rows before the engine waits: until then no file has the requests on the
-            # wire.
+            # `submit` may wait for the rate limit: first record the requests that are on the wire.
             self._recorder.flush_intents()
         self._engine.submit(self._requests.send_request(request))
 
@@ -299,7 +297,7 @@ class TaskSender:
                 self._complete(completion)
 
     def _is_beside(self, completion: Completion) -> bool:
-        """Return whether the completion belongs to no row (trace, dead-letter topic); if so, handle
+        """Return whether the completion is of a trace or of the dead-letter topic; if so, handle
         it."""
         is_trace = self._traces is not None and self._traces.took(completion)
         return is_trace or self._letter_topic.took(completion)

@@ -43,8 +43,8 @@ _WORDS: Final = {
 
 
 def exceeds(given_up: int, ratio: float, rows: int) -> bool:
-    """Return whether the share is larger than `ratio`; exactly, because as floats 29 exceeds 0.29 *
-    100."""
+    """Return whether more than this ratio of the rows was given up; exact, because in floats 29 is
+    more than 0.29 * 100."""
     return given_up > Fraction(str(ratio)) * rows
 
 
@@ -134,8 +134,7 @@ class TaskSummary:
     duplicates_possible: int = 0
     """Delivered rows that an earlier attempt may have stored too."""
     found_stored: int = 0
-    """Rows of `acked` that were sent before, or got no answer, and that brokers found by their ids.
-    """
+    """Rows of `acked` that were sent earlier, or got no answer, and were found by their ids."""
     requests: int = 0
     attempts: int = 0
     body_bytes: int = 0
@@ -146,7 +145,7 @@ class TaskSummary:
 
     @property
     def accounted(self) -> int:
-        """Number of rows whose outcome the ledger has."""
+        """Number of rows with an outcome."""
         return self.acked + self.degraded + self.dead + self.unknown + self.filtered
 
     @property
@@ -191,7 +190,7 @@ class RowTotals:
         self.summary.found_stored += rows
 
     def torn(self, rows: int) -> None:
-        """Count rows of which a broker may have a damaged copy; they are sent again, whole."""
+        """Count rows of which a broker may have stored a part; they are sent again, whole."""
         self.summary.duplicates_possible += rows
 
     def invalid(self, codes: Mapping[str, int], example: str) -> None:
@@ -210,8 +209,7 @@ class RowTotals:
         self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
 
     def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
-        """Count rows of a request that was under way when the task failed, without a check of
-        limits."""
+        """Count rows of a request that was in flight when the task failed; check no limits."""
         if outcome.delivered:
             self.delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
         elif outcome is Outcome.UNKNOWN:

@@ -1,6 +1,6 @@
-"""The marker in a half message, by which any process can find the ledger's decision on it. The
-producer group of half messages belongs to the ledger, not to the sender: brokers ask any client of
-the group, and all its clients can read the ledger (`rocket_sink.spark.transactions`)."""
+"""The mark in a half message, by which any process can look up the ledger's decision on it. The
+half messages of a ledger have one producer group: brokers ask any client of the group, and each
+client can read the ledger (`rocket_sink.spark.transactions`)."""
 
 from __future__ import annotations
 

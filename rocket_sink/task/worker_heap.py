@@ -2,10 +2,10 @@
 
 `pyspark.daemon` runs a full `gc.collect()` after every task, and after every plan and commit of a
 data source. The collection visits all loaded objects, mostly modules, which are never freed: 25 ms
-for pyspark and pyarrow alone, 50 ms with pandas (two shared cores), while a task takes 3 ms besides
-its rows. So the objects that exist after a process's first task are hidden from the collector once
-(`gc.freeze`). Reference counts free them as before; only a cycle of these objects that is dropped
-later is never found.
+for pyspark and pyarrow alone, 50 ms with pandas (two shared cores), while a task without rows takes
+3 ms. So `gc.freeze`, once per process, hides the objects that exist after the first task from the
+collector. Reference counts free them as before; only a dropped cycle of such objects is never
+freed.
 """
 
 from __future__ import annotations
