@@ -1,8 +1,9 @@
 """Validation of rows: the rules of `Message`, on whole columns.
 
-Kernels select suspect rows: all illegal ones, and possibly legal ones. Only these become Messages,
-so that code and text of a refusal are those of `Message`. Further rules: text bodies are UTF-8, the
-sizes of body and properties, explicit queues, and a sharding key in every row with strict order.
+Column kernels select suspect rows: all illegal rows, and perhaps some legal ones. Only suspects
+become a `Message`, whose own checks decide and give the code and text of a refusal. This module
+adds the rules that `Message` lacks: text bodies are UTF-8, the sizes of body and properties,
+explicit queues, and a sharding key in every row with strict order.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _OTHERS_BYTES: Final = 400
 """Upper bound for names, separators, numbers and WAIT of a row's other properties."""
 
 TRACE_CONTEXT: Final = ("traceparent", "tracestate")
-"""Columns of the W3C's recommendation Trace Context, and the properties that they become."""
+"""Columns of the W3C recommendation Trace Context; they become properties of the same names."""
 _IDS: Final = "[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 _TRACEPARENT: Final = f"^(00-{_IDS}|(0[1-9a-f]|[1-9a-e][0-9a-f]|f[0-9a-e])-{_IDS}(-.*)?)$"
 _NO_ID: Final = "^..-(0{32}|.{32}-0{16})-"
@@ -126,8 +127,8 @@ def drop_illegal(batch: RowBatch) -> RowBatch:
 
 
 def illegal_context(batch: RowBatch) -> dict[str, Mask]:
-    """Return {column: rows whose value breaks the W3C's form}; `tracestate` needs a legal
-    `traceparent`."""
+    """Return {column: mask of rows whose value has not the W3C's form}; a `tracestate` is legal
+    only with a legal `traceparent`."""
     masks = {}
     has_parent = np.zeros(len(batch), np.bool_)
     if (parent := batch.traceparent) is not None:
@@ -162,9 +163,9 @@ def _is_illegal(name: str, value: str) -> bool:
 
 
 def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
-    """Return the size of each row's wire property string if it exceeds `limit`, else 0. The size is
-    exact, with a generated id if the row has none. Sizes are not computed if even the longest
-    values together are under the limit."""
+    """Return the size of each row's wire property string if it exceeds `limit`, else 0. The size
+    includes the id that a row without one gets. If even the longest values together are below the
+    limit, no sizes are computed."""
     longest = _OTHERS_BYTES
     if batch.properties is not None:
         longest += int(map_sizes(batch.properties).max())
@@ -280,8 +281,8 @@ def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     yield from _suspect_queues(batch, options)
 
 
-def _mask(found: pa.Array) -> Mask:
-    mask: Mask = found.fill_null(False).to_numpy(zero_copy_only=False)
+def _mask(flags: pa.Array) -> Mask:
+    mask: Mask = flags.fill_null(False).to_numpy(zero_copy_only=False)
     return mask
 
 
@@ -333,7 +334,8 @@ def _suspect_delays(batch: RowBatch) -> Mask:
 
 
 def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
-    """Yield masks of rows with an illegal priority or lite topic, or with two kinds at once."""
+    """Yield masks of rows with an illegal priority or lite topic, or with one of these and another
+    column that it excludes."""
     priority, lite_topic = batch.priority, batch.lite_topic
     if priority is None and lite_topic is None:
         return
@@ -454,12 +456,11 @@ def _is_name(text: str) -> bool:
 
 
 _SMALL: Final = 16
-"""Up to so many rows of an invalid column are checked one by one."""
+"""Number of rows up to which an invalid column is checked row by row."""
 
 
 def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
-    """Return whether all bytes are printable ASCII; blanks count as printable only with
-    `spaces`."""
+    """Return whether all bytes are printable ASCII; `spaces` allows blanks too."""
     data = bytes_of(array)
     if not len(data):
         return True
@@ -481,7 +482,7 @@ def with_control(array: pa.Array) -> Mask:
 
 
 def with_separator(array: pa.Array) -> Mask:
-    """True where the text has 0x00, 0x01 or 0x02, so that `is_carried` may be False."""
+    """True where the text has 0x00, 0x01 or 0x02, which separate properties on the wire."""
     return _rows_with_up_to(array, 0x02)
 
 
@@ -521,17 +522,17 @@ def invalid_utf8(array: pa.Array) -> Mask:
     return is_invalid
 
 
-def _mark_invalid(array: pa.Array, found: Mask) -> None:
+def _mark_invalid(array: pa.Array, mask: Mask) -> None:
     """Mark the invalid rows, by bisection, because Arrow only says that a column is invalid."""
     try:
         array.cast(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string())
     except pa.ArrowInvalid:
         half = len(array) // 2
         if len(array) <= _SMALL:
-            found[:] = [_is_invalid(value) for value in array.to_pylist()]
+            mask[:] = [_is_invalid(value) for value in array.to_pylist()]
         else:
-            _mark_invalid(array[:half], found[:half])
-            _mark_invalid(array[half:], found[half:])
+            _mark_invalid(array[:half], mask[:half])
+            _mark_invalid(array[half:], mask[half:])
 
 
 def _is_invalid(value: bytes | None) -> bool:
@@ -551,7 +552,7 @@ def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
 
 
 def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Mask:
-    """True for the non-null rows with one of the wanted bytes of `bytes_of`."""
+    """True for the non-null rows that have a byte whose flag in `wanted` is true."""
     has_wanted = np.zeros(len(array), np.bool_)
     positions = np.flatnonzero(wanted)
     if len(positions):

@@ -2,12 +2,12 @@
 
 docs/reference/columns.md says what each column becomes.
 
-`__rmq_<name>` is an alias of each name, for frames where a data column has the plain name. The
-option `columns` maps a column of another name. Other columns are ignored, refused
+Each column may also be called `__rmq_<name>`, for frames in which a data column has the plain name.
+The option `columns` maps a column of another name. All other columns are ignored, refused
 (`strictColumns`) or packed into the body (`bodyFormat=json`).
 
-Types of Spark and Arrow schemas are named as in Spark's `simpleString`, with all whole numbers as
-`integer`, all strings as `string` and decimals without precision.
+Errors and checks name types, of Spark or of Arrow, as Spark's `simpleString` does, except that all
+whole numbers are `integer`, all strings `string`, and decimals have no precision.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rocket_sink.text import is_misspelled, nearest
 class ColumnPlan:
     """The frame's columns by contract column; made by `resolve_columns`.
 
-    `sources` has pairs (contract column, name in the frame); `topic` is the option's, or "" with a
-    topic column; `json_columns` are those that `bodyFormat=json` packs, and `keeps_nulls` says
-    whether fields that are null stay (`jsonNulls`).
+    `sources` has pairs (contract column, name in the frame). `topic` is the option's; empty if the
+    rows have a topic column. `bodyFormat=json` packs `json_columns`; `keeps_nulls` says whether the
+    JSON has fields that are null (`jsonNulls`).
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -246,7 +246,7 @@ class _Finder:
         return matches[0] if matches else None
 
     def named(self, *, json: bool) -> dict[str, str]:
-        """{contract column: source} of the columns with names of the contract."""
+        """Return {contract column: source} of the columns that have names of the contract."""
         sources = {}
         for column in CONTRACT:
             # With bodyFormat=json a column `value` is data.
@@ -259,7 +259,7 @@ class _Finder:
         return sources
 
     def mapped(self, options: SinkOptions) -> dict[str, str]:
-        """{contract column: source} of the options `columns` and `orderBy`."""
+        """Return {contract column: source} of the options `columns` and `orderBy`."""
         sources = {}
         for wanted, source in options.columns:
             sources[_contract_column(wanted)] = self._existing(source, "columns")
@@ -325,8 +325,8 @@ def _contract_column(wanted: str) -> str:
 def _json_columns(
     finder: _Finder, named: Mapping[str, str], mapped: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the columns without a name of the contract; columns that the options map are data,
-    too."""
+    """Return the columns to pack: those without a name of the contract, even if an option maps
+    them."""
     body = {**named, **mapped}.get("body")
     if body is not None:
         raise ColumnError(
@@ -374,7 +374,7 @@ def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder
 def _check_spelling(
     unknown: Iterable[str], sources: Mapping[str, str], options: SinkOptions
 ) -> None:
-    """Refuse a column that is nearly spelt like a missing contract column: it would be ignored."""
+    """Refuse a column that looks like a misspelt contract column, which would be ignored."""
     names = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
     absent = {name: column for name, column in names.items() if column not in sources}
     for source in unknown:

@@ -1,7 +1,7 @@
-"""A record batch in the standard form of `RowBatch`: casts on whole columns, nothing refused.
+"""Conversion of record batches to `RowBatch`es, by casts of whole columns; it refuses no row.
 
-Takes what Spark and Arrow users send: strings, large strings, views, dictionaries, slices, chunks,
-lists of any form. Text is never checked to be UTF-8 here, for Spark's strings need not be.
+It takes all forms that Spark and Arrow users send: strings, large strings, views, dictionaries,
+slices, chunks, lists of any form. It does not check that text is UTF-8; Spark's need not be.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _all_text(array: pa.Array) -> pa.Array:
 
 
 def _narrow(array: pa.Array) -> pa.Array:
-    """Return the array with 32-bit offsets if they suffice, because Arrow's kernels need equal
-    types."""
+    """Return the array with 32-bit offsets if they suffice: Arrow's kernels need columns of one
+    type."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(array.type)
     if small is None or array.nbytes > INT32_MAX:
         return array
@@ -168,8 +168,7 @@ def _millis(array: pa.Array) -> pa.Array:
         return pa.array(values, pa.int64(), mask=nulls_of(ticks))
     if unit != "s":
         return ticks
-    # A time beyond the range of milliseconds becomes the last time of the range, which every lane
-    # refuses.
+    # Clip seconds that do not fit into 64 bits as milliseconds; every lane refuses such times.
     most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
     for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
         ticks = bound(ticks, limit, skip_nulls=False)
@@ -177,8 +176,8 @@ def _millis(array: pa.Array) -> pa.Array:
 
 
 def _properties(array: pa.Array) -> pa.MapArray | None:
-    """Return a map without null values, and with each name once per row: at its first place, with
-    its last value."""
+    """Return a map without null values. A name that a row has several times stays at its first
+    place, with its last value."""
     if pa.types.is_map(array.type):
         entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
         array = array.view(pa.list_(entry))
@@ -199,7 +198,7 @@ def _properties(array: pa.Array) -> pa.MapArray | None:
 def _with_context(
     properties: pa.MapArray | None, context: Mapping[str, pa.Array], count: int
 ) -> pa.MapArray | None:
-    """Return the map with the columns' values as properties; an empty value is no value."""
+    """Return the map with the columns' values as further properties; skip empty values."""
     names, values, rows = [], [], []
     if properties is not None:
         own_names, own_values, offsets = entries_of(properties)
@@ -220,7 +219,7 @@ def _with_context(
 
 
 def _entry_text(array: pa.Array) -> pa.Array:
-    """Return names and values as strings; the checks judge binary values (Kafka headers) later."""
+    """Return names or values as strings, without a check of binary ones (Kafka headers)."""
     array = _text(array)
     return array.view(pa.string()) if pa.types.is_binary(array.type) else array
 
@@ -253,8 +252,7 @@ def _last_wins(
 
 
 _KEPT: Final = "order_by"
-"""Column that is kept even if all its rows are null: the sort must not depend on batch
-boundaries."""
+"""Column that is kept even if a batch has only nulls in it, so that the rows are sorted."""
 _FIELD_NAMES: Final = {"delivery_timestamp": "delivery_timestamp_ms", "event_time": "event_time_ms"}
 _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     "tags": _tags,

@@ -25,8 +25,8 @@ from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY, PropertyPie
 class RowBatch:
     """A batch of n rows as standard arrays; a column that is absent, or null in all rows, is None.
 
-    Every array has n values. Text is `string` (or `large_string` where 2 GiB do not suffice) and
-    may hold bytes that are not UTF-8, as Spark's strings can; integers are int64.
+    Every array has n values. Text is `string` (`large_string` beyond 2 GiB), perhaps with bytes
+    that are not UTF-8, as in Spark's strings; integers are int64.
     """
 
     body: pa.Array
@@ -65,7 +65,7 @@ class RowBatch:
         return len(self.body)
 
     def columns(self) -> dict[str, pa.Array]:
-        """{name: array} of the columns that are there (not a topic from the option)."""
+        """Return {name: array} of the columns that are there; without a topic from the option."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: v for name, v in values.items() if isinstance(v, pa.Array)}
 
@@ -129,8 +129,8 @@ class RowBatch:
         """Return the rows as encoded messages of the option's topic, in order.
 
         Args:
-            ids: see `message_ids` of `property_columns`.
-            properties: the rows' property strings, if they are made already.
+            ids: message ids for rows without a `message_id`.
+            properties: the rows' property strings, if the caller has made them.
         """
         assert isinstance(self.topic, str)
         if properties is None:
@@ -164,7 +164,8 @@ class RowBatch:
         )
 
     def has_event_time(self, row: int) -> bool:
-        """Return whether one row writes the property `__event_time_ms` itself."""
+        """Return whether the row has an `event_time`, which becomes the property
+        `__event_time_ms`."""
         return self.event_time_ms is not None and bool(self.event_time_ms[row].is_valid)
 
     def _value(self, column: str, row: int) -> Any:

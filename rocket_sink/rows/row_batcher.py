@@ -1,9 +1,9 @@
 """Spark's Python rows gathered into Arrow batches, for the lanes where Spark hands out rows.
 
-A foreach writer is not told the schema. If `RocketSink.stream(df)` or `sink.check(df)` saw it on
-the driver, it is used. Else the names come from the rows, and each type from the column's first
-value; the row contract then judges them like a schema. A column without any value yet has no type;
-it is judged when its first value comes.
+Spark does not tell a foreach writer the schema. If `RocketSink.stream(df)` or `sink.check(df)` saw
+it on the driver, it is used. Else the names come from the rows, and each type from the column's
+first value, and the row contract checks them like a schema. A column of nulls is checked when its
+first value comes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ _BELOW: Final = 1 << 62
 """Addend that makes all times positive, so that their bytes sort like numbers."""
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20
-"""Limit of the gathered bodies in bytes: 8,000 rows of 16 KiB are 130 MB, and as much again as an
-Arrow batch."""
+"""Limit of the gathered bodies in bytes: without it 8,000 rows of 16 KiB would take 130 MB, and as
+much again as an Arrow batch."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
-"""Number of rows after which the owner first calls `is_full`, so that it notes when the wait
-began."""
+"""Number of rows after which the owner first calls `is_full` and notes when the wait began."""
 
 
 class RowBatcher:
@@ -65,7 +64,7 @@ class RowBatcher:
 
     @property
     def plan(self) -> ColumnPlan:
-        """The meaning of the columns, which is known after the first batch."""
+        """The columns' meanings, known after the first batch."""
         assert self._plan is not None
         return self._plan
 
@@ -98,8 +97,8 @@ class RowBatcher:
         return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
 
     def body_index(self, row: Any) -> int | None:
-        """Return the index of the body in a row like `row`; None if the row contract will refuse
-        the row."""
+        """Return the index of the body in rows like `row`; None if they have none, which the row
+        contract will refuse."""
         if self._plan is not None:
             wanted = [self._plan.source("body")]
         else:
@@ -153,8 +152,8 @@ class RowBuffer:
         self._look_in(_FIRST_LOOK)
 
     def _look_in(self, rows: int) -> None:
-        """Set `look_at` to `rows` more rows, or to fewer if four times as many of the largest rows
-        would exceed the limit."""
+        """Set `look_at` to `rows` more rows; to fewer if rows like the largest could fill more than
+        a quarter of the remaining room."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 
@@ -236,8 +235,8 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
-    """Return the type of the first element (of structs, for each field); void if all lists are
-    empty."""
+    """Return the list type of the first element (of a struct: of each field's first value); null if
+    all lists are empty."""
 
     def elements() -> Iterator[Any]:
         return (element for values in lists for element in values or () if element is not None)
@@ -282,9 +281,9 @@ def _micros(value: dt.datetime | None) -> int | None:
 
 def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
     """Return keys that sort like the times, for both TIMESTAMP and TIMESTAMP_NTZ, which Spark
-    passes as times without a zone. A key is the moment in the worker's zone, then the written time.
-    Only a TIMESTAMP_NTZ can be in an hour that the clock skips; it sorts by the moment of the
-    skip."""
+    passes as times without a zone. A key is the moment in the worker's zone, then the time as it is
+    written. Only a TIMESTAMP_NTZ can be in an hour that the clock skips; it sorts by the moment of
+    the skip."""
     keys = np.zeros((len(times), 2), ">i8")
     for number, value in enumerate(times):
         if value is None:

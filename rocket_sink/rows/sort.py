@@ -1,8 +1,8 @@
 """Sorts a task's rows by `order_by` in bounded memory.
 
-Above a memory limit the rows go to temporary files, each of which is sorted: a *run*. At the end of
-the input the runs are merged. A merge holds a few blocks of each run, and the number of runs is
-limited so that the blocks stay within the limit. More runs are first merged into longer ones.
+Beyond a memory limit the rows go to temporary files. Each file is sorted: a *run*. At the end of
+the input the runs are merged. A merge holds a few blocks of each run, so it takes at most `_RUNS`
+runs; more runs are first merged into longer ones.
 """
 
 from __future__ import annotations

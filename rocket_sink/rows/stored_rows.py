@@ -1,8 +1,8 @@
 """Stored messages as Arrow rows, for the reader and the export of dead-letter topics.
 
 The columns are those of the row contract, so that rows can be sent again, then queue, offsets and
-times. `properties` are the user's; those reserved by RocketMQ are in `system_properties`. Messages
-are decoded one by one: the reader is for verification, not for speed.
+times. `properties` has the user's properties, `system_properties` those that RocketMQ reserves.
+Messages are decoded one by one: the reader is for verification, not for speed.
 """
 
 from __future__ import annotations
