@@ -13,6 +13,7 @@ delta-rs while queries run.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -340,6 +341,36 @@ def rows_of_epoch(
         raise unreadable(table.table_uri, error) from error
 
 
+class StoredFile(NamedTuple):
+    """A data file of the table.
+
+    Attributes:
+        path: below the table's folder.
+        oldest: the lower bound of `at`; None if the file has no such statistics.
+    """
+
+    path: str
+    kind: str
+    size: int
+    rows: int
+    oldest: dt.datetime | None
+
+
+def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
+    """Return the data files of this version of the table.
+
+    Raises:
+        LedgerError: as `check_named`.
+    """
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = ("path", "partition.kind", "size_bytes", "num_records", "min.at")
+    rows = actions.select([name for name in names if name in actions.column_names]).to_pylist()
+    values = (map(row.get, names) for row in rows)
+    files = [StoredFile(path, kind or "", size, n or 0, at) for path, kind, size, n, at in values]
+    check_named(place.uri, files)
+    return files
+
+
 def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
     """Return the table's files by kind, as paths below its folder.
 
@@ -348,14 +379,9 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
     """
     if place.is_local:
         check_files(place)
-    actions = pa.table(table.get_add_actions(flatten=True))
-    names = actions.column("path").to_pylist()
-    is_ours = "partition.kind" in actions.column_names
-    kinds = actions.column("partition.kind").to_pylist() if is_ours else [""] * len(names)
-    check_named(place.uri, zip(names, kinds, strict=True))
     files: dict[str, list[str]] = {}
-    for name, kind in zip(names, kinds, strict=True):
-        files.setdefault(kind, []).append(name)
+    for file in stored_files(place, table):
+        files.setdefault(file.kind, []).append(file.path)
     return dict(sorted(files.items()))
 
 
@@ -365,15 +391,15 @@ def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = ""
     return LedgerError(text, path=place.uri)
 
 
-def check_named(uri: str, files: Iterable[tuple[str, str]]) -> None:
-    """Check that the files (path, kind) in a table's log belong to the ledger.
+def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
+    """Check that the files (path, kind, ...) in a table's log belong to the ledger.
 
     Anybody who can write to the folder may have written the log.
 
     Raises:
         LedgerError: a file is not below the folder, or not of a kind that ledgers have.
     """
-    for name, kind in files:
+    for name, kind, *_ in files:
         if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
             raise LedgerError(
                 f"the ledger {uri} is not read: its log names the file {name!a} of kind {kind!a}, "

@@ -40,7 +40,7 @@ class RowsInMemory:
 
     def __init__(self, ctx: RunContext) -> None:
         self._ctx = ctx
-        self._file: io.BytesIO | None = None
+        self._file = io.BytesIO()
         self._stream: BatchWriter | None = None
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -51,9 +51,7 @@ class RowsInMemory:
         """
         if not batch.num_rows:
             return
-        if self._file is None or self._stream is None:
-            self._file = io.BytesIO()
-            self._stream = BatchWriter(self._file)
+        self._stream = self._stream or BatchWriter(self._file)
         self._stream.write(batch)
         if self._file.tell() > _MOST_BYTES:
             raise LedgerError(
@@ -65,16 +63,16 @@ class RowsInMemory:
 
     def finish(self) -> HandedRows | None:
         """Return the rows; None if there are none."""
-        if self._file is None or self._stream is None:
+        if self._stream is None:
             return None
         self._stream.close()
         rows = HandedRows(self._ctx, self._file.getvalue())
-        self._file = self._stream = None
+        self.abort()
         return rows
 
     def abort(self) -> None:
         """Drop the rows."""
-        self._file = self._stream = None
+        self._file, self._stream = io.BytesIO(), None
 
 
 def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:

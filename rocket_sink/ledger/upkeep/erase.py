@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.append.delta_rs import StoredFile, open_table, stored_files
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA
 from rocket_sink.ledger.upkeep.expire import replaced
-from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
+from rocket_sink.ledger.upkeep.rewrite import read_file, rewrite
 
 ERASED: Final = "erased: "
 """First word of an erased letter's `last_error`; the reason follows."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.delta_rs import StoredFile, stored_files
 from rocket_sink.ledger.append.table import check_table, open_for_commits
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath
@@ -34,7 +35,7 @@ from rocket_sink.ledger.schema import (
     columns_of,
 )
 from rocket_sink.ledger.sql import Query, micros
-from rocket_sink.ledger.upkeep.rewrite import StoredFile, read_file, rewrite, stored_files
+from rocket_sink.ledger.upkeep.rewrite import read_file, rewrite
 from rocket_sink.net import log
 
 if TYPE_CHECKING:

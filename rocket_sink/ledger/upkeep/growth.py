@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.append.delta_rs import StoredFile, open_table, stored_files
 from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
-from rocket_sink.ledger.upkeep.rewrite import StoredFile, rewrite, stored_files
+from rocket_sink.ledger.upkeep.rewrite import rewrite
 from rocket_sink.net import log
 from rocket_sink.producer.process_end import native_calls
 

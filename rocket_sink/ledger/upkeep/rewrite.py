@@ -14,19 +14,18 @@ they neither wait for a rewrite nor fail because of it.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import (
+    StoredFile,
     add_actions,
-    check_named,
     last_version,
     open_table,
+    stored_files,
     write_version,
 )
 from rocket_sink.ledger.notes import now_ms
@@ -42,39 +41,6 @@ _TRIES: Final = 10
 
 Change = Callable[[pa.RecordBatch], pa.RecordBatch]
 """A function that takes a batch and returns the rows that stay, perhaps changed."""
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A data file of the table.
-
-    Attributes:
-        path: below the table's folder.
-        oldest: the lower bound of `at`; None if the file has no such statistics.
-    """
-
-    path: str
-    kind: str
-    size: int
-    rows: int
-    oldest: dt.datetime | None
-
-
-def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
-    """Return the data files of this version of the table.
-
-    Raises:
-        LedgerError: the log names files that are not a ledger's.
-    """
-    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    check_named(place.uri, ((row["path"], row["partition.kind"]) for row in actions))
-    return [
-        StoredFile(
-            row["path"], row["partition.kind"], row["size_bytes"], row["num_records"] or 0,
-            row.get("min.at"),
-        )
-        for row in actions
-    ]  # fmt: skip
 
 
 def read_file(

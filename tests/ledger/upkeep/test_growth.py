@@ -15,12 +15,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import as_dataset, commit, open_table
+from rocket_sink.ledger.append.delta_rs import as_dataset, commit, open_table, stored_files
 from rocket_sink.ledger.query.backfill_marks import settled_since
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.upkeep.growth import merge
-from rocket_sink.ledger.upkeep.rewrite import rewrite, stored_files
+from rocket_sink.ledger.upkeep.rewrite import rewrite
 from tests.growth import TASKS, Growth
 
 from ..values import context, letter, sends
