@@ -100,15 +100,10 @@ class GroupFacts(NamedTuple):
 
 
 def send_rows(
-    attempts: Sequence[AttemptRecord],
-    ctx: RunContext,
-    *,
-    requests: Sequence[int] | None = None,
-    maybe_duplicate: Sequence[bool] | None = None,
-    half: Sequence[bool] | None = None,
-    groups: Sequence[GroupFacts | None] | None = None,
-    secrets: Iterable[str] = (),
-) -> pa.RecordBatch:
+    attempts: Sequence[AttemptRecord], ctx: RunContext, *, requests: Sequence[int] | None = None,
+    maybe_duplicate: Sequence[bool] | None = None, half: Sequence[bool] | None = None,
+    groups: Sequence[GroupFacts | None] | None = None, secrets: Iterable[str] = (),
+) -> pa.RecordBatch:  # fmt: skip
     """Return a row per request attempt.
 
     Args:
@@ -151,14 +146,10 @@ def send_rows(
 
 
 def in_flight_rows(
-    requests: Sequence[int],
-    ctx: RunContext,
-    *,
-    topic: str | Sequence[str],
-    message_count: Sequence[int],
-    body_bytes: Sequence[int],
+    requests: Sequence[int], ctx: RunContext, *, topic: str | Sequence[str],
+    message_count: Sequence[int], body_bytes: Sequence[int],
     message_id: Sequence[str | None] | None = None,
-) -> pa.RecordBatch:
+) -> pa.RecordBatch:  # fmt: skip
     """Return rows to append before the answers, so that a killed worker's sends show up.
 
     `Ledger.sends` leaves out such a row if the request's answer is there too. The other rows are
@@ -172,12 +163,9 @@ def in_flight_rows(
 
 
 def isolation_rows(
-    isolations: Sequence[Isolation],
-    ctx: RunContext,
-    *,
-    now_s: float | None = None,
+    isolations: Sequence[Isolation], ctx: RunContext, *, now_s: float | None = None,
     now_us: int | None = None,
-) -> pa.RecordBatch:
+) -> pa.RecordBatch:  # fmt: skip
     """Return a row per isolation.
 
     Args:
@@ -202,13 +190,9 @@ def isolation_rows(
 
 
 def epoch_row(
-    counts: Mapping[str, Any],
-    ctx: RunContext,
-    *,
-    complete: bool,
-    duration_ms: float | None = None,
+    counts: Mapping[str, Any], ctx: RunContext, *, complete: bool, duration_ms: float | None = None,
     secrets: Iterable[str] = (),
-) -> pa.RecordBatch:
+) -> pa.RecordBatch:  # fmt: skip
     """Return the accounts of one task attempt.
 
     Args:
@@ -224,12 +208,9 @@ def epoch_row(
 
 
 def confirmed_row(
-    ctx: RunContext,
-    *,
-    num_input_rows: int,
-    rows_in: int | None = None,
+    ctx: RunContext, *, num_input_rows: int, rows_in: int | None = None,
     duration_ms: float | None = None,
-) -> pa.RecordBatch:
+) -> pa.RecordBatch:  # fmt: skip
     """Return the driver's row of an epoch that Spark reported as done (a progress event).
 
     It has no `complete`, unlike the accounts of a task.
@@ -366,13 +347,9 @@ _TEXTS: Final = ("first_error", "last_error")
 
 
 def dead_letter_rows(
-    columns: Mapping[str, Any],
-    ctx: RunContext,
-    *,
-    first_ordinal: int = 0,
-    include_body: bool = True,
-    secrets: Iterable[str] = (),
-) -> list[pa.RecordBatch]:
+    columns: Mapping[str, Any], ctx: RunContext, *, first_ordinal: int = 0,
+    include_body: bool = True, secrets: Iterable[str] = (),
+) -> list[pa.RecordBatch]:  # fmt: skip
     """Return rows of dead letters in the given order; large bodies are divided into several
     batches.
 

@@ -75,12 +75,9 @@ class DeadLetterTopic:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        engine: SendEngine,
-        recorder: LedgerRecorder,
+        self, options: SinkOptions, engine: SendEngine, recorder: LedgerRecorder,
         others: deque[Completion],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._others = others
         self._options = options
         self._engine = engine
@@ -200,12 +197,9 @@ class DeadLetterWriter:
     """Turns rows and requests, and the messages held back behind them, into dead letters."""
 
     def __init__(
-        self,
-        options: SinkOptions,
-        recorder: LedgerRecorder,
-        totals: RowTotals,
+        self, options: SinkOptions, recorder: LedgerRecorder, totals: RowTotals,
         ordered: OrderedQueues,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._in_order = options.ordering != "none"
         self._once = options.delivery == "effectively_once"
         self._strict = options.ordering == "strict"

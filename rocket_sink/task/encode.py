@@ -235,13 +235,9 @@ def place_rows(
 
 
 def encode_requests(
-    rows: RowBatch,
-    placed: Assignment,
-    options: SinkOptions,
-    ids: MessageIds,
-    *,
+    rows: RowBatch, placed: Assignment, options: SinkOptions, ids: MessageIds, *,
     alone: bool = False,
-) -> list[PendingRequest]:
+) -> list[PendingRequest]:  # fmt: skip
     """Return the requests for one group's rows; requests of one queue are in row order.
 
     Args:

@@ -50,14 +50,9 @@ class LedgerRecorder:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        ctx: RunContext,
-        emit: Callable[[pa.RecordBatch], None],
-        *,
-        intents: bool = False,
-        again: bool = False,
-    ) -> None:
+        self, options: SinkOptions, ctx: RunContext, emit: Callable[[pa.RecordBatch], None], *,
+        intents: bool = False, again: bool = False,
+    ) -> None:  # fmt: skip
         self._again = again
         self._ctx = ctx
         self._halves = options.delivery == "transactional"

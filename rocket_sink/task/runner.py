@@ -53,20 +53,12 @@ class TaskRunner:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        ctx: RunContext,
-        *,
-        emit: Callable[[pa.RecordBatch], None] | None = None,
-        pool: ProducerPool | None = None,
-        check_group: str = "",
-        timed: bool = False,
-        again: bool = False,
-        keeps_dead_letters: bool = False,
-        hands_over: bool = False,
-        token: LedgerToken | None = None,
-        streaming_query: str = "",
-    ) -> None:
+        self, options: SinkOptions, ctx: RunContext, *,
+        emit: Callable[[pa.RecordBatch], None] | None = None, pool: ProducerPool | None = None,
+        check_group: str = "", timed: bool = False, again: bool = False,
+        keeps_dead_letters: bool = False, hands_over: bool = False,
+        token: LedgerToken | None = None, streaming_query: str = "",
+    ) -> None:  # fmt: skip
         if not check_group:
             needs_append(options, f"the lane {ctx.lane!r}")
         self._check_group = check_group

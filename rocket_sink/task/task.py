@@ -74,20 +74,12 @@ class TaskSender:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        plan: ColumnPlan,
-        *,
-        engine: SendEngine,
-        recorder: LedgerRecorder,
-        ids: MessageIds | None = None,
-        replay: ReplayCheck | None = None,
-        held: Mapping[str, set[str]] | None = None,
-        half_properties: str = "",
-        keeps_dead_letters: bool = False,
-        queues: Queues | None = None,
+        self, options: SinkOptions, plan: ColumnPlan, *, engine: SendEngine,
+        recorder: LedgerRecorder, ids: MessageIds | None = None, replay: ReplayCheck | None = None,
+        held: Mapping[str, set[str]] | None = None, half_properties: str = "",
+        keeps_dead_letters: bool = False, queues: Queues | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._options = options = rate_limited_options(options)
         self._plan = plan
         self._engine = engine

@@ -178,12 +178,9 @@ class FoldSummary:
 
 
 def fold(
-    spark: SparkSession,
-    ledger_path: str | LedgerPath,
-    *,
-    wait_s: float = 60.0,
+    spark: SparkSession, ledger_path: str | LedgerPath, *, wait_s: float = 60.0,
     on_step: OnStep | None = None,
-) -> FoldSummary:
+) -> FoldSummary:  # fmt: skip
     """Move the rows of every finished spool file into the table; make the table if it is missing.
 
     Args:
@@ -261,14 +258,9 @@ class _Folder:
     """
 
     def __init__(
-        self,
-        spark: SparkSession,
-        place: LedgerPath,
-        spool: LedgerPath,
-        on_step: OnStep,
-        check_lock: Callable[[], None],
-        summary: FoldSummary,
-    ) -> None:
+        self, spark: SparkSession, place: LedgerPath, spool: LedgerPath, on_step: OnStep,
+        check_lock: Callable[[], None], summary: FoldSummary,
+    ) -> None:  # fmt: skip
         self._spark = spark
         self._place = place
         self._spool = spool
