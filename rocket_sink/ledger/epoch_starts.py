@@ -189,9 +189,8 @@ class EpochStarts:
 
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
-    """Note that the driver begins an epoch; return True if this or a later epoch was begun before.
-    Returns False if the folder cannot be read or written, because only counts depend on the answer.
-    """
+    """Note that the driver begins an epoch; return whether this or a later epoch was begun before.
+    Return False if the folder cannot be read or written: only counts depend on the answer."""
     name, last = folder_part(query_id), -1
     try:
         store = NoteStore(place, _EPOCHS)

@@ -180,7 +180,7 @@ class Lease:
 
 LOCK_NAME: Final = "lock"
 ENDS_LOCK: Final = "transactions.lock"
-"""Name of the lock without which no process may end epochs of the ledger."""
+"""Name of the lock that a process must hold to end epochs with half messages."""
 
 
 class LedgerLock:

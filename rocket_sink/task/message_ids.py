@@ -116,7 +116,7 @@ def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
 
 
 class TaskIds:
-    """Makes the ids of one task of a write; `rocket_sink.task.message_ids.MessageIds`."""
+    """The `MessageIds` of one task of a write, which depend on the batches."""
 
     def __init__(self, write: str, epoch: int, partition: int | None) -> None:
         text = json.dumps([write, epoch, partition])
@@ -189,7 +189,7 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ContentIds:
-    """Makes the ids of one task; `rocket_sink.task.message_ids.MessageIds`.
+    """The `MessageIds` of one task that depend on contents only.
 
     Args:
         dated: put 0 where Java's ids have the milliseconds since the month began, like `TaskIds`.

@@ -222,10 +222,9 @@ class Ledger:
     ) -> Report:  # fmt: skip
         """Return what `rocket-sink report` shows: the verdict and the figures, as a value.
 
-        The ledger is folded first, as by the command; while another process folds,
-        `unfolded_epochs` says how many epochs are missing. Notebooks show the report as tables,
-        `print(report)` as text, and `ledger.report.to_html(report)` as a page, with charts if
-        `charts` is true.
+        This folds first, as the command does; while another process folds, `unfolded_epochs` says
+        how many epochs are missing. Notebooks show the report as tables, `print(report)` shows
+        text, and `ledger.report.to_html(report)` makes a page, with charts if `charts` is true.
 
         Args:
             query: a streaming query's id, or its beginning.
