@@ -67,7 +67,7 @@ def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
         with path.open("w", encoding="utf-8") as file:
             return sum(_lines(chunk, file) for chunk in _chunks(letters))
     raise ConfigurationError(
-        f"{path.name} is neither .parquet nor .json: which kind of file is it?"
+        f"the kind of the file {path.name} is not known: name it FILE.parquet or FILE.json"
     )
 
 

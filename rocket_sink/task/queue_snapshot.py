@@ -141,7 +141,7 @@ def _parsed(topic: str, note: Any) -> Pinned:
 def _changed(topic: str, change: str) -> str:
     return (
         f"ordering=strict: the queues of the topic {topic!r} changed under the query ({change}), "
-        "so keys would move to other queues and overtake themselves. Set what was before again; or "
+        "so keys would move to other queues and overtake themselves. Restore the former queues; or "
         "let the consumers drain the topic, and set onRouteChange=allow"
     )
 

@@ -33,10 +33,10 @@ _WORDS: Final = {
     "dead": "dead letters",
     "unknown": "dead letters, outcome unknown",
     "filtered": "filtered",
-    "invalid": "of the dead: refused rows",
-    "held_back": "of the dead: held back",
+    "invalid": "dead letters: refused rows",
+    "held_back": "dead letters: held back",
     "duplicates_possible": "possible duplicates",
-    "found_stored": "of the acknowledged: found stored",
+    "found_stored": "acknowledged: found stored",
     "requests": "requests",
     "attempts": "attempts",
 }
