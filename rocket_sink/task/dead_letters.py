@@ -263,11 +263,8 @@ class DeadLetterWriter:
         """Give up rows whose topic has no route, before they are encoded. Hold back later rows of
         their keys, because the topic may get a route."""
         assert isinstance(rows.topic, str)
-        order_keys = rows.order_keys()
-        self._note(rows.topic, order_keys)
-        if self._in_order and order_keys is not None:
-            keys = pc.unique(order_keys.drop_null()).to_pylist()
-            self._held.setdefault(rows.topic, set()).update(keys)
+        keys = self._note(rows.topic, rows.order_keys())
+        self._held.setdefault(rows.topic, set()).update(keys)
         self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
 
@@ -303,9 +300,13 @@ class DeadLetterWriter:
         self.keys.setdefault(request.topic, set()).update(keys)
         return keys
 
-    def _note(self, topic: Any, keys: pa.Array | None) -> None:
-        if self._in_order and isinstance(topic, str) and keys is not None:
-            self.keys.setdefault(topic, set()).update(pc.unique(keys.drop_null()).to_pylist())
+    def _note(self, topic: Any, keys: pa.Array | None) -> set[str]:
+        """Take keys of dead letters into `keys`; return them, or none without an order."""
+        if not self._in_order or keys is None:
+            return set()
+        names = set(pc.unique(keys.drop_null()).to_pylist())
+        self.keys.setdefault(topic, set()).update(names)
+        return names
 
     def _hold_waiting(self, request: PendingRequest, keys: set[str]) -> None:
         """Split the requests that wait for the queue into messages of held keys and the others."""

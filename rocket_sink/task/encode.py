@@ -30,14 +30,13 @@ from rocket_sink.rows.row_batch import KINDS, RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
 from rocket_sink.task.request_factory import compressed_column
-from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of, nulls_of
+from rocket_sink.wire.columns.buffers import Int64s, Mask, as_binary, ints_of, nulls_of
 from rocket_sink.wire.columns.encode import RequestSlice, cut_requests, group_by_queue
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import least_version
 
 _PART_BYTES: Final = 8 << 20
 """Size of the parts in which input is encoded; a part's columns exist in several copies at once."""
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -174,25 +173,18 @@ def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assign
     refused = np.empty(0, np.int64)
     keys = rows.order_keys()
     if keys is not None:
-        _place_sharded(groups, keys, queues_for_keys(info, keys, sharding_hash))
+        present = ~nulls_of(keys)
+        groups[present] = queues_for_keys(info, keys, sharding_hash)[present]
     if rows.queue_id is not None:
         refused = _place_fixed(groups, rows, queues)
     return Assignment(groups, queues, refused)
-
-
-def _place_sharded(groups: Int64s, keys: pa.Array, homes: Int64s) -> None:
-    if keys.null_count:
-        present = keys.is_valid().to_numpy(zero_copy_only=False)
-        groups[present] = homes[present]
-    else:
-        groups[:] = homes
 
 
 def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
     """Assign rows that name a queue to the group of that queue; return the rows whose queue is
     unknown."""
     assert rows.queue_id is not None
-    present = rows.queue_id.is_valid().to_numpy(zero_copy_only=False)
+    present = ~nulls_of(rows.queue_id)
     ids = ints_of(rows.queue_id, _NOT_A_QUEUE)
     queue_indices = np.full(len(rows), _NOT_A_QUEUE, np.int64)
     for broker, mask in _broker_masks(rows.broker_name, present):
@@ -210,12 +202,10 @@ def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue])
     return np.flatnonzero(present & ~placed)
 
 
-def _broker_masks(
-    names: pa.Array | None, present: np.ndarray[Any, np.dtype[np.bool_]]
-) -> list[tuple[str | None, np.ndarray[Any, np.dtype[np.bool_]]]]:
+def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | None, Mask]]:
     if names is None:
         return [(None, present)]
-    masks: list[tuple[str | None, np.ndarray[Any, np.dtype[np.bool_]]]] = []
+    masks: list[tuple[str | None, Mask]] = []
     for name in pc.unique(names).to_pylist():
         same = pc.equal(names, name) if name is not None else names.is_null()
         masks.append((name, same.fill_null(False).to_numpy(zero_copy_only=False) & present))

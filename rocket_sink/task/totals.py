@@ -250,9 +250,5 @@ class RowTotals:
             )
 
     def _error(self, text: str) -> DeliveryError:
-        summary = self.summary
-        counts = {
-            "rows_in": summary.rows_in, "acked": summary.acked, "degraded": summary.degraded,
-            "dead": summary.dead, "unknown": summary.unknown, "filtered": summary.filtered,
-        }  # fmt: skip
-        return DeliveryError(text, counts=counts, first_error=summary.first_error)
+        counts = {name: getattr(self.summary, name) for name in COUNTS[:6]}
+        return DeliveryError(text, counts=counts, first_error=self.summary.first_error)
