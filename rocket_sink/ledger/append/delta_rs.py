@@ -8,6 +8,8 @@ exists. Then delta-rs reads the other commit, and tries the next version unless 
 Spark's Delta looks for the file and then renames (in a local folder, within microseconds) or
 writes (on S3), which is safe only within one JVM. So all commits to such a table go through
 delta-rs while queries run.
+
+`last_version` and `has_token` raise LedgerError if the store cannot be read now.
 """
 
 from __future__ import annotations
@@ -259,11 +261,7 @@ def _has_log(place: LedgerPath) -> bool:
 
 @native_calls.uninterrupted()
 def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | None:
-    """Return the last transaction of `app_id` in this version of the table.
-
-    Raises:
-        LedgerError: the store cannot be read now.
-    """
+    """Return the last transaction of `app_id` in this version of the table."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -275,11 +273,7 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
 
 def has_token(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
     """Return whether a commit after the version `since` has this `token`; None if some of these
-    commits are gone. delta-rs's `history` would read all commits and hold Python's lock meanwhile.
-
-    Raises:
-        LedgerError: the store cannot be read now.
-    """
+    commits are gone. (delta-rs's `history` reads all commits and holds Python's lock meanwhile.)"""
     last = since
     try:
         for version, actions in commits_after(place, place.filesystem(), since):

@@ -14,6 +14,8 @@ pending dead letter. Keys of an attempt that is not in the ledger yet stay held.
 Rows that were refused for their content (reason `data`) hold no key, because they are never sent as
 they are. Rows that were held back (`held_back`) hold their key only if another dead letter of the
 key was sent, failed and counts. Otherwise they would hold their own key for ever.
+
+All functions and methods raise LedgerError if the ledger's folder cannot be read or written.
 """
 
 from __future__ import annotations
@@ -63,11 +65,7 @@ class _Note(NamedTuple):
 
 
 class PendingKeys:
-    """The held keys of one ledger, as one task attempt sees them.
-
-    Raises from all methods:
-        LedgerError: the ledger's folder cannot be read or written.
-    """
+    """The held keys of one ledger, as one task attempt sees them."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -108,11 +106,7 @@ class PendingKeys:
 
 
 def withdraw(place: LedgerPath, query_id: str) -> None:
-    """Release all keys of a batch write that failed: its dead letters are in no ledger.
-
-    Raises:
-        LedgerError: the ledger's folder cannot be read or written.
-    """
+    """Release all keys of a batch write that failed: its dead letters are in no ledger."""
     query = path_part(query_id)
     with _errors(place):
         store = NoteStore(place, _KIND)
@@ -121,11 +115,7 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
 
 def release(spark: SparkSession, place: LedgerPath) -> int:
     """Release the keys that need not be held any more; return the number of removed notes. This
-    costs one listing; while keys are held, also a listing of the spool and three queries.
-
-    Raises:
-        LedgerError: the ledger's folder cannot be read or written.
-    """
+    costs one listing; while keys are held, also a listing of the spool and three queries."""
     # The import is here because tasks import this module, too, and read no ledger.
     from rocket_sink.ledger.query.duckdb_reader import reader_of
 
@@ -154,11 +144,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
-    """Remove these keys (topic, sharding key) from all notes; they have no pending dead letter.
-
-    Raises:
-        LedgerError: the ledger's folder cannot be read or written.
-    """
+    """Remove these keys (topic, sharding key) from all notes; they have no pending dead letter."""
     gone = set(keys)
     with _errors(place):
         store = NoteStore(place, _KIND)
