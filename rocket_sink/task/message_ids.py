@@ -69,14 +69,10 @@ class FreshIds:
     def ids(self, rows: RowBatch) -> pa.Array:
         count, now_ms = len(rows), time.time_ns() // 1_000_000
         new_ids = message_id_column(
-            ip=self._address,
-            pid=os.getpid(),
-            class_hash=self._salt,
-            start_ms=month_start_ms(now_ms, timezone.utc),
-            now_ms=now_ms + (self._counter >> 16),
-            counter=self._counter,
-            count=count,
-        )
+            ip=self._address, pid=os.getpid(), class_hash=self._salt,
+            start_ms=month_start_ms(now_ms, timezone.utc), now_ms=now_ms + (self._counter >> 16),
+            counter=self._counter, count=count,
+        )  # fmt: skip
         self._counter += count
         return new_ids
 
@@ -131,14 +127,10 @@ class TaskIds:
                 state.update(part)
         self._state = digest = state.digest()
         return message_id_column(
-            ip=digest[:4],
-            pid=int.from_bytes(digest[4:6], "big"),
-            class_hash=int.from_bytes(digest[6:10], "big"),
-            start_ms=0,
-            now_ms=0,
-            counter=0,
+            ip=digest[:4], pid=int.from_bytes(digest[4:6], "big"),
+            class_hash=int.from_bytes(digest[6:10], "big"), start_ms=0, now_ms=0, counter=0,
             count=len(rows),
-        )
+        )  # fmt: skip
 
 
 def _digest(text: bytes) -> Any:

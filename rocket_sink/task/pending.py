@@ -107,13 +107,11 @@ class SingleColumns(NamedTuple):
         """Return the messages `first` to `last` (exclusive), without a copy."""
         count, flag, sys_flag = last - first, self.flag, self.sys_flag
         return SingleColumns(
-            self.body.slice(first, count),
-            self.properties.slice(first, count),
+            self.body.slice(first, count), self.properties.slice(first, count),
             self.message_ids.slice(first, count),
-            flag if isinstance(flag, int) else flag[first:last],
-            self.least_version,
+            flag if isinstance(flag, int) else flag[first:last], self.least_version,
             sys_flag if isinstance(sys_flag, int | None) else sys_flag[first:last],
-        )
+        )  # fmt: skip
 
 
 class SpillState(enum.Enum):

@@ -70,13 +70,8 @@ class LedgerRecorder:
         """The unique name of this task attempt."""
         ctx = self._ctx
         parts = (
-            ctx.query_id,
-            ctx.run_id,
-            ctx.epoch,
-            ctx.partition,
-            ctx.task_attempt_id,
-            ctx.worker,
-        )
+            ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id, ctx.worker,
+        )  # fmt: skip
         return "/".join(map(str, parts))
 
     @property
@@ -202,12 +197,9 @@ class LedgerRecorder:
 
     def _letter(self, columns: Mapping[str, Any], count: int) -> None:
         batches = dead_letter_rows(
-            columns,
-            self._ctx,
-            first_ordinal=self._letters,
-            include_body=self._include_body,
+            columns, self._ctx, first_ordinal=self._letters, include_body=self._include_body,
             secrets=self._secrets,
-        )
+        )  # fmt: skip
         self._letters += count
         for batch in batches:
             self._emit(batch)

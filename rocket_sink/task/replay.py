@@ -159,12 +159,9 @@ class ReplayCheck:
         ids = [decode_properties(text)[UNIQ_KEY] for text in texts]
         now_ms = time.time_ns() // 1_000_000
         stored = StoredMessages(
-            self._engine,
-            since_ms=now_ms,
-            brokers={request.topic: [broker]},
-            advice=_ADVICE,
+            self._engine, since_ms=now_ms, brokers={request.topic: [broker]}, advice=_ADVICE,
             by_route=False,
-        )
+        )  # fmt: skip
         stored_ids = stored.find(request.topic, ids, timed=request.timed)
         last = _whole(stored.torn, ids, texts)
         stored_ids |= last

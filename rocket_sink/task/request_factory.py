@@ -48,16 +48,11 @@ class RequestFactory:
             send = self._single(request)
         else:
             send = SendRequest(
-                request.topic,
-                _joined(request),
-                message_count=request.message_count,
-                batch=True,
-                properties="" if request.waits_for_store else _NO_WAIT,
-                token=request,
-                message_id=request.first_message_id,
-                sys_flag=request.sys_flag,
+                request.topic, _joined(request), message_count=request.message_count, batch=True,
+                properties="" if request.waits_for_store else _NO_WAIT, token=request,
+                message_id=request.first_message_id, sys_flag=request.sys_flag,
                 lacks_keys=request.lacks_keys,
-            )
+            )  # fmt: skip
         send.retry_while_busy = True
         self._place(send, request)
         if self._once:
@@ -75,15 +70,10 @@ class RequestFactory:
             columns.body, columns.properties, sys_flag | bits, columns.flag, suffix=half.encode()
         )
         return SendRequest(
-            request.topic,
-            b"",
-            message_count=request.message_count,
-            timed=request.timed or bool(half),
-            least_version=columns.least_version,
-            token=request,
-            message_id=columns.message_ids[0].as_py(),
-            group=_Group(messages, request, self),
-        )
+            request.topic, b"", message_count=request.message_count,
+            timed=request.timed or bool(half), least_version=columns.least_version, token=request,
+            message_id=columns.message_ids[0].as_py(), group=_Group(messages, request, self),
+        )  # fmt: skip
 
     def note_move(
         self, request: PendingRequest, stored: MessageQueue, summary: TaskSummary
@@ -149,16 +139,10 @@ class RequestFactory:
             separator = "" if not properties or properties.endswith("\x02") else "\x02"
             properties = f"{properties}{separator}{half}"
         return SendRequest(
-            request.topic,
-            body,
-            properties=properties,
-            timed=request.timed or bool(half),
-            least_version=least_version(message.properties),
-            sys_flag=sys_flag,
-            flag=message.flag,
-            token=request,
-            message_id=message.property(UNIQ_KEY) or "",
-        )
+            request.topic, body, properties=properties, timed=request.timed or bool(half),
+            least_version=least_version(message.properties), sys_flag=sys_flag, flag=message.flag,
+            token=request, message_id=message.property(UNIQ_KEY) or "",
+        )  # fmt: skip
 
 
 class _Group:

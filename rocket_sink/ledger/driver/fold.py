@@ -318,8 +318,7 @@ class _Folder:
             rows = None
             if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
                 rows = self._read(manifest)
-            faults = self._faults(manifest, rows)
-            manifest = self._sound(manifest, faults)
+            manifest = self._sound(manifest, self._faults(manifest, rows))
             if not manifest.files:
                 self._notes.remove(manifest.name)
                 return

@@ -103,18 +103,11 @@ def read_series(read: Scoped, brokers: Sequence[BrokerFigures]) -> Series:
     broker = _most(read, "broker_name", BROKER, _BROKERS)
     behind = _behind(read, step, broker, topic)
     return Series(
-        step_s * 1000,
-        micros(first) // 1000,
-        micros(last) // 1000,
-        _cells(read, step, broker, topic),
-        *_latencies(read, step, broker, topic),
-        _letters(read, step),
-        _queues(read),
-        _isolations(read),
-        behind,
-        _failures(read, step, broker, topic),
-        _epochs(read, behind),
-    )
+        step_s * 1000, micros(first) // 1000, micros(last) // 1000,
+        _cells(read, step, broker, topic), *_latencies(read, step, broker, topic),
+        _letters(read, step), _queues(read), _isolations(read), behind,
+        _failures(read, step, broker, topic), _epochs(read, behind),
+    )  # fmt: skip
 
 
 def step_of(length_s: float) -> int:
