@@ -66,9 +66,9 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
                 return False
             if pause_s is None:
                 raise LedgerError(
-                    f"cannot test now whether the store of the ledger {place.uri} refuses a second "
-                    f"write: {_java_text(error)}. Nothing was sent; try again. The driver needs to "
-                    "write below the ledger's _tries",
+                    f"the store of the ledger {place.uri} cannot be asked now whether it refuses a "
+                    f"second write: {_java_text(error)}. Nothing was sent; try again. The driver "
+                    "needs to write below the ledger's _tries",
                     path=place.uri,
                 ) from error
             time.sleep(pause_s)

@@ -121,7 +121,7 @@ class Ledger:
         summary = self.sync(spark, wait_s=wait_s)
         if summary.busy:
             raise LedgerError(
-                f"{summary.holder} has been folding the ledger {self.path} for more than "
+                f"the ledger {self.path} is being folded by {summary.holder}, for more than "
                 f"{wait_s:g} s: rows that tasks wrote last are missing. Try again after its end",
                 path=self.path,
             )
