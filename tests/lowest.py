@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = platformdirs.user_cache_path("rocket-sink") / "versions" / "lowest"
     python = folder / "bin" / "python"
     oldest = next(iter(pythons().values()))
-    subprocess.run(["uv", "venv", "--clear", "--python", oldest, folder], check=True)
+    subprocess.run(["uv", "venv", "--seed", "--clear", "--python", oldest, folder], check=True)
     install = ["uv", "pip", "install", "--python", str(python)]
     lowest = ["--resolution", "lowest-direct", "-e", ".[test]"]
     subprocess.run([*install, *lowest], cwd=ROOT, check=True)
