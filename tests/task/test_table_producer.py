@@ -243,5 +243,5 @@ def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_l
     assert dict(letter["properties"]) == {"own": "1", "traceparent": "00-0-0-00"}
     assert "'00-0-0-00'" in letter["last_error"] and "trace-context" in letter["last_error"]
     assert make(propertyPolicy="drop").send(rows).summary.acked == 8
-    (dropped,) = (dict(m.properties) for m in cluster.messages("orders")[8 - 1 :] if m.body == b"4")
+    (dropped,) = (dict(m.properties) for m in cluster.messages("orders") if m.body == b"4")
     assert dropped["own"] == "1" and "traceparent" not in dropped
