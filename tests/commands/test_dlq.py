@@ -91,7 +91,10 @@ def test_export_to_files(run: Cli, tmp_path: Path) -> None:
     run("export", "-g", GROUP, "--out", str(tmp_path / "x.json"))
     lines = (tmp_path / "x.json").read_text().splitlines()
     assert [json.loads(line)["message_id"] for line in lines] == ["ID0", "ID1", "ID2"]
-    assert "is not known: name it" in run("export", "-g", GROUP, "--out", str(tmp_path / "x.txt"), code=1)[1]
+    assert (
+        "is not known: name it"
+        in run("export", "-g", GROUP, "--out", str(tmp_path / "x.txt"), code=1)[1]
+    )
     run("export", "-g", GROUP, code=2)
 
 
