@@ -6,6 +6,7 @@ by one for each window of stored messages, as in TCP's congestion control (RFC 5
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 BURST_S: Final = 1.0
@@ -24,7 +25,7 @@ PROXY_BATCH: Final = 500
 def batch_places(messages: int) -> int:
     """Return the places that a batch takes in the window of a proxy: the answer has 33 bytes for
     each message, and 57 if the broker has an IPv6 address."""
-    return min(1 + messages // 9, PROXY_PLACES)
+    return 1 + messages // 9
 
 
 class TokenBucket:
@@ -66,13 +67,15 @@ class AimdWindow:
     Args:
         in_flight: requests in flight at the busy answer, including its own request.
         now_s: the time of the busy answer.
+        most: the largest limit.
     """
 
-    __slots__ = ("_cut_s", "limit")
+    __slots__ = ("_cut_s", "_most", "limit")
 
-    def __init__(self, in_flight: int, now_s: float) -> None:
+    def __init__(self, in_flight: int, now_s: float, most: float = math.inf) -> None:
         self.limit = max(1.0, in_flight * CUT)
         self._cut_s = now_s
+        self._most = most
 
     def busy(self, sent_s: float, in_flight: int, now_s: float) -> None:
         """Cut the window after a busy answer, unless its request was sent before the last cut."""
@@ -82,7 +85,7 @@ class AimdWindow:
 
     def stored(self) -> None:
         """Let the window grow after a stored message."""
-        self.limit += 1.0 / self.limit
+        self.limit = min(self._most, self.limit + 1.0 / self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:
         """Return how many requests of a group may be sent now; 0 if the group must wait. It waits

@@ -38,8 +38,8 @@ def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> N
 
 
 def plan(cluster: FakeCluster, **options: Any) -> tuple[MessageReader, list[QueueRange]]:
-    given = {"nameserver": cluster.name_server, "topic": TOPIC, **options}
-    reader = pickle.loads(pickle.dumps(MessageReader(*ReadOptions.parse(given))))
+    settings = {"nameserver": cluster.name_server, "topic": TOPIC, **options}
+    reader = pickle.loads(pickle.dumps(MessageReader(*ReadOptions.parse(settings))))
     return reader, pickle.loads(pickle.dumps(list(reader.partitions())))
 
 

@@ -382,12 +382,18 @@ class SendAttempt:
 
 
 class BatchAttempt(SendAttempt):
-    """One attempt at a batch, which takes several places at a proxy, or waits for all of them."""
+    """One attempt at a batch. At a proxy it waits until all places that it takes are free."""
 
     def room_at(self, broker: Broker, reserved: int = 0) -> int:
         self.requests = broker.batch_places(self.request.message_count)
         room = broker.room_for(self.requests, reserved)
         return room if room == self.requests else 0
+
+
+def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
+    """Return the class of the attempts of a request that is no group, its body as buffers, and
+    their bytes."""
+    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

@@ -53,7 +53,7 @@ class Proxy:
     def __init__(self, address: str) -> None:
         self.address = address
         self.brokers: list[Broker] = []
-        self.window = AimdWindow(2 * PROXY_PLACES, 0.0)
+        self.window = AimdWindow(2 * PROXY_PLACES, 0.0, PROXY_PLACES)
 
     @property
     def in_flight(self) -> int:
@@ -116,12 +116,11 @@ class Broker:
 
     def stored(self, full_size: int, requests: int = 1) -> None:
         """Let the window grow by stored requests; drop it once it has grown to `full_size`. The
-        window of a proxy stays, and grows to `PROXY_PLACES` at most."""
+        window of a proxy stays."""
         for _ in range(requests):
             if self.window is None:
                 return
-            if self.proxy is None or self.window.limit < PROXY_PLACES:
-                self.window.stored()
+            self.window.stored()
             if self.proxy is None and self.window.limit >= full_size:
                 self.window = None
 
@@ -242,11 +241,8 @@ class Brokers:
 
     def _of_route(self, info: TopicPublishInfo, name: str) -> Broker:
         """Return the state of a broker of the route; it begins anew when its proxy changes."""
-        broker = self._brokers.get(name)
-        address = info.proxy(self._name_servers)
-        if not address:
-            return self.of(name) if broker is None else broker
-        if broker is None or broker.proxy is None or broker.proxy.address != address:
+        broker, address = self.of(name), info.proxy(self._name_servers)
+        if address and (broker.proxy is None or broker.proxy.address != address):
             # Requests in flight at another proxy take no place at this one.
             proxies = (other.proxy for other in self._brokers.values() if other.proxy)
             proxy = next((p for p in proxies if p.address == address), None)

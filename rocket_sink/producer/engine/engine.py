@@ -33,14 +33,13 @@ from rocket_sink.net.identity import Identity
 from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
-    BatchAttempt,
     CheckResult,
     Completion,
     End,
     SendAttempt,
     SendRequest,
     Wait,
-    buffers_of,
+    single_kind,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -169,12 +168,10 @@ class SendEngine:
         """Submit a request if window and rate limit have room; return whether they had."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
-        kind, requests = (BatchAttempt if request.batch else SendAttempt), 1
         if request.group is None:
-            body, size = buffers_of(request.body)
+            (kind, body, size), requests = single_kind(request), 1
         else:
-            kind, body, size = attempt_kind(request)
-            requests = request.message_count
+            (kind, body, size), requests = attempt_kind(request), request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False

@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
     AttemptHistory,
-    BatchAttempt,
     SendAttempt,
     SendRequest,
     StoredFrames,
-    buffers_of,
+    single_kind,
 )
 from rocket_sink.wire.columns.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -191,5 +190,5 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
     """Return the class of the request's attempts, its body as buffers, and their bytes."""
     if request.group is None:
-        return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
+        return single_kind(request)
     return GroupAttempt, (), request.group.messages.body_bytes
