@@ -80,7 +80,7 @@ def decode_trace(text: str) -> list[Trace]:
         name, *values = line.split(CONTENT_SEPARATOR)
         kind = _TRACES.get(name)
         if kind is not None:
-            names = kind._fields
+            names = kind.__dataclass_fields__
             # Later clients append fields (the client's host), which earlier readers ignore.
             if len(values) < len(names):
                 raise RemoteProtocolError(f"{len(values)} of {len(names)} fields")

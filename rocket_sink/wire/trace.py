@@ -7,8 +7,10 @@ message ids and keys in them. Its topic is RMQ_SYS_TRACE_TOPIC, or the option `t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias, get_type_hints
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, get_type_hints
 
 from rocket_sink.errors import LocalProtocolError
 
@@ -29,9 +31,10 @@ class MessageType(enum.IntEnum):
     ORDER = 4
 
 
-class PubTrace(NamedTuple):
-    """The trace of a send. `keys` are joined by blanks; `store_host` is the broker's address;
-    `cost_ms` is the duration with all attempts."""
+@dataclass(slots=True)
+class Trace:
+    """The fields that all traces begin with. `keys` are joined by blanks; `store_host` is the
+    broker's address."""
 
     time_ms: int
     region_id: str
@@ -41,6 +44,12 @@ class PubTrace(NamedTuple):
     tags: str
     keys: str
     store_host: str
+
+
+@dataclass(slots=True)
+class PubTrace(Trace):
+    """The trace of a send. `cost_ms` is the duration with all attempts."""
+
     body_length: int
     cost_ms: int
     message_type: MessageType
@@ -48,28 +57,22 @@ class PubTrace(NamedTuple):
     success: bool
 
 
-class EndTransactionTrace(NamedTuple):
+@dataclass(slots=True)
+class EndTransactionTrace(Trace):
     """The trace of a transaction's end. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
 
-    time_ms: int
-    region_id: str
-    producer_group: str
-    topic: str
-    message_id: str
-    tags: str
-    keys: str
-    store_host: str
     message_type: MessageType
     transaction_id: str
     state: str
     from_transaction_check: bool
 
 
-Trace: TypeAlias = PubTrace | EndTransactionTrace
-
 _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",
     EndTransactionTrace: "EndTransaction",
+}
+_VALUES: Final[dict[type[Trace], Callable[[Any], tuple[Any, ...]]]] = {
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in _NAMES
 }
 _FORMS: Final[dict[type[Trace], str]] = {
     kind: CONTENT_SEPARATOR.join(
@@ -105,8 +108,9 @@ def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]
 
 
 def _encode_line(trace: Trace) -> str:
-    line = _FORMS[type(trace)] % (*trace[:-1], "true" if trace[-1] else "false")
-    if line.count(CONTENT_SEPARATOR) != len(trace) or FIELD_SEPARATOR in line:
+    *values, flag = _VALUES[type(trace)](trace)
+    line = _FORMS[type(trace)] % (*values, "true" if flag else "false")
+    if line.count(CONTENT_SEPARATOR) != len(values) + 1 or FIELD_SEPARATOR in line:
         raise LocalProtocolError(
             f"a trace of the message {trace.message_id!r} holds 0x01 or 0x02, its separators"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,4 +70,4 @@ def test_lines_of_consumers_are_left_out():
 
 def test_separators_cannot_be_written():
     with pytest.raises(LocalProtocolError, match="AC1415116D1418B4AAC217FE1B4E0000"):
-        list(encode_traces([PUB._replace(topic="t\x01")]))
+        list(encode_traces([replace(PUB, topic="t\x01")]))
