@@ -120,13 +120,17 @@ class Equals(Generic[Target]):
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
         """Return the chosen broker. If it is full, or has more than its limit of requests in
-        flight, return the least loaded broker with room, or None if all are full. The limits are
-        computed again after as many choices as there are brokers."""
-        if not self._choices:
-            self._choices, self._most = len(self.brokers), self._limits()
+        flight, return the least loaded broker with room, or None if all are full. In clusters of
+        eight brokers and more, the limits serve a quarter as many choices as there are brokers,
+        since they cost a look at each."""
         self._choices -= 1
         load = chosen.load
-        if load.in_flight <= self._most[chosen.name] and load.room_for(requests):
+        is_within = load.in_flight <= FREE_IN_FLIGHT
+        if not is_within:
+            if self._choices <= 0:
+                self._choices, self._most = len(self.brokers) // 4, self._limits()
+            is_within = load.in_flight <= self._most[chosen.name]
+        if is_within and load.room_for(requests):
             return chosen
         return min(
             (broker for broker in self.brokers if broker.load.room_for(requests)),

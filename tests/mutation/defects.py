@@ -259,6 +259,19 @@ ROUTING: tuple[Defect, ...] = (
         "each message to a large cluster costs a look at every broker",
     ),
     Defect(
+        "limits-of-the-choice-before",
+        "rocket_sink/routing/selectors.py",
+        "                self._choices, self._most = len(self.brokers) // 4, self._limits()\n",
+        "                self._choices, self._most = len(self.brokers), self._limits()\n",
+        (
+            (
+                "tests/routing/test_choice.py"
+                "::test_each_choice_between_two_brokers_counts_the_answers_before_it"
+            ),
+        ),
+        "a frozen broker gets a request more than its limit while the other answers",
+    ),
+    Defect(
         "cut-per-busy-answer",
         "rocket_sink/routing/rate_limit.py",
         "        if sent_s >= self._cut_s:\n",

@@ -258,6 +258,15 @@ def test_a_broker_that_answers_nothing_collects_its_share_and_little_more(name, 
     assert stuck.in_flight <= max(most, FREE_IN_FLIGHT) + 1
 
 
+def test_each_choice_between_two_brokers_counts_the_answers_before_it():
+    route = Route({"dead": 4, "a": 4})
+    for _ in range(4):
+        route.loads["dead"].in_flight, route.loads["a"].in_flight = 29, 11
+        route.take()
+        route.loads["a"].in_flight = 5
+        assert set(route.names(2)) == {"a"}
+
+
 def test_a_choice_among_many_brokers_does_not_look_at_the_load_of_each():
     looks = [0]
 

@@ -76,8 +76,7 @@ def test_a_frozen_broker_cannot_collect_the_window_while_the_other_has_fits(clus
     assert done >= 60, "all places were taken by what the frozen broker holds"
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
     # The frozen broker gets another of 40 requests while it has at most FREE_IN_FLIGHT and 1.25
-    # times as
-    # many as the other: 28 and 11 may become 29 and 11, but 29 and 10 may not grow.
+    # times as many as the other: 28 and 11 may become 29 and 11, but 29 and 10 may not grow.
     assert stuck <= 29
 
 
