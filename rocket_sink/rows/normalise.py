@@ -76,10 +76,11 @@ def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
         array = array.storage
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
+    size = array.get_total_buffer_size()  # `nbytes` of views raises with pyarrow 18.
     if pa.types.is_string_view(array.type):
-        return array.cast(pa.large_string() if array.nbytes > INT32_MAX else pa.string())
+        return array.cast(pa.large_string() if size > INT32_MAX else pa.string())
     if pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type):
-        return array.cast(pa.large_binary() if array.nbytes > INT32_MAX else pa.binary())
+        return array.cast(pa.large_binary() if size > INT32_MAX else pa.binary())
     return array
 
 

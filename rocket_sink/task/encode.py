@@ -55,13 +55,17 @@ def _bytes_of(column: pa.Array) -> int:
     counts all values of a view or dictionary."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return int(len(column) * column.dictionary.nbytes // max(1, len(column.dictionary)))
+        values = column.dictionary
+        return int(len(column) * values.get_total_buffer_size() // max(1, len(values)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         # A view is four words, of which the first is the length of its value.
         words = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :]
         lengths = words[: 4 * len(column) : 4][~nulls_of(column)]
         return int(lengths.sum(dtype=np.int64)) + 8 * len(column)
-    return int(column.nbytes)
+    try:
+        return int(column.nbytes)
+    except pa.ArrowTypeError:  # pyarrow 18, if a nested column has views.
+        return int(column.get_total_buffer_size())
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
