@@ -21,11 +21,11 @@ TOPIC_MAX_LENGTH: Final = 127
 PROPERTIES_MAX_BYTES: Final = 32_767
 """The largest size of a message's encoded properties (MessageExtEncoder: Short.MAX_VALUE)."""
 PROPERTIES_HEADROOM_BYTES: Final = 256
-"""The part of it that is reserved for properties that brokers add (CLUSTER, REAL_TOPIC, ...)."""
+"""The part of PROPERTIES_MAX_BYTES for properties that brokers add (CLUSTER, REAL_TOPIC, ...)."""
 BATCH_MAX_MESSAGES: Final = 16_384
 """The largest number of messages in a batch. Brokers count messages in 16 bits: after a batch of
-32,768 or more, later messages of its queue are lost (`CommitLog.asyncPutMessages` casts to short).
-The answer names each message in up to 57 bytes of its header, which may have 1 MiB."""
+32,768 or more, later messages of the queue are lost (`CommitLog.asyncPutMessages` casts to short).
+The header of the answer has up to 57 bytes for each message, and may have 1 MiB."""
 DELAY_LEVEL_MAX: Final = 18
 """The highest delay level. Brokers silently lower higher levels; here they are refused."""
 DELAY_MAX_S: Final = 2**31 - 1

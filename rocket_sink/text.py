@@ -63,8 +63,8 @@ def clean_trace(trace: str) -> str:
 def counted(
     count: int, noun: str, singular: str = "", plural: str = "", of: int | None = None
 ) -> str:
-    """Return the count and its noun, as `1 row` or `2 rows`, and the verb, if there is one. It is
-    `singular` or `plural` by the number `of` (default: `count`)."""
+    """Return the count and its noun, as `1 row` or `2 rows`, and the verb, if there is one. The
+    number `of` (default: `count`) decides between the verbs `singular` and `plural`."""
     verb = singular if (count if of is None else of) == 1 else plural
     return f"{count:,} {noun}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
 

@@ -77,7 +77,7 @@ class ClusterState:
 
     @property
     def running(self) -> bool:
-        """Whether the start was completed and all processes are alive, frozen (SIGSTOP) or not."""
+        """Whether the start was completed and all processes exist; a frozen one (SIGSTOP) does."""
         return self.ready and all(node.alive for node in self.nodes)
 
     def client_options(self) -> dict[str, str]:

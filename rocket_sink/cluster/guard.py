@@ -26,7 +26,7 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def join(self) -> dict[str, Any]:
-        """Return arguments for Popen that put a process into the group; start the guard first."""
+        """Start the guard unless it runs; return Popen's arguments for a process in the group."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
             self._process = subprocess.Popen(

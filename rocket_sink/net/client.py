@@ -1,8 +1,8 @@
 """A selector loop over the channels of a client. Only name look-ups run in threads.
 
-`poll` is `prepare`, `wait`, `process`. A driver that shares the client between threads has its lock
-during `prepare` and `process`, and releases it during `wait`. Under that lock other threads may use
-the channels while one thread waits; new data to write ends the wait.
+`poll` calls `prepare`, `wait` and `process`. A driver that shares the client between threads holds
+the driver's lock during `prepare` and `process`, and releases the lock during `wait`. Meanwhile
+other threads that hold the lock may use the channels. If they queue data, the wait ends.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class WakeupState:
 
     def __init__(self) -> None:
         self.waiting = False
-        """Whether a thread is in `wait`, which new data has to end. Under the driver's lock."""
+        """Whether a thread is in `wait`, so new data must wake it. Guarded by the driver's lock."""
         self.flush_immediately = False
         """Whether `send` writes at once while a thread waits."""
         self.asleep = False

@@ -2,8 +2,8 @@
 
 Messages of one topic and `wait_store` form a batch, which is sent when it reaches `batchMaxBytes`,
 after `batchMaxDelayMs`, or when the producer closes. Bodies in batches are not compressed. A
-message is sent alone if it has an explicit queue, selector, sharding key, delay or time-out, at
-least `batchMaxBytes`, or a retry topic, which takes no batches.
+message is sent alone if it has an explicit queue, selector, sharding key, delay or time-out, a body
+of `batchMaxBytes` or more, or a retry topic, which takes no batches.
 """
 
 from __future__ import annotations

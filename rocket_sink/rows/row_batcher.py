@@ -1,9 +1,9 @@
 """Spark's Python rows gathered into Arrow batches, for the lanes where Spark hands out rows.
 
-Spark does not tell a foreach writer the schema. If `RocketSink.stream(df)` or `sink.check(df)` saw
-it on the driver, it is used. Else the names come from the rows, and each type from the column's
-first value, and the row contract checks them like a schema. A column of nulls is checked when its
-first value comes.
+Spark does not tell a foreach writer the schema. If `RocketSink.stream(df)` or `sink.check(df)` was
+called on the driver, the batcher uses the frame's schema. Otherwise it makes a schema, from the
+names in the rows and the type of each column's first value, and the row contract checks it. A
+column of nulls is checked when its first value comes.
 """
 
 from __future__ import annotations

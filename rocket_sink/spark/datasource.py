@@ -306,7 +306,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """A batch write. Inside a stream's foreachBatch function, too, it is no epoch of the stream."""
+    """A batch write; no epoch of a stream, even inside a stream's foreachBatch function."""
 
     lane = "batch"
     epoch = 0
@@ -347,7 +347,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # Warn in the first epoch only: each epoch has a new process, and no flag to stop repeats.
+        # Warn in the first epoch only: a new process for each epoch cannot suppress repeats.
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in _spool: "

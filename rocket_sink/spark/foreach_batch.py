@@ -306,8 +306,8 @@ class BatchWriter:
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
         """Return query id and `txn` version of the write, and whether an earlier write of the
         `appId` has not ended. With effectively once the query id is the earlier write's, so that
-        tasks look up its messages. Then the version is the next, since the ledger may have its
-        rows."""
+        tasks look up the messages of that write, and the version is a new one, because the ledger
+        may have its rows."""
         options = self._options
         if not options.app_id:
             return run, 0, False

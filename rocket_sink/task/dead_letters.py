@@ -301,7 +301,7 @@ class DeadLetterWriter:
         return keys
 
     def _note(self, topic: Any, keys: pa.Array | None) -> set[str]:
-        """Take keys of dead letters into `keys`; return them, or none without an order."""
+        """Add keys of dead letters to `self.keys`, and return them; no keys without an order."""
         if not self._in_order or keys is None:
             return set()
         names = set(pc.unique(keys.drop_null()).to_pylist())

@@ -69,10 +69,10 @@ def _bytes_of(column: pa.Array) -> int:
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
-    """Return groups of rows with one topic (as text), one WAIT and one kind (`RowBatch.kinds`). A
-    batch may not mix them (MessageBatch.generateFromList), and only kind 0 may be in a batch. Each
-    group is in row order. With `in_order` the groups of a topic are in row order, too: a new group
-    begins at each change."""
+    """Return groups of rows that have one topic (as text), one value of the property WAIT and one
+    kind (`RowBatch.kinds`). A batch may not mix these (MessageBatch.generateFromList), and only
+    kind 0 may be in a batch. Each group is in row order. With `in_order` the groups of a topic are
+    in row order, too: a new group begins at each change."""
     for group in _by_topic(rows):
         kinds = _kinds(group)
         if kinds is None:
@@ -96,7 +96,7 @@ def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
 
 
 def waits_for_store(rows: RowBatch) -> bool:
-    """Return the WAIT of a group that `split_rows` made."""
+    """Return whether the rows of a group from `split_rows` wait for the store (property WAIT)."""
     if rows.wait_store is None or not len(rows):
         return True
     first = rows.wait_store[0].as_py()
@@ -118,8 +118,8 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
 
 
 def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
-    """Return a number for each row, the same for rows of one WAIT and kind; None if all rows wait
-    for the store and are of kind 0."""
+    """Return a number per row, which is equal for rows with the same WAIT and kind. Return None if
+    all rows wait for the store and have kind 0."""
     kinds, patient = rows.kinds(), _patient(rows)
     if not kinds.any() and patient.all():
         return None
@@ -286,8 +286,8 @@ def encode_requests(
     ]
     if singles is None or options.ordering == "none":
         return requests
-    # Messages in order are sent one by one, because a broker handles requests of one connection in
-    # several threads.
+    # Split groups that have a queue: a broker handles the requests of one connection in several
+    # threads, so messages of a group could be stored out of order.
     split_requests = (
         [request] if request.queue is None else request.split() for request in requests
     )

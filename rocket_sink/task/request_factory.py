@@ -86,8 +86,8 @@ class RequestFactory:
 
     def note_answer(self, completion: Completion) -> None:
         """Change the outcome of a half message without an answer to NOT_SENT: the ledger does not
-        have it, so it is never committed. Check the place of an answered one, without which it
-        could not be committed.
+        have the message, so it is never committed. Check that an answer says where the half message
+        is stored, because the commit needs this place.
 
         Raises:
             DeliveryError: a broker stored a half message and does not say where.

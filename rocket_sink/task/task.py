@@ -221,7 +221,8 @@ class TaskSender:
         try:
             info = self._engine.publish_info(topic)
         except NoRouteError as error:
-            # All rows go to the option's topic: a dead letter for each would drain the source.
+            # The option's topic is that of all rows. Fail the task: if every row became a dead
+            # letter, the query would consume its whole source.
             if self._options.topic:
                 raise
             self._dead_letters.rows(rows, error)

@@ -2,10 +2,10 @@
 
 A broker moves a message there after its last delivery attempt (AbstractSendMessageProcessor), with
 its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`). Only
-retention removes messages from such a topic. So that none is sent twice, a resend has the same
-client id and a counter, `ROCKET_SINK_RESENDS`, that is one higher: a dead letter whose resend is in
-the origin topic is skipped. If the resend becomes a dead letter itself, it has the counter, which
-limits the number of resends.
+retention removes messages from such a topic. A resend has the client id of the dead letter, and the
+counter `ROCKET_SINK_RESENDS` is one higher. So a dead letter whose resend is in the origin topic is
+recognised, and not sent twice. The counter also limits the number of resends, because a resend that
+becomes a dead letter keeps it.
 """
 
 from __future__ import annotations

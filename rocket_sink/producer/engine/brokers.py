@@ -60,7 +60,7 @@ class Proxy:
         return sum(broker.in_flight for broker in self.brokers)
 
     def add(self, broker: Broker) -> None:
-        """Take a broker. An earlier state of it counts as long as its requests are in flight."""
+        """Add a broker. An earlier state of the broker counts while its requests are in flight."""
         self.brokers = [b for b in self.brokers if b.in_flight or b.name != broker.name] + [broker]
 
 

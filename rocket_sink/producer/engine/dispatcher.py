@@ -135,8 +135,8 @@ class Dispatcher:
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the end of the attempt's wait for room: its share of the request's time for room
-        at the best brokers, then the request's deadline for room at any broker."""
+        """Return the time until which the attempt waits for room: first its share of the request's
+        time, for room at the best brokers; then the request's deadline, for room at any broker."""
         share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
         return share_s if now_s < share_s else attempt.deadline_s
 

@@ -25,8 +25,8 @@ _DRIVEN_MAX_S: Final = 0.05
 """Longest gap between ticks that counts in full; in a longer gap no thread drove the engine."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
-"""Age of an unanswered request, on a connection silent for as long, at which a heartbeat asks for a
-sign of life: half of the time for which such a sign counts."""
+"""A heartbeat asks for a sign of life once a connection with an unanswered request was silent for
+this time; half of the time for which such a sign counts."""
 
 
 class Heartbeats:

@@ -94,7 +94,7 @@ class MappedTable:
 
     def _place(self, key: bytes) -> int | None:
         """Return the key's slot, or the first slot of its chain that is unused, broken, or has no
-        value. Only an unused slot ends the chain; keys may follow the others.
+        value. Only an unused slot ends the chain: the key may be behind a broken or empty slot.
         """
         free = None
         for slot in self._chain(key):

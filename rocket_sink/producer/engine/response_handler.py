@@ -361,8 +361,8 @@ class ResponseHandler:
             ordering=attempt.ordering,
             fixed_queue=request.queue is not None,
             retry_while_busy=request.retry_while_busy,
-            # Connections are refused quickly: without a broker that was not tried yet, all attempts
-            # would fail before a new route arrives.
+            # Wait if every known broker may have refused a connection: refusals come quickly, and
+            # would use up all attempts before a new route arrives.
             alternatives=len(set(self._routes.addresses().values())) > max(1, refused),
             earlier=history.earlier,
             policies=self._policies,
@@ -490,7 +490,7 @@ def _record_of(
 def _note_wait(
     attempt: SendAttempt, history: AttemptHistory, error: SendError, now_s: float
 ) -> None:
-    """Add an attempt that reached no broker to the one record of perhaps hundreds of them."""
+    """Add an attempt that reached no broker to the record that sums up such attempts."""
     waited, wait_ms = history.waited, (now_s - attempt.ready_s) * 1000
     if waited is None:
         waited = _record_of(attempt, now_s, None, Outcome.NOT_SENT, error=error)

@@ -83,7 +83,7 @@ class NameServers:
         )
 
     def _is_silent(self, address: str, now_s: float) -> bool:
-        """Return whether the server has long left a request unanswered (a proxy, even a send)."""
+        """Return whether a request to the server (at a proxy also a send) is long unanswered."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 

@@ -84,7 +84,7 @@ class WaitingRequests:
         """Keep an attempt until its wait is over.
 
         Args:
-            due_s: the latest end of a wait for a time or for room.
+            due_s: the latest end of the wait; a wait for a route or a turn ignores it.
         """
         attempt.waits = wait
         self.size += 1

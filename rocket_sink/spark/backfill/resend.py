@@ -140,12 +140,12 @@ RESULT_DDL: Final = "result STRING"
 class Resent:
     """Counts of dead letters, for a task or a whole backfill.
 
-    `degraded` of `resent` are stored without the durability asked for. `failures` has topic, code
-    and text of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored
+    `degraded` and `moved` are parts of `resent`: letters stored without the durability asked for,
+    and letters sent to another queue than their own (`move_keys`). `failures` has topic, code and
+    text of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored
     already, by a backfill that was killed before it noted them, or by the send that got no answer.
-    `waiting` counts letters that stay pending, by the broker (or queue) that is in no route;
-    `moved` of `resent` went to another queue than their own (`move_keys`). `left_out` were settled
-    by others since the plan, for example parked by hand.
+    `waiting` counts letters that stay pending, by the broker (or queue) that is in no route.
+    `left_out` were settled by others since the plan, for example parked by hand.
     """
 
     resent: int = 0
