@@ -4,12 +4,12 @@ On a local file system the kernel holds them (`private_file.FileLock`), elsewher
 its holder's name and a heartbeat (`Lease`).
 
 Fischer's algorithm takes a lease (Lamport credits it in "A fast mutual exclusion algorithm", 1987).
-A process that sees no holder writes its name, waits for longer than any writer needs between its
-look and its write, and has the lock if its name is still there. A thread of the holder then writes
-the name again and again, with a growing number. If the text stays the same for the lease time that
-it names, the holder is dead. Each reader measures this time on its own monotonic clock, so no two
-clocks are compared. If a writer needs longer, two processes may hold the lock; of two folds with
-the same number Delta still commits only one.
+A process that sees no holder writes its name, waits for `_SETTLE_S`, and has the lock if its name
+is still there. If a writer needs more time than that between its look and its write, two processes
+may hold the lock; folds bear this, because Delta commits each fold's number only once. A thread of
+the holder writes the name again and again, with a growing number. If the text stays the same for
+the lease time that it names, the holder is dead. Each reader measures this time on its own
+monotonic clock, so no two clocks are compared.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ looks into no folder whose name starts with `_`. A note lives until its subject 
 
 Writers that must agree on one note (`agree`) link a file in a local folder. A store has no such
 call in pyarrow. There each writer puts its text into the note's claim, of the kind `claims`, unless
-a claim is there. It waits until all writers that saw none have put theirs, and makes the claim's
-text the note. On S3 the put is conditional (`If-None-Match`): the claim is the first commit of a
-table, which delta-rs puts with this condition. A store that ignores the condition keeps the last
-claim that was put before the wait is over.
+a claim is there. It waits until all writers that saw no claim have put their own, and makes the
+claim's text the note. On S3 the put is conditional (`If-None-Match`): the claim is the first commit
+of a table, which delta-rs puts with this condition. A store that ignores the condition keeps the
+last claim that was put before the wait is over.
 """
 
 from __future__ import annotations

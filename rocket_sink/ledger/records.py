@@ -107,8 +107,8 @@ def send_rows(
     """Return a row per request attempt.
 
     Args:
-        requests: number of the request in its task attempt, per attempt; it joins a row to the
-            `in_flight` row written before.
+        requests: per attempt, the number of its request in the task attempt, which joins the row
+            to the request's `in_flight` row.
         maybe_duplicate: per attempt, whether an earlier attempt of its request is unknown.
         half: per attempt, whether it sent a half message.
         groups: per attempt, the facts of its group of single messages.
@@ -246,8 +246,8 @@ def in_order(
 
     Args:
         sequence: the append's `Append.sequence`.
-        file: number of their spool file in the fold. Rows of a file after the first 262,144 share
-            the last place.
+        file: the number that the rows' spool file has in the fold. A file has 262,144 places;
+            further rows share the last place.
     """
     row = 0
     for batch in batches:

@@ -198,7 +198,7 @@ def _names(uri: str) -> Iterator[str]:
 
 
 def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, Any]:
-    """Return arguments for a bucket; its own properties win, as in Hadoop."""
+    """Return pyarrow's arguments for a bucket; properties of this bucket win, as in Hadoop."""
     settings = {}
     for name in _S3A:
         value = properties.get(f"{_BUCKET}{bucket}.{name}", properties.get(f"fs.s3a.{name}"))

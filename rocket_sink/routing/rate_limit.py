@@ -89,8 +89,8 @@ class AimdWindow:
 
     def room_for(self, requests: int, in_flight: int) -> int:
         """Return how many requests of a group may be sent now; 0 if the group must wait. It waits
-        until half of the window is free. With a quarter a message took twice the CPU, and sixteen
-        senders on the brokers' machine reached two thirds of the rate."""
+        until half of the window is free. When it only waited for a quarter, a message took twice
+        the CPU, and sixteen senders on the brokers' machine reached two thirds of the rate."""
         limit = int(self.limit)
         room = limit - in_flight
         if room >= requests:

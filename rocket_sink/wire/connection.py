@@ -451,7 +451,7 @@ class Connection:
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
-            # Drop them here, too: a later request may have the same token, for `mark_written`.
+            # `mark_written` looks for a token, and a later request may have the same one.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)

@@ -73,7 +73,7 @@ class Append(ABC):
         self.sequence = (table_version + 1) << 32
 
     def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
-        """Return the frame for `save`, whose one action makes the rows, by `mapInArrow(make)`."""
+        """Return a frame for `save`. The tasks of `save` make its rows, by `mapInArrow(make)`."""
         token = executors_token(self._spark, self.place)
         return self._made(frame, make if token is None else partial(_proved, token, make))
 
@@ -258,6 +258,6 @@ _ALL_SENT: Final = (
 def _proved(
     token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Check that this task has the driver's ledger, then make rows; other folders would be lost."""
+    """Check that this task writes to the driver's ledger, not to a folder of its own; make rows."""
     token.check()
     yield from make(batches)

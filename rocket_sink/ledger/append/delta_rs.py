@@ -1,7 +1,7 @@
 """Access to the table by delta-rs: opening it, reading an epoch, committing. Each takes some
 milliseconds and no Spark job. delta-rs commits only to plain tables, in local folders that the
-driver sees and on S3 stores that `exclusive` accepts. To others Spark's Delta commits, which knows
-the tables' further features and the other writers of the store.
+driver sees and on S3 stores that `exclusive` accepts. Spark's Delta commits to all other tables,
+because it knows their further features and the other writers of the store.
 
 delta-rs makes a commit's file by a link, or on S3 by a conditional write. Both fail if the version
 exists. Then delta-rs reads the other commit, and tries the next version unless the two conflict.
@@ -44,7 +44,7 @@ _TRIES: Final = 10
 _USER_METADATA: Final = "userMetadata"
 """Entry of a commit that Spark's Delta sets by an option and shows in the history."""
 _ESCAPED: Final = frozenset("%#?")
-"""Characters of a path that delta-rs may decode, or take for its end."""
+"""Characters that delta-rs may decode in a path, or take for the end of the path."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
 _LONGEST_REASON: Final = 400
@@ -184,7 +184,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
             with contextlib.suppress(DeltaError):
                 DeltaTable(folder)
                 return None
-            # Remove `_last_checkpoint`, the last in order, first: it needs the checkpoints.
+            # In this order `_last_checkpoint`, which refers to a checkpoint, is removed first.
             sums.sort(reverse=True)
             for count, name in enumerate(sums, 1):
                 log_folder.joinpath(name).unlink()
@@ -448,7 +448,7 @@ def commit(
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     filesystem = place.filesystem()
-    # Looking costs a request per file on a store; there one file tells of a deleted folder.
+    # On a store each look costs a request, so look for one file: it is gone if the folder is.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
     ledger_id, tries = table.metadata().id, 0
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:
@@ -460,7 +460,7 @@ def commit(
         table = newer
     for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
         if not info.is_file:
-            # A version of the table that names a missing file could not be read.
+            # Do not commit: nobody could read a version of the table that names a missing file.
             raise _failed(
                 place, f"{info.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
             )

@@ -206,7 +206,7 @@ def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) ->
 
 
 def _below(uri: str, file: str) -> tuple[str, str]:
-    """Return the path below the table's folder of a file that Spark names, and its kind."""
+    """Return (path below the table's folder, kind) of a file that Spark names."""
     (store, name), (own_store, root) = (_store_and_path(unquote(text)) for text in (file, uri))
     # A URI without a host is on Spark's default file system, whose host is in Spark's paths.
     if not own_store or store == own_store:
@@ -548,8 +548,8 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
     """Let executors check the folder once per application, before Spark's tasks read the table's
-    log: without the folder these fail by a missing file that explains nothing. Executors that start
-    later check it in their tasks.
+    log. On an executor without the folder those tasks would only report a missing file. Executors
+    that start later check the folder in their tasks.
 
     Raises:
         LedgerError: an executor has another folder, or cannot write; says what to change.

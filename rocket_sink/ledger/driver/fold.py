@@ -294,7 +294,7 @@ class _Folder:
         return self._summary
 
     def _app_id(self, ledger_id: str) -> str:
-        """Return the id that names the spool's folds in Delta's log: each spool counts its own."""
+        """Return the id of the spool's folds in Delta's log; each spool has its own numbers."""
         if self._spool == self._place:
             return fold_app_id(ledger_id)
         return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"

@@ -200,12 +200,12 @@ class Ledger:
 
         `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
         partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
-        tasks of a confirmed epoch and no account has (other folders than the ledger's, files that
-        are gone). A failed send of a `TableProducer` counts as no rows, and adds up. `confirmed`:
-        Spark reported the epoch as done, or `write_batch` has committed its rows; `num_input_rows`
-        is what Spark says it read from its sources. `superseded_attempts` and `superseded_rows` are
-        those of attempts that do not count, killed ones included: brokers may have stored these
-        rows, and store them again for the attempt that counts.
+        tasks of a confirmed epoch, but that no account has, because a task wrote to another folder
+        or its file is gone. A failed send of a `TableProducer` counts as no rows, and adds up.
+        `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its rows;
+        `num_input_rows` is what Spark says it read from its sources. `superseded_attempts` and
+        `superseded_rows` are those of attempts that do not count, killed ones included: brokers may
+        have stored these rows, and store them again for the attempt that counts.
         """
         return views.view(self.rows(spark), "epochs")
 

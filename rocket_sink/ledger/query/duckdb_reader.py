@@ -199,8 +199,8 @@ def _readable(path: str) -> Iterator[None]:
 def _source_of(kind: str, paths: list[str]) -> str:
     """Return the table function for the rows of one kind in its own columns.
 
-    It names the schema, so DuckDB need not open all files to learn it, and takes columns of nulls
-    for those that another writer left out.
+    The function gets the schema, so DuckDB does not open all files to learn it, and reads columns
+    that a writer left out as nulls.
     """
     names = _names_of(kind)
     columns = ", ".join(
@@ -242,8 +242,8 @@ def _aliased(terms: Mapping[str, str]) -> str:
 
 
 def _in_duckdb(text: str) -> str:
-    """Read rows of one kind from its view; quote `at`, a word of DuckDB's own, except in literals,
-    where it is text."""
+    """Return SQL for DuckDB, which reads rows of one kind from the kind's view. Quote the column
+    `at`, because it is a keyword of DuckDB; leave literals as they are."""
     text = _ONE_KIND.sub(r"FROM rows_of_\1 WHERE kind = '\1'", text)
     return re.sub(r"('[^']*')|\bat\b", lambda match: match[1] or '"at"', text)
 

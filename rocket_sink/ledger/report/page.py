@@ -72,7 +72,7 @@ _ADVICE: Final = {
     "ACKED_DEGRADED": "look at the disk flush and the replicas of the broker",
     "": "look at the example and at the broker's log of that time",
 }
-"""{error code: the next step, beside each on the page}; the last is for unknown codes."""
+"""{error code: the next step, which the page shows beside the error}; "" stands for other codes."""
 
 
 def page_html(
@@ -83,9 +83,9 @@ def page_html(
 
     Args:
         figures: `Report.as_dict()`.
-        tables: the report's tables with the rows of these figures.
+        tables: the tables of the same report.
         series: the charts; None: the page has no charts.
-        tuning: the suggestions for the same rows.
+        tuning: the suggestions for the report's scope; None: the page has none.
     """
     library = chart_library() if series is not None else ""
     servers, scope = name_servers(), figures["scope"]
@@ -143,7 +143,7 @@ def _json(data: Any) -> str:
 _TEXTS: Final = frozenset({
     "broker", "topic", "query", "outcome", "reason", "cause", "error", "remark", "query_id"
 })  # fmt: skip
-"""Columns whose texts repeat: rows have their places in a common list of texts."""
+"""Columns whose texts repeat: rows refer to them by their index in one list of texts."""
 
 
 def _plain_series(series: Series | None) -> dict[str, Any] | None:

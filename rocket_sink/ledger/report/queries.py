@@ -1,8 +1,8 @@
 """Reads a report's figures from a ledger: queries over its views (`ledger.views`).
 
 Spark or DuckDB (`ledger.query.duckdb_reader`) makes the sums, so the result is as small as the
-report, however many rows there are. Percentiles come from histograms, counts of rows per class of
-latency, which both engines count alike.
+report, however many rows there are. Percentiles come from histograms: both engines count the same
+number of rows in each class of latency.
 """
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 

@@ -200,7 +200,7 @@ class AnswerShape:
         return shape if shape.read(header) is not None else None
 
     def read_many(self, frames: Bytes, header_at: int) -> SendAnswers | PlainAnswers | None:
-        """Return the leading frames that have this shape, as columns; None if the first has not.
+        """Return the leading frames that have this shape, as columns; None if there are none.
 
         Args:
             frames: (n, bytes of a frame), one complete frame per row.
