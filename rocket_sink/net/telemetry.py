@@ -69,7 +69,6 @@ class ClientMetrics:
         attributes: dict[str, str | int] = {
             "messaging.system": "rocketmq",
             "messaging.operation.name": "send",
-            "messaging.operation.type": "send",
             "messaging.destination.name": topic,
         }
         host, _, port = (result.broker_address if result else address or "").rpartition(":")
@@ -78,9 +77,9 @@ class ClientMetrics:
             attributes["server.port"] = int(port)
         if error is not None:
             attributes["error.type"] = error.code
-        self._duration.record(duration_s, attributes)
+        # Two dictionaries, because SDK 1.30 keeps them without a copy.
+        self._duration.record(duration_s, {**attributes, "messaging.operation.type": "send"})
         if getattr(error, "outcome", Outcome.ACKED) is not Outcome.NOT_SENT:
-            del attributes["messaging.operation.type"]
             self._sent.add(messages, attributes)
 
 
