@@ -308,8 +308,8 @@ class CommitMarker:
             return True
 
     def remove(self) -> None:
-        """Remove the note, because the ledger has the epoch's end. If it stays, brokers are only
-        asked once more."""
+        """Remove the note, because the ledger has the epoch's end. A failure costs only another
+        query of the brokers."""
         with contextlib.suppress(OSError):
             NoteStore(self._place, _ENDS).remove(self._name)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 LEASE_S: Final = 30.0
-"""Time for which a killed holder on another host blocks others, counted from their first look."""
+"""Time for which a killed holder on another host blocks the lock, from a waiter's first look on."""
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0

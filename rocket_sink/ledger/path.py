@@ -1,7 +1,7 @@
 """The path of a ledger, as Spark names it and as pyarrow's file systems name it.
 
-A path without a scheme is local, whatever Spark's default file system is, so that it names one
-place for tasks (pyarrow) and driver (Spark). Functions import pyarrow's file systems, because the
+A path without a scheme is local, whatever Spark's default file system is. So pyarrow in the tasks
+and Spark on the driver find the same place. Functions import pyarrow's file systems, because the
 data source names a ledger in processes that live for one call (`spark.datasource`).
 
 If pyarrow cannot reach a place, Spark still reads the table and appends to it. Only the files
@@ -39,7 +39,7 @@ _PART_LENGTH: Final = 80
 _OURS: Final = "rocket_sink.errors."
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A URI's scheme has two characters or more; one is a Windows drive."""
+"""A URI's scheme has two characters or more; a single letter is a Windows drive."""
 _ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}
 """{Hadoop's name of a scheme: pyarrow's name}."""
 _KNOWN: Final = frozenset({"s3", "gs", "gcs", "abfs", "hdfs", "viewfs", "file"})

@@ -25,10 +25,10 @@ STORED: Final = "outcome IN ('acked', 'acked_degraded')"
 REQUESTS: Final = (
     "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
 )
-"""Send attempts; a row without bytes on the wire is a wait, and no attempt."""
+"""The number of send attempts; a row without bytes on the wire records a wait, not an attempt."""
 BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
 _CLASSES: Final = 100
-"""Classes of a histogram per factor e: each is 1 % wide."""
+"""Number of histogram classes between a value and e times the value: each is 1 % wide."""
 _LEAST_MS: Final = 0.001
 _IDS_SHOWN: Final = 5
 GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),

@@ -137,7 +137,7 @@ class WakeupState:
         self.flush_immediately = False
         """Whether `send` writes at once while a thread waits."""
         self.asleep = False
-        """Whether the driving thread waits or is about to, so that a submission has to wake it."""
+        """Whether the driving thread waits or is about to; if so, a submission has to wake it."""
 
 
 class NetworkClient:

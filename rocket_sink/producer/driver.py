@@ -885,9 +885,9 @@ class Driver:
         return self._is_first(window_waiter) and self.engine.has_room(request)
 
     def _is_first(self, window_waiter: Waiter | None) -> bool:
-        """Return whether no other request has waited for the window for longer.
+        """Return whether this thread (None: a new request) is the first in line for the window.
 
-        Without this order the leading thread would take every free place, because it sees it first.
+        Without the line the leading thread would take every free place, because it sees it first.
         """
         if self._submissions.requests:
             return False

@@ -269,7 +269,7 @@ class Producer:
         and the state UNKNOWN. The call waits for the answer to END_TRANSACTION, which Java sends
         oneway; only UNKNOWN is oneway here, because brokers do not answer it. If the outcome of the
         half message is unknown, the error is raised and `execute` is not called; a broker may ask
-        the listener about this transaction, which has to answer ROLLBACK. A half message that is
+        about this transaction, and the listener has to answer ROLLBACK. A half message that is
         stored degraded is rolled back.
 
         Raises:

@@ -120,9 +120,9 @@ class Equals(Generic[Target]):
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
         """Return the chosen broker. If it is full, or has more than its limit of requests in
-        flight, return the least loaded broker with room, or None if all are full. In clusters of
-        eight brokers and more, the limits serve a quarter as many choices as there are brokers,
-        since they cost a look at each."""
+        flight, return the least loaded broker with room, or None if all are full. From eight
+        brokers on, the limits are kept for several choices (a quarter of the number of brokers),
+        because computing them takes a look at every broker."""
         self._choices -= 1
         load = chosen.load
         is_within = load.in_flight <= FREE_IN_FLIGHT

@@ -217,7 +217,7 @@ class DeadLetterWriter:
             self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """Return whether one of several messages may be to blame, so that they are sent singly."""
+        """Return whether one of several messages may be to blame; if so, they are sent singly."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone

@@ -154,7 +154,7 @@ class PendingRequest:
     first_error: SendError | None = None
     parked: SpillState = SpillState.NOT
     number: int = 0
-    """Number of the submission in its task attempt; of a group, of its first message."""
+    """Number of the submission in its task attempt; for a group, that of the first message."""
     columns: SingleColumns | None = None
     """The columns of messages that are sent as a group of single ones, or have left a group."""
     waits_since_s: float = 0.0

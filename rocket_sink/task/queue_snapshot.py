@@ -157,8 +157,7 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
 
 
 def is_static(info: TopicPublishInfo) -> bool:
-    """Return whether the queues have logical brokers, so that they may move between real
-    brokers."""
+    """Return whether the queues have logical brokers; such queues may move between real brokers."""
     return not isinstance(info.queues, QueueList)
 
 

@@ -422,7 +422,7 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:
-    """Return the error of a reader of the table that misses its files."""
+    """Return a LedgerError for the error of a reader: files of the table are gone or damaged."""
     return LedgerError(
         f"the ledger {path} cannot be read: {_reason(error)}. Files that the table names "
         "are gone or damaged: put them back from a backup",

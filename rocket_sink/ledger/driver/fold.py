@@ -130,7 +130,7 @@ def _read(store: NoteStore, name: str) -> Manifest:
 _AT_ONCE: Final = 8
 """Files that the driver reads at a time."""
 DRIVER_BYTES: Final = 32 * 1024 * 1024
-"""Limit of bytes that the driver reads itself, because starting tasks takes longer."""
+"""Limit of bytes that the driver reads itself: for so few, starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Spool bytes that a task of a fold reads; as Parquet they are about a tenth."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384

@@ -50,7 +50,7 @@ class BackfillClaim:
         self._place = place
         self._lock = LedgerLock(place, _NAME)
         self.token = uuid.uuid4().hex
-        """The name of this claim for its tasks."""
+        """The name by which the tasks of this backfill recognise its claim."""
 
     def acquire(
         self, wait_s: float | None, *, on_wait: Callable[[str], None] = lambda holder: None

@@ -172,8 +172,8 @@ _ABSENT: Final = 20
 _OUTAGES: Final = 50
 """Number of outages that the report shows, the latest ones."""
 _FEW: Final = 20
-"""Number of requests that other brokers must have stored meanwhile; after fewer, perhaps no request
-was meant for this broker."""
+"""A silent broker that is not back counts as away if other brokers stored this many requests since;
+if they stored fewer, perhaps no request was meant for this broker."""
 _ONE_OUTAGE_US: Final = 10_000_000
 """Failures closer than this belong to one outage, even with stored messages in between."""
 

@@ -69,7 +69,7 @@ class BatchWriter:
 
 
 def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
-    """Return whether the file has the end that closing writes; a dead owner's file has not."""
+    """Return whether the file has the end that closing writes, which a dead owner never wrote."""
     with filesystem.open_input_file(path) as file:
         return _tail(file, file.size())[0] in (_END, _COMPLETE)
 

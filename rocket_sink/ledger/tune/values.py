@@ -44,8 +44,8 @@ class SuspicionFigures:
     """A value of `suspectAfterMs`.
 
     `late_share` is the share of usual requests that took longer: false alarms. `troubles` counts
-    the failures and unusually slow requests that took longer; `sooner_s` is the time by which
-    suspicions come before the ends of these, in sum.
+    the failures and unusually slow requests that took longer; `sooner_s` is the sum of the times
+    from a suspicion to the end of such a request.
     """
 
     suspect_after_ms: int

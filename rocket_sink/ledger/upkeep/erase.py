@@ -35,11 +35,10 @@ class Erased:
 
     Attributes:
         letters: dead letters whose contents are gone.
-        dropped: how many of these were pending; they have the resolution `dropped` now.
+        dropped: number of these letters that were pending; they have the resolution `dropped` now.
         deleted_files: number of deleted files with such contents.
-        loose_files: number of files with dead letters that are in no version of the table. They
-            belong to task attempts that run or died, and were kept. A vacuum deletes those of dead
-            attempts.
+        loose_files: number of kept files with dead letters that are in no version of the table.
+            They belong to task attempts that run or died. A vacuum deletes those of dead attempts.
         quarantined: damaged spool files, which may hold anything.
     """
 
