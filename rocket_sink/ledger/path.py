@@ -202,7 +202,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the place of a ledger. Relative paths become absolute, so call it on the driver.
 
-    `LedgerPath.uri` gives the same place again. In other `file://` URIs, `%` and two digits stand
+    The `uri` of the result resolves to the same place. In a `file://` URI, `%` and two digits stand
     for a character.
 
     Raises:

@@ -50,9 +50,9 @@ def worker_name() -> str:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The writer of rows: the part that all rows of a task attempt share.
+    """The columns that say who wrote a row; all rows of a task attempt share them.
 
-    A driver has no partition and no task. A batch gives its own id as query id and epoch 0.
+    A driver has no partition and no task. A batch has its own id as query id, and epoch 0.
     """
 
     query_id: str

@@ -46,7 +46,7 @@ _remembered: dict[str, Properties] = {}
 
 
 def remember(properties: Properties, uri: str = "") -> None:
-    """Keep the properties that a process without a session uses, for a ledger or for all others."""
+    """Keep a ledger's properties (without `uri`: those of all others) for `properties_for`."""
     _remembered[uri] = properties
 
 

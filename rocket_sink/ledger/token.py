@@ -7,8 +7,8 @@ disk lacks this file; without the check, given-up rows would be lost there while
 The same check proves that the task can write to the ledger. Otherwise the write would fail after
 the rows were sent, and each retry would send them again. The token of any driver proves the folder,
 so two drivers that start on a new ledger at once need no agreement. Each task checks a local path;
-each worker process checks an object store once. To test that it can write, it makes a folder
-(local) or an object, and removes it at once.
+each worker process checks an object store once. To test the right to write, the check makes a
+folder (local) or an object, and removes it at once.
 """
 
 from __future__ import annotations

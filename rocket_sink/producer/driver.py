@@ -610,10 +610,10 @@ class Driver:
     def finish(self) -> None:
         """Send all accepted messages at the end of the process, and log how many were not
         delivered. This takes no longer than the requests' deadlines. Afterwards no thread runs in
-        the background, so an asynchronous send of another thread blocks until its end."""
+        the background, so an asynchronous send of another thread blocks until it has ended."""
         thread = self._thread
         if self.closing:
-            if thread is not None:  # The thread closes an abandoned producer.
+            if thread is not None:  # The thread may be closing the producer.
                 thread.join(self.engine.longest_s + _GRACE_S)
             return
         with self.lock:

@@ -68,7 +68,7 @@ _COPIED: Final = ("body", "tags", "keys", "sharding_key", "properties")
 
 
 class DeadLetterTopic:
-    """Sends one task's dead letters as the recorder writes them; does nothing without the option.
+    """Sends one task's dead letters to the `deadLetterTopic`, if set, as the recorder writes them.
 
     Args:
         others: takes the completions of other requests that arrive during a wait.

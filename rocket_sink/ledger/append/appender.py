@@ -55,7 +55,7 @@ class Append(ABC):
         table_version: version of the table before the append.
 
     Attributes:
-        sequence: number of its rows (`schema.SEQUENCE`).
+        sequence: the first order number of its rows (`schema.SEQUENCE`).
         is_own: this append committed the transaction. False before the commit, if the table had the
             transaction already, and with Spark's Delta, which does not tell who committed.
     """

@@ -519,7 +519,7 @@ def write_version(
 
 
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
-    """Return whether the table names the files: data file names are unique to a commit."""
+    """Return whether the table names the first file; only one commit has a file of this name."""
     return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
 
 

@@ -1,6 +1,6 @@
 """Follows the commits of a ledger's table, and reads each new row once.
 
-Delta's log is read as its protocol names its files (`_delta_log/<version>.json`, actions `add`).
+It reads the `add` actions in the files of Delta's log (`_delta_log/<version>.json`).
 """
 
 from __future__ import annotations

@@ -300,8 +300,8 @@ def check_not_ahead(
 ) -> None:
     """Refuse a start whose ledger has epochs after `first_epoch`, the first one to be run.
 
-    Delta would skip those epochs and their sends without an error. An equal epoch is right: it was
-    recorded, and the crash came before Spark noted its end.
+    Delta would skip those epochs and their sends without an error. The ledger may have
+    `first_epoch` itself: the driver died after the append, before Spark noted the epoch's end.
 
     Raises:
         CheckpointError: says what is ahead of what and how to go on.

@@ -337,8 +337,8 @@ class _Folder:
     def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
         """Return the manifest without the files that cannot be folded, and set damaged ones aside.
 
-        Write the manifest anew before files are moved, so it never names a missing file. It may
-        change because its fold is not committed yet.
+        Write the manifest anew before files are moved, so it never names a missing file. The
+        manifest may change, because its fold is not committed yet.
         """
         if not wrong:
             return manifest

@@ -291,7 +291,7 @@ def _cell(column: Column, value: Any) -> str:
 
 
 QUERY_SHOWN: Final = 8
-"""Number of characters of a query's id that are shown; `--query` takes them."""
+"""Number of characters of a query's id that are shown; `--query` accepts so short an id."""
 
 
 def _at(moment: dt.datetime) -> str:

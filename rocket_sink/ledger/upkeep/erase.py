@@ -82,7 +82,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
 
 
 def _count(place: LedgerPath, file: StoredFile, *letters: Any) -> list[int]:
-    """Return how many dead letters of a file are among the letters, for each list of letters."""
+    """Return for each list of letter ids how many dead letters of the file are in the list."""
     batches = read_file(place, file, ["letter_id"])
     letter_ids = pa.chunked_array([batch["letter_id"] for batch in batches], pa.string())
     return [pc.sum(pc.is_in(letter_ids, each)).as_py() or 0 for each in letters]

@@ -35,7 +35,7 @@ _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits between two checkpoints; every reader reads the commits after the last
 one."""
 _ACTIONS_PER_COMMIT: Final = 50
-"""The next checkpoint waits for one commit per so many actions of the last checkpoint."""
+"""Actions in a checkpoint per commit that the next checkpoint waits for: large ones are rarer."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
 """Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""

@@ -297,7 +297,7 @@ class SendAttempt:
 
     # Class attributes save two writes per message; a group has properties instead.
     requests: int = 1
-    """Requests that this attempt has in flight; places of a batch at a proxy."""
+    """Requests that this attempt has in flight; for a batch at a proxy, the places it takes."""
     places: int = 1
     """Places that this attempt takes in the engine's window."""
 

@@ -235,9 +235,9 @@ class ResponseHandler:
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The attempt has used up the time in its wait for a certain answer, so extend the time
-            # for the next one. Other errors extend nothing, because some of them do not count as
-            # attempts, and would repeat for ever.
+            # The attempt has waited for a certain answer, and used up the request's time. So extend
+            # the time for the next attempt. Other errors extend nothing, because some do not count
+            # as attempts, and would repeat for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
