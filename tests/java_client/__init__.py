@@ -93,16 +93,21 @@ def read_with_java(
 
 
 def run_java(
-    source: Path, *arguments: str, version: str, lines: str = "", timeout_s: float = 280
+    source: Path,
+    *arguments: str,
+    version: str,
+    jars: Sequence[Path] = (),
+    lines: str = "",
+    timeout_s: float = 280,
 ) -> list[list[str]]:
     """Run a source file on a version's jars and return the fields of its lines "judge ...".
 
-    Other lines are the libraries' logs.
+    Other lines are the libraries' logs. `jars` replace those of RocketMQ's server modules.
 
     Raises:
         AssertionError: the program failed, or its last line is not "judge end".
     """
-    command, class_path = java_command(source, version)
+    command, class_path = java_command(source, version, jars)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-java-") as home:
         done = subprocess.run(
             # Logs go to the home folder.
@@ -116,10 +121,11 @@ def run_java(
     return judged[:-1]
 
 
-def java_command(source: Path, version: str) -> tuple[list[str], str]:
+def java_command(source: Path, version: str, jars: Sequence[Path] = ()) -> tuple[list[str], str]:
     """Return Java with its options for a source file on a version's jars, and the class path."""
     java = find_java()
-    classes = [_compiled(source, version), *resolve_jars(version, java=java)]
+    jars = tuple(jars) or tuple(resolve_jars(version, java=java))
+    classes = [_compiled(source, jars), *jars]
     opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
     options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     return [str(java.executable), *options, *opens], os.pathsep.join(map(str, classes))
@@ -132,16 +138,15 @@ def fetch_generations() -> None:
 
 
 @functools.cache
-def _compiled(source: Path, version: str) -> Path:
+def _compiled(source: Path, jars: tuple[Path, ...]) -> Path:
     """Return a folder with the classes of a source file, compiled once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="rocket-sink-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     java = find_java()
-    jars = os.pathsep.join(map(str, resolve_jars(version, java=java)))
     done = subprocess.run(
         [str(java.executable), "-XX:TieredStopAtLevel=1", "-m",
          "jdk.compiler/com.sun.tools.javac.Main", "-nowarn", "-proc:none", "-encoding", "UTF-8",
-         "-cp", jars, "-d", str(folder), str(source)],
+         "-cp", os.pathsep.join(map(str, jars)), "-d", str(folder), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

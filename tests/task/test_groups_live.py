@@ -98,8 +98,8 @@ def test_java_pops_the_highest_priority_first_and_finds_rows_in_their_lite_topic
     columns = {"body": bodies, "priority": priorities}
     total = run_task(SinkOptions.parse(options, topic="priorities"), CTX, columns)
     assert (total.acked, total.dead) == (count, 0)
-    arguments = (local_cluster.name_server, "pop", "priorities", str(count))
-    popped = run_java(FOLDER / "ReadKinds.java", *arguments, version="5.5.0")
+    arguments = (local_cluster.name_server, "priorities", str(count))
+    popped = run_java(FOLDER / "PopTopic.java", *arguments, version="5.5.0")
     assert [int(priority) for _, priority, _ in popped] == sorted(priorities, reverse=True)
     assert sorted(int(body) for _, _, body in popped) == list(range(count))
 

@@ -4,21 +4,18 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PopCallback;
 import org.apache.rocketmq.client.consumer.PopResult;
-import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
-import org.apache.rocketmq.common.lite.LiteUtil;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 
 /**
- * Reads messages with priorities, or lite topics, as the consumers of RocketMQ 5.5 do.
+ * Pops messages with priorities as the consumers of RocketMQ 5.5 do.
  *
- * <p>Usage: ReadKinds NAME_SERVER pop TOPIC COUNT, or ReadKinds NAME_SERVER lite TOPIC LITE_TOPIC...
- * Lines: "popped PRIORITY BODY" in the order of arrival, "lite LITE_TOPIC BODY" in queue order.
+ * <p>Usage: PopTopic NAME_SERVER TOPIC COUNT. Lines: "popped PRIORITY BODY" in the order of arrival.
  */
-public final class ReadKinds {
+public final class PopTopic {
     private static final long TIMEOUT_MS = 30_000;
 
     public static void main(String[] arguments) throws Exception {
@@ -26,18 +23,13 @@ public final class ReadKinds {
             error.printStackTrace();
             System.exit(1);
         });
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("java-kinds");
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("java-pop");
         consumer.setNamesrvAddr(arguments[0]);
         consumer.start();
-        String topic = arguments[2];
+        String topic = arguments[1];
         MessageQueue queue = consumer.fetchSubscribeMessageQueues(topic).iterator().next();
         client(consumer).updateTopicRouteInfoFromNameServer(topic);
-        if (arguments[1].equals("pop")) {
-            pop(consumer, queue, Integer.parseInt(arguments[3]));
-        }
-        for (int index = 3; index < arguments.length && arguments[1].equals("lite"); index++) {
-            read(consumer, queue, arguments[index]);
-        }
+        pop(consumer, queue, Integer.parseInt(arguments[2]));
         System.out.println("judge end");
         System.out.flush();
         consumer.shutdown();
@@ -53,7 +45,7 @@ public final class ReadKinds {
         MQClientInstance client = client(consumer);
         String address = client.findBrokerAddressInPublish(queue.getBrokerName());
         PopMessageRequestHeader header = new PopMessageRequestHeader();
-        header.setConsumerGroup("java-kinds");
+        header.setConsumerGroup("java-pop");
         header.setTopic(queue.getTopic());
         header.setQueueId(-1);
         header.setMaxMsgNums(32);
@@ -71,7 +63,8 @@ public final class ReadKinds {
                 continue;
             }
             for (MessageExt message : messages) {
-                print("popped", Integer.toString(message.getPriority()), message);
+                System.out.println(
+                    "judge popped " + message.getPriority() + " " + new String(message.getBody()));
             }
             read += messages.size();
         }
@@ -93,27 +86,5 @@ public final class ReadKinds {
             }
         });
         return result.get(TIMEOUT_MS, TimeUnit.MILLISECONDS).getMsgFoundList();
-    }
-
-    private static void read(DefaultMQPullConsumer consumer, MessageQueue queue, String liteTopic)
-            throws Exception {
-        String name = LiteUtil.toLmqName(queue.getTopic(), liteTopic);
-        MessageQueue lite = new MessageQueue(name, queue.getBrokerName(), 0);
-        for (long offset = 0; ; ) {
-            PullResult result = consumer.pull(lite, "*", offset, 32, TIMEOUT_MS);
-            if (result.getMsgFoundList() != null) {
-                for (MessageExt message : result.getMsgFoundList()) {
-                    print("lite", liteTopic, message);
-                }
-            }
-            if (result.getNextBeginOffset() <= offset) {
-                return;
-            }
-            offset = result.getNextBeginOffset();
-        }
-    }
-
-    private static void print(String kind, String name, MessageExt message) {
-        System.out.println("judge " + kind + " " + name + " " + new String(message.getBody()));
     }
 }
