@@ -157,8 +157,8 @@ class Lease:
                     self._lost = True
                     return
                 self._write()
-                # A process that was stopped before this write may have overwritten its successor's
-                # name.
+                # If this process was stopped before the write, the lease may have ended, and the
+                # write may have replaced the next holder's name.
                 self._lost = self._is_over()
                 self._renewed_s = begun_s
             self._lost = self._lost or self._is_over()

@@ -333,7 +333,8 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, r"timer message is under flow control", NotStoredError),
         (1, r"accurate timer message is not enabled", NotStoredError),
         (1, r"LMQ_CONSUME_QUEUE_NUM_EXCEEDED", NotStoredError),
-        # A broker sends this before startAcceptSendRequestTimeStamp, a slave without a master.
+        # A broker sends the first text before startAcceptSendRequestTimeStamp. A slave without a
+        # master sends the second text.
         (1, r"broker unable to service, until|no master available along with",
          ServiceNotAvailableError),
         # The encoder throws this before the append.

@@ -77,7 +77,7 @@ def started(
 
 
 def failed(run: str, error: str) -> None:
-    """Note that a run has failed; `ended` sends it."""
+    """Note that a run has failed, so that `ended` sends FAIL."""
     if run in _runs:
         _runs[run].error = error
 

@@ -146,7 +146,7 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 
 def _add_jars(builder: SparkSession.Builder) -> None:
     """Start Java and resolve the packages in it: spark-submit would print sixty lines about them.
-    The resolver is private to Spark; spark-submit resolves if this Spark has another one.
+    The resolver is private to Spark. If this Spark has no such resolver, let spark-submit resolve.
 
     Raises:
         ConfigurationError: a package cannot be fetched.

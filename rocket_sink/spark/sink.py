@@ -137,7 +137,7 @@ class RocketSink:
         self._task = ForeachTask(
             self._options, self._plan, partition_id, epoch_id, self._token, self._handed
         )
-        # Spark looks up `process` for each row, and then calls the task's method directly.
+        # Spark looks up `process` for each row: let it find the task's method, which saves a call.
         self.__dict__["process"] = self._task.process
         return True
 

@@ -233,7 +233,7 @@ _EPOCHS: Final = 4
 """Number of decided epochs whose members are cached."""
 _UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
-"""Shortest time between two tries to end an epoch: brokers ask about a half message as often."""
+"""Shortest time between two tries to end an epoch; the interval of a broker's questions."""
 
 OnDecision = Callable[[HalfMark, str, TransactionState], None]
 

@@ -30,7 +30,7 @@ _ORDER: Final = (
 replay must give the same result each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 _FRESH_S: Final = 60.0
-"""Largest age of a broker's last answer for a move to it."""
+"""Attempts move only to a broker whose last answer is not older than this."""
 
 
 @dataclass(frozen=True)

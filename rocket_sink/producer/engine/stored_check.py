@@ -78,7 +78,7 @@ LACKS_SUB: Final = (
 )
 """The advice to a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""A broker writes the index entry about 2 ms after it would normally answer."""
+"""Wait after the first miss: the index entry follows the usual time of an answer by about 2 ms."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 

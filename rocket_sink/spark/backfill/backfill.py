@@ -322,7 +322,7 @@ class Backfill:
         return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
-        """Wait until the workers of a killed backfill have ended, which they do soon without its
+        """Wait until the workers of a killed backfill have ended. They end soon after their
         driver."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
