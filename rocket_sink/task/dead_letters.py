@@ -144,8 +144,8 @@ class DeadLetterTopic:
 
 
 def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield functions that make a message: of the row, then of its body alone, in case the first
-    raises because of a property."""
+    """Yield functions that make a message of the row. The second takes the body only, in case the
+    first raises because of a property."""
     body = row["body"]
     if not body:
         return

@@ -151,7 +151,7 @@ class TaskSender:
 
     def abort(self) -> None:
         """End after an error, without waiting. Record and count the messages that were sent, and
-        check no limits. Rows that count in `rows_in` only were not sent."""
+        check no limits. Rows that were not sent count in `rows_in` only."""
         completions = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in completions:
             if not self._is_beside(completion):

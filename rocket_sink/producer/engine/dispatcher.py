@@ -164,7 +164,7 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # Look up the route again: another proxy may give it, with another address.
+            # The look-up may ask another proxy, whose route has that proxy's address.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
