@@ -72,18 +72,22 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The counts to log before an admitted record. `is_last`: the next records of its kind will be
-    suppressed."""
+    """The counts to log before an admitted record, and the record's own. `is_last`: the next
+    records of its kind will be suppressed."""
 
     due: list[tuple[Kind, int]]
     is_last: bool
+    count: Count
 
 
-class _Count:
-    __slots__ = ("held", "passed", "since_s")
+class Count:
+    """The records of a kind. `shown` is the text of the last one that was logged."""
+
+    __slots__ = ("held", "passed", "shown", "since_s")
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
+        self.shown = ""
         self.passed = self.held = 0
 
 
@@ -101,7 +105,7 @@ class RateLimit:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[Kind, _Count] = {}
+        self._counts: dict[Kind, Count] = {}
 
     def admit(self, kind: Kind) -> Admitted | None:
         """Count a record; return None if it has to be suppressed."""
@@ -109,24 +113,24 @@ class RateLimit:
             now_s = self._clock()
             if kind not in self._counts and len(self._counts) >= _KINDS:
                 kind = kind._replace(peer=_ELSEWHERE)
-            count = self._counts.setdefault(kind, _Count(now_s))
+            count = self._counts.setdefault(kind, Count(now_s))
             if now_s - count.since_s < EVERY_S and count.passed >= BURST:
                 count.held += 1
                 return None
             due = self._take(now_s - EVERY_S)
-            count = self._counts.setdefault(kind, _Count(now_s))
+            count = self._counts.setdefault(kind, Count(now_s))
             count.passed += 1
-            return Admitted(due, is_last=count.passed == BURST)
+            return Admitted(due, is_last=count.passed == BURST, count=count)
 
     def rest(self) -> list[tuple[Kind, int]]:
-        """Return all counts that were not logged yet."""
+        """Return all counts that were not logged yet, with the text of a logged record."""
         with self._lock:
             return self._take(self._clock())
 
     def _take(self, until_s: float) -> list[tuple[Kind, int]]:
         over = [kind for kind, count in self._counts.items() if count.since_s <= until_s]
-        counts = ((kind, self._counts.pop(kind).held) for kind in over)
-        return [(kind, held_count) for kind, held_count in counts if held_count]
+        counts = [(kind, self._counts.pop(kind)) for kind in over]
+        return [(kind._replace(text=c.shown), c.held) for kind, c in counts if c.held]
 
 
 class _Guard(logging.Filter):
@@ -144,7 +148,7 @@ class _Guard(logging.Filter):
         if admitted is None:
             return False
         self._log_counts(admitted.due)
-        text = clean(record.getMessage(), _RECORD_CHARS)
+        text = admitted.count.shown = clean(record.getMessage(), _RECORD_CHARS)
         record.msg, record.args = text + (_MORE if admitted.is_last else ""), ()
         if record.exc_info and not record.exc_text:
             record.exc_text = clean_trace(logging.Formatter().formatException(record.exc_info))
@@ -156,7 +160,8 @@ class _Guard(logging.Filter):
     def _log_counts(self, due: list[tuple[Kind, int]]) -> None:
         for kind, held_count in due:
             where = f" from {kind.peer}" if kind.peer else ""
-            text = f"{held_count:,} more of these{where} were not logged: {kind.text!r}"
+            text = f"{held_count:,} more of these{where} were not logged; the last logged: "
+            text += kind.text
             logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held_count})
 
 

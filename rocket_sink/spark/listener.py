@@ -220,6 +220,8 @@ class FoldThread:
                 if self._is_finished and not urgent:
                     continue
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
+                    # A fold may have missed the files of epochs that are noted while it runs.
+                    noted = list(self._uncounted.get(place, ()))
                     is_folded = self._fold(place)
                     now = folded[place] = time.monotonic()
                     self._read_accounts(place)
@@ -230,7 +232,7 @@ class FoldThread:
                         self._confirm_new()
                     is_due = urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S
                     if is_folded and is_due and not self._is_finished:
-                        self._count(place)
+                        self._count(place, noted)
                         counted[place] = time.monotonic()
             self._say_ends(ended_runs)
             if self._is_finished:
@@ -369,11 +371,12 @@ class FoldThread:
         self._names[place, query_id] = query_id
         return query_id
 
-    def _count(self, place: LedgerPath) -> None:
-        """Log an error for each epoch, noted since the last count, for which the table has fewer
+    def _count(self, place: LedgerPath, noted: Iterable[_Epoch]) -> None:
+        """Log an error for each epoch, noted before the last fold, for which the table has fewer
         rows than Spark handed to the tasks. The sum is over all complete attempts, so an epoch that
         is named lacks rows for certain."""
-        waiting = self._uncounted.pop(place, {})
+        uncounted = self._uncounted.get(place, {})
+        waiting = {key: uncounted.pop(key) for key in noted if key in uncounted}
         if not waiting:
             return
         try:
@@ -391,7 +394,7 @@ class FoldThread:
                         "ledger there", place.uri,
                     )  # fmt: skip
                 return
-            self._uncounted[place] = waiting
+            uncounted.update(waiting)
             _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
             return
         self._deleted.discard(place)

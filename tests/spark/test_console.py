@@ -87,7 +87,8 @@ def test_a_stream_of_losses_is_cut_to_some_warnings(caplog: pytest.LogCaptureFix
     assert len(warnings) == log.BURST
     assert warnings[-1].startswith(f"3 of 9 rows of epoch {log.BURST - 1} of the query q were not")
     assert "more of these are only counted" in warnings[-1]
-    assert count.startswith(f"{1000 - log.BURST} more of these were not logged: ")
+    assert count.startswith(f"{1000 - log.BURST} more of these were not logged; the last ")
+    assert count.endswith("ledger show dead-letters --ledger /ledger")
 
 
 def texts(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,48 @@ def test_an_epoch_is_noted_between_the_folds_of_two_ledgers() -> None:
     wait_for(lambda: calls.count("fold") == 2)
     assert calls == ["fold", 1, 1, "fold"]
     thread.finish()
+
+
+def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A fold under load takes longer than an epoch, and the count after it looks at the table."""
+    thread, spool = FoldThread(running()), Counter[int]()
+    table, folds = Counter[int](), []
+
+    def fold(place: Any) -> bool:
+        files = Counter(spool)
+        if not folds:
+            spool[1] = 5
+            thread.progressed(done(1, 5))
+        table.update(files - table)
+        folds.append(place)
+        return True
+
+    def confirm(place: Any, names: Any, events: list[Any]) -> None:
+        epochs = {(QUERY, "run-1", event.batchId): 5 for event in events}
+        thread._uncounted.setdefault(place, {}).update(epochs)
+
+    thread._fold, thread._confirm = fold, confirm  # type: ignore[method-assign]
+    thread._expire = lambda place: None  # type: ignore[method-assign]
+    thread._rows_in = lambda place, epochs: {key: table[key[2]] for key in epochs}  # type: ignore[method-assign]
+    thread.add(resolve_path("/no/one"), interval_s=1e9)
+    spool[0] = 5
+    thread.progressed(done(0, 5))
+    thread.ended("run-1")
+    wait_for(lambda: folds)
+    thread.progressed(done(2, 5))  # The files of this epoch are in no spool.
+    thread.ended("run-1")
+    wait_for(lambda: any("epoch 2 " in text for text in errors_in(caplog)))
+    thread.finish()
+    assert [text.partition(" of the query")[0] for text in errors_in(caplog)] == [
+        f"the ledger {resolve_path('/no/one').uri} lacks 5 of the 5 rows that Spark handed to the "
+        "tasks of epoch 2"
+    ]
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_an_end_that_is_never_told_is_waited_for_once() -> None:
