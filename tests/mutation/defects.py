@@ -2530,7 +2530,9 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/spark/listener.py",
         "self._count(place, noted)\n",
         "self._count(place, list(self._uncounted.get(place, ())))\n",
-        ("tests/spark/test_listener.py::test_rows_that_come_after_a_fold_began_are_not_missing_yet",),
+        (
+            "tests/spark/test_listener.py::test_rows_that_come_after_a_fold_began_are_not_missing_yet",
+        ),
         "under load the log says that the ledger lacks rows, and nothing takes it back",
     ),
     Defect(

@@ -68,5 +68,7 @@ def test_a_flood_from_a_broker_makes_few_clean_lines(cluster):
     for words in ("unreadable request", "unknown request", "transaction check of group"):
         shown = [line for line in lines if words in line and "were not logged" not in line]
         assert BURST <= len(shown) <= BURST * windows
-        counts = re.findall(rf"([\d,]+) more of these from \S+ were not logged; the last logged: .*{words}", text)
+        counts = re.findall(
+            rf"([\d,]+) more of these from \S+ were not logged; the last logged: .*{words}", text
+        )
         assert len(shown) + sum(int(count.replace(",", "")) for count in counts) == COUNT
