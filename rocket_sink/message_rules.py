@@ -324,3 +324,9 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     if not host or not is_number or not 0 < int(port) < 65_536 or re.search(r"[\s,/]", host):
         return None
     return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether `host:port` is on this host's loopback."""
+    host, _ = host_and_port(address) or ("", 0)
+    return host in ("localhost", "::1") or host.startswith("127.")

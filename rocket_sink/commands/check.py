@@ -256,7 +256,8 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
         if " or " in brokers
         else ""
     )
-    return Finding(subject, "note", f"does not exist; the first send makes it on {brokers}{only}")
+    text = f"does not exist; the first send makes it on {brokers}{only}"
+    return Finding(subject, "note", text + admin.name_hint(options.topic))
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:

@@ -157,13 +157,15 @@ def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
 
 
 def name_server_error(options: SinkOptions) -> SendError | None:
-    """Return the error if no name server answers this host within some seconds."""
+    """Return the error if no name server answers this host within some seconds; warn of a topic
+    that does not exist."""
     from rocket_sink.producer.admin.admin import Admin
 
     for pause_s in (*_PAUSES_S, None):
         try:
             with Admin(options, timeout_s=2.0) as admin:
-                admin.check_name_servers()
+                if text := admin.check_name_servers():
+                    _LOG.warning("%s", text)
             return None
         except (NameServerUnavailableError, TlsRefusedError) as error:
             if pause_s is None:

@@ -2536,6 +2536,16 @@ SPARK: tuple[Defect, ...] = (
         "under load the log says that the ledger lacks rows, and nothing takes it back",
     ),
     Defect(
+        "mistyped-topics-in-silence",
+        "rocket_sink/spark/session_checks.py",
+        '                    _LOG.warning("%s", text)\n',
+        "                    pass\n",
+        (
+            "tests/spark/test_unreachable.py::test_a_mistyped_topic_is_one_warning_with_the_nearest_name",
+        ),
+        "a query sends to a mistyped topic, which the brokers create, and says nothing",
+    ),
+    Defect(
         "folds-keep-ends-waiting",
         "rocket_sink/spark/listener.py",
         "                self._confirm_new()\n                now = time.monotonic()\n",

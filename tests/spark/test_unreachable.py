@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from rocket_sink import cli
 from rocket_sink.errors import NameServerUnavailableError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import session_checks
@@ -50,11 +52,14 @@ def test_executors_are_asked_if_the_driver_gets_no_answer() -> None:
     assert answers == [], "the last answer is remembered"
 
 
-def test_a_name_server_that_is_starting_is_asked_again(pauses_s: list[float]) -> None:
+def test_a_name_server_that_is_starting_is_asked_again(
+    pauses_s: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     session = session_at("local[2]", [])
     with pytest.raises(NameServerUnavailableError, match="check the option nameServer"):
         session_checks.check_reachable(SinkOptions.parse(nameServer=NOBODY, topic="t"), session)
     assert len(pauses_s) == 2
+    caplog.clear()
     with FakeCluster(brokers=1) as cluster:
         for topic in ("", "not there yet"):
             options = SinkOptions.parse(
@@ -63,6 +68,32 @@ def test_a_name_server_that_is_starting_is_asked_again(pauses_s: list[float]) ->
             session_checks.check_reachable(options, session)
         assert not cluster.brokers[0].requests
     assert len(pauses_s) == 2
+    (warning,) = caplog.messages
+    assert warning.startswith("no name server knows the topic not-there-yet yet: the first send")
+    assert warning.endswith("check its name")
+
+
+@pytest.mark.parametrize("namespace", ["", "prod"])
+def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], namespace: str
+) -> None:
+    """Brokers that create topics by themselves store the rows under the wrong name."""
+    with FakeCluster(brokers=1) as cluster:
+        for name in ("flights", "weather"):
+            cluster.create_topic(f"{namespace}%{name}" if namespace else name, 4)
+        values = {"nameServer": cluster.name_server, "namespace": namespace}
+        for topic in ("flihgts", "flihgts", "flights"):
+            options = SinkOptions.parse(topic=topic, **values)
+            session_checks.check_reachable(options, session_at("local[2]", []))
+        (record,) = caplog.records
+        command = ["check", "-n", cluster.name_server, "-t", "flihgts", "--json"]
+        assert cli.main([*command, "-O", f"namespace={namespace}"]) == 0
+    assert record.levelname == "WARNING"
+    assert "topic flihgts yet" in record.message and "autoCreateTopicEnable" in record.message
+    assert record.message.endswith("check its name, the nearest existing topic is flights")
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (finding,) = (finding for finding in findings if finding["what"] == "topic flihgts")
+    assert finding["text"].endswith("check its name, the nearest existing topic is flights")
 
 
 @pytest.mark.spark

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 from rocket_sink.errors import ConfigurationError, NoRouteError, PermissionDeniedError, SendError
 from rocket_sink.message import MessageQueue
-from rocket_sink.message_rules import DLQ_PREFIX, with_namespace
+from rocket_sink.message_rules import DLQ_PREFIX, with_namespace, without_namespace
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers
 from rocket_sink.producer.engine.stored_check import LACKS_SUB
 from rocket_sink.routing.retry import error_for_answer
+from rocket_sink.text import nearest
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.frame import Frame
@@ -65,15 +66,32 @@ class Admin:
 
     # --- routes ------------------------------------------------------------------------------
 
-    def check_name_servers(self) -> None:
-        """Check that a name server answers, by a route request, which proxies answer, too. A
-        missing topic is no error, because the first send may create it.
+    def check_name_servers(self) -> str:
+        """Check that a name server answers, by a route request, which proxies answer, too. Return
+        a warning if the options' topic is missing: the first send may create it.
 
         Raises:
             NameServerUnavailableError, TlsRefusedError: no server answers.
         """
-        with contextlib.suppress(NoRouteError):
-            self.topic_route(self.options.topic or requests.AUTO_CREATE_TOPIC)
+        topic = self.options.topic
+        try:
+            self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
+        except NoRouteError:
+            if topic:
+                return (
+                    f"no name server knows the topic {topic} yet: the first send creates it where "
+                    f"brokers allow that (autoCreateTopicEnable){self.name_hint(topic)}"
+                )
+        return ""
+
+    def name_hint(self, topic: str) -> str:
+        """Return the advice to check the name of a missing topic, with the existing topic that was
+        probably meant."""
+        space, near = self.options.namespace, None
+        with contextlib.suppress(SendError):
+            names = (without_namespace(space, name) for name in self.topics())
+            near = nearest(without_namespace(space, topic), names)
+        return "; check its name" + (f", the nearest existing topic is {near}" if near else "")
 
     def topic_route(self, topic: str) -> TopicRoute:
         """Return the current route.

@@ -30,7 +30,7 @@ from rocket_sink.errors import (
     SendError,
     TlsRefusedError,
 )
-from rocket_sink.message_rules import host_and_port
+from rocket_sink.message_rules import host_and_port, is_loopback
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
@@ -165,8 +165,11 @@ class _Question:
             # A further look-up is useless, because client and servers refuse each other.
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
+        local = all(is_loopback(address) for address in self.reasons)
+        advice = "; look for your local cluster by `rocket-sink cluster status`, and start it by "
+        advice = f"{advice}`rocket-sink cluster up`" if local else ""
         return NameServerUnavailableError(
-            f"no name server answered ({lines}); check the option nameServer",
+            f"no name server answered ({lines}); check the option nameServer{advice}",
             reasons=dict(self.reasons),
         )
 

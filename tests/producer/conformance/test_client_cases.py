@@ -52,6 +52,14 @@ def test_c45_no_name_server_answers():
         with pytest.raises(NameServerUnavailableError, match="no name server answered") as caught:
             producer.send(Message("orders", b"x"))
         assert set(caught.value.reasons) == {NOWHERE}
+        assert "`rocket-sink cluster up`" in caught.value.text
+    remote = f"{NOWHERE};no-such-host.invalid:9876"
+    with (
+        Producer(nameServer=remote) as producer,
+        pytest.raises(NameServerUnavailableError) as caught,
+    ):
+        producer.send(Message("orders", b"x"))
+    assert caught.value.text.endswith("check the option nameServer")
 
 
 def test_c45_no_route(cluster, make_producer):
