@@ -77,7 +77,7 @@ class Admitted(NamedTuple):
 
     due: list[tuple[Kind, int]]
     is_last: bool
-    count: Count
+    own: Count
 
 
 class Count:
@@ -120,7 +120,7 @@ class RateLimit:
             due = self._take(now_s - EVERY_S)
             count = self._counts.setdefault(kind, Count(now_s))
             count.passed += 1
-            return Admitted(due, is_last=count.passed == BURST, count=count)
+            return Admitted(due, is_last=count.passed == BURST, own=count)
 
     def rest(self) -> list[tuple[Kind, int]]:
         """Return all counts that were not logged yet, with the text of a logged record."""
@@ -130,7 +130,7 @@ class RateLimit:
     def _take(self, until_s: float) -> list[tuple[Kind, int]]:
         over = [kind for kind, count in self._counts.items() if count.since_s <= until_s]
         counts = [(kind, self._counts.pop(kind)) for kind in over]
-        return [(kind._replace(text=c.shown), c.held) for kind, c in counts if c.held]
+        return [(kind._replace(text=c.shown or kind.text), c.held) for kind, c in counts if c.held]
 
 
 class _Guard(logging.Filter):
@@ -148,7 +148,7 @@ class _Guard(logging.Filter):
         if admitted is None:
             return False
         self._log_counts(admitted.due)
-        text = admitted.count.shown = clean(record.getMessage(), _RECORD_CHARS)
+        text = admitted.own.shown = clean(record.getMessage(), _RECORD_CHARS)
         record.msg, record.args = text + (_MORE if admitted.is_last else ""), ()
         if record.exc_info and not record.exc_text:
             record.exc_text = clean_trace(logging.Formatter().formatException(record.exc_info))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rocket_sink.ledger.append.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.transport.files import spooled_epochs
+from rocket_sink.ledger.transport.files import spooled_epochs, spooled_rows
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -74,15 +74,20 @@ class Accounts:
         self._sums: dict[str, Counter[str]] = {}
         self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
 
-    def read(self, runs: Mapping[str, str]) -> None:
-        """Add the table's new rows; warn of undelivered rows of these runs ({run: query}).
+    def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
+        """Add the table's new rows, at last also those that wait in the spool; warn of undelivered
+        rows of these runs ({run: query}).
 
         Raises:
             OSError, ValueError: as `LedgerFollower.new_rows`.
         """
         epochs: dict[tuple[str, int], Counter[str]] = {}
         errors: dict[tuple[str, int], str] = {}
-        for _, rows in self._follower.new_rows():
+        parts = [rows for _, rows in self._follower.new_rows()]
+        if is_last:
+            rows = spooled_rows(self._place.spools).filter(pc.field("kind") == EPOCH)
+            parts.append(rows.select(_COLUMNS))
+        for rows in parts:
             for row in rows.filter(pc.field("complete")).to_pylist():
                 run, key = row["run_id"], (row["run_id"], row["epoch"])
                 counts = {name: row[name] or 0 for name in _COUNTS}

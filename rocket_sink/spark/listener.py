@@ -119,7 +119,9 @@ class FoldThread:
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Fold the rows of queries that have just ended, log their ends, and stop."""
+        """Fold the rows of queries that have just ended, log the ends of all, and stop. Without
+        `awaitTermination`, Spark's report of an epoch may come after the end of Python, so that its
+        rows wait in the spool."""
         is_alive = True
         try:
             self.await_ended(_LAST_S)
@@ -132,7 +134,7 @@ class FoldThread:
         if self._thread is not None:
             self._thread.join(_END_S)
         for place in list(self._accounts) if self._queries else ():
-            self._read_accounts(place)
+            self._read_accounts(place, is_last=True)
         self._say_ends(set(self._queries))
         for emitter in lineage.emitters:
             emitter.finish()
@@ -238,10 +240,10 @@ class FoldThread:
             if self._is_finished:
                 return
 
-    def _read_accounts(self, place: LedgerPath) -> None:
+    def _read_accounts(self, place: LedgerPath, *, is_last: bool = False) -> None:
         try:
             if place in self._accounts:
-                self._accounts[place].read(self._queries)
+                self._accounts[place].read(self._queries, is_last=is_last)
         except Exception as error:
             _LOG.info("the ledger %s cannot be followed now: %s", place.uri, first_line(error))
 

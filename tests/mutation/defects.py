@@ -2546,6 +2546,16 @@ SPARK: tuple[Defect, ...] = (
         "a query sends to a mistyped topic, which the brokers create, and says nothing",
     ),
     Defect(
+        "ends-without-accounts",
+        "rocket_sink/spark/listener.py",
+        "self._read_accounts(place, is_last=True)\n",
+        "self._read_accounts(place)\n",
+        (
+            "tests/spark/test_listener.py::test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end",
+        ),
+        "a script without awaitTermination ends without a word about its dead letters",
+    ),
+    Defect(
         "folds-keep-ends-waiting",
         "rocket_sink/spark/listener.py",
         "                self._confirm_new()\n                now = time.monotonic()\n",

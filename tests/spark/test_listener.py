@@ -190,6 +190,24 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A script without `awaitTermination` ends before Spark reports the epoch."""
+    caplog.set_level("INFO", "rocket_sink")
+    thread, place = FoldThread(running()), resolve_path(tmp_path)
+    thread.add(place, interval_s=0.0)
+    thread.started("run-1", QUERY)
+    ctx = context(query_id=QUERY, run_id="run-1")
+    spool = SpoolWriter(place, ctx)
+    spool.append(accounts(ctx, acked=1, dead=1))
+    spool.seal()
+    thread.finish()
+    loss, end = (record for record in caplog.records if record.name == "rocket_sink.spark.console")
+    assert loss.levelname == "WARNING" and loss.message.startswith("1 of 2 rows of epoch ")
+    assert f"the query {QUERY} ended: 2 rows in, 1 acknowledged, 1 dead letter; " in end.message
+
+
 def test_an_end_that_is_never_told_is_waited_for_once() -> None:
     thread = FoldThread(running())
     thread.started("run-1")

@@ -150,14 +150,12 @@ def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
     return {(query.removeprefix(folder_part("")), epoch) for query, epoch in map(_epoch, infos)}
 
 
-def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
-    """Return the sends and isolations that no fold has taken in yet, under the kinds of `UNFOLDED`.
+def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
+    """Return the rows that no fold has taken in yet.
 
     Tasks that still run have written some of them. A file may be in the table already, if a fold
     has not deleted it yet. If there are many files, only the newest are read.
     """
-    import pyarrow.compute as pc
-
     parts, size = [LEDGER_SCHEMA.empty_table()], 0
     for place in places:
         filesystem = place.filesystem()
@@ -168,7 +166,14 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
             with contextlib.suppress(LedgerError, OSError):
                 if size <= _MOST_UNFOLDED_BYTES:
                     parts += [pa.table(batch) for batch in read_batches(info.path, filesystem)]
-    rows = pa.concat_tables(parts)
+    return pa.concat_tables(parts)
+
+
+def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
+    """Return the sends and isolations among `spooled_rows`, under the kinds of `UNFOLDED`."""
+    import pyarrow.compute as pc
+
+    rows = spooled_rows(places)
     kinds = pa.array([UNFOLDED.get(kind) for kind in rows["kind"].to_pylist()], pa.string())
     names = dict.fromkeys(name for kind in UNFOLDED for name in columns_of(kind))
     return rows.select([*names]).append_column("kind", kinds).filter(pc.is_valid(kinds))
