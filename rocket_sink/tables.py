@@ -88,18 +88,21 @@ def _widths(source: Table, room: int) -> list[int] | None:
     from rich.cells import cell_len
 
     texts = [[str(column.header), *map(str, column.cells)] for column in source.columns]
-    longest = [max(map(cell_len, cells)) for cells in texts]
+    cells = [max(map(cell_len, text[1:]), default=0) for text in texts]
+    longest = [max(map(cell_len, text)) for text in texts]
     widths = [
-        max((cell_len(word) for text in cells for word in text.split()), default=0)
-        for cells in texts
+        max((cell_len(word) for text in column for word in text.split()), default=0)
+        for column in texts
     ]
     spare = room - sum(widths) - _BETWEEN * len(widths)
     if spare < 0 and source.row_count:
         return None
-    while spare > 0 and (short := [n for n, width in enumerate(widths) if width < longest[n]]):
-        for n in short[:spare]:
-            widths[n] += 1
-        spare -= min(spare, len(short))
+    # Room goes to cells first: a heading reads well on two lines, a time does not.
+    for wanted in (cells, longest):
+        while spare > 0 and (short := [n for n, width in enumerate(widths) if width < wanted[n]]):
+            for n in short[:spare]:
+                widths[n] += 1
+            spare -= min(spare, len(short))
     # A long text in a narrow column would have one word a line.
     towers = (
         width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)

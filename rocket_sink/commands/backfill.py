@@ -134,8 +134,6 @@ def backfill(
         check_exists(options.ledger)
     if not dry_run:
         check_name_server(options)  # Spark takes long to start
-    if not as_json:
-        note("starting Spark ...")
     with spark_session("backfill", small=dry_run, **spark) as session:
         if not from_table:
             check_exists(options.ledger, session)

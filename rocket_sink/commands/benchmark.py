@@ -237,7 +237,6 @@ def _lane_bench(
 
     if not scratch:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-"))
-    note("starting Spark")
     session = stack.enter_context(spark_session("benchmark", **spark))
     sink = {**given_options(), "nameServer": options.name_server, "topic": options.topic}
     return LaneBench(session, sink, work, absolute(scratch))

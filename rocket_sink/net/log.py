@@ -39,6 +39,8 @@ def tell(module_logger: logging.Logger, text: str, *args: object, html: str = ""
     Args:
         html: the text for notebooks without logging.
     """
+    if module_logger.disabled:
+        return
     is_set_up = module_logger.hasHandlers() or module_logger.isEnabledFor(logging.INFO)
     package = logging.getLogger(module_logger.name.partition(".")[0])
     if is_set_up or package.level or module_logger.level or logging.lastResort is None:

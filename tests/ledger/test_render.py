@@ -104,3 +104,4 @@ def test_at_80_columns_tables_stay_tables():
         ["broker", "attempts"], ["error", "brokers"], ["query", "epoch"],
     ]  # fmt: skip
     assert "--html FILE" in lines[-1] and max(map(len, lines)) <= 80
+    assert sum("05-06 07:08:09" in line for line in lines) >= 2, "a time stays on its line"

@@ -86,9 +86,10 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      f"next: {BACKFILL}")),
     ("letters_refused", letters("data", "NULL_BODY", 1),
      ("1 dead letter is pending that no broker would take (1 data NULL_BODY), the oldest since "
-     "2024-05-06 14:15:03 UTC; next: `rocket-sink ledger show dead-letters --ledger /data/ledger "
-     "--where \"reason = 'data'\"`, mend the rows where they come from, and `rocket-sink ledger "
-     "park --ledger /data/ledger --where \"reason = 'data'\" --reason 'mended at the source'`")),
+     "2024-05-06 14:15:03 UTC; next: write corrected copies of the rows that `rocket-sink ledger "
+     "show dead-letters --ledger /data/ledger --where \"reason = 'data'\"` lists as new rows, then "
+     "close the letters: `rocket-sink ledger park --ledger /data/ledger --dropped "
+     "--where \"reason = 'data'\" --reason 'sent corrected'`")),
     ("letters_forbidden", letters("permission", "NO_PERMISSION"),
      ("2 dead letters are pending of topics closed to this account (2 permission NO_PERMISSION), "
      "the oldest since 2024-05-06 14:15:03 UTC; next: allow it to write there, then "

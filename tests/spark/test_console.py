@@ -38,6 +38,7 @@ logging.shutdown()
         ("logging.basicConfig()", ""),
         ("logging.getLogger('rocket_sink').setLevel('WARNING')", ""),
         ("logging.disable('INFO')", ""),
+        ("logging.getLogger('rocket_sink.x').disabled = True", ""),
     ],
 )  # fmt: skip
 def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: str) -> None:

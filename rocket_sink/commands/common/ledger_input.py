@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from rocket_sink.commands.common.base import Decorated, time_value, together
-from rocket_sink.commands.common.output import note
+from rocket_sink.commands.common.output import note, step
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import LedgerError
@@ -96,7 +96,8 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     with spark_session(name, small=True, **spark) as session:
         # Make the session first, because only the session may know the store's address and keys.
         check_exists(path, session)
-        yield session, Ledger(path)
+        with step(name, is_announced=False):
+            yield session, Ledger(path)
 
 
 def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:

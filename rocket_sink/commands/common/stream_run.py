@@ -88,8 +88,8 @@ class RunView:
         from rich.text import Text
 
         seconds = time.monotonic() - self._began_s
-        rate = f"{self._rows / seconds:,.0f} rows/s" if seconds else "-"
-        head = f"{counted(self._rows, 'row')} read in {seconds:,.0f} s, {rate}"
+        rate = f", {self._rows / seconds:,.0f} rows/s" if self._rows and seconds >= 1 else ""
+        head = f"{counted(self._rows, 'row')} read in {seconds:,.0f} s{rate}"
         lines: list[RenderableType] = [Text(f"{head}; {self._epoch}" if self._epoch else head)]
         if self._figures is not None:
             lines += self._of_ledger(self._figures)
@@ -218,7 +218,8 @@ class Report:
 
     def as_text(self) -> str:
         """Return the report as a few lines for people."""
-        rate = f", {self.rows_read / self.seconds:,.1f} rows/s" if self.seconds else ""
+        per_s = self.rows_read / self.seconds if self.seconds else 0
+        rate = f", {per_s:,.1f} rows/s" if per_s else ""
         batches = f"{self.epochs:,} micro-batch{'' if self.epochs == 1 else 'es'}"
         lines = [f"{counted(self.rows_read, 'row')} in {batches}, {self.seconds:.1f} s{rate}"]
         if self.counts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -66,11 +67,17 @@ class FaultInjector:
         self._fault = fault
         self._seconds = seconds
         self.say = say
+        self.events: list[str] = []
+        """The actions, with their times."""
         self._clock = clock
         self._victim: Broker | None = None
         self._repair_at_s: float | None = None
         self._down_since_s: dict[str, float] = {}
         self.done = fault == "none"
+
+    def _note(self, text: str) -> None:
+        self.events.append(f"{dt.datetime.now(dt.timezone.utc):%H:%M:%S} UTC: {text}")
+        self.say(self.events[-1])
 
     def step(self, *, due: bool) -> None:
         """Break the broker when first `due`; repair it when its time is over."""
@@ -89,7 +96,7 @@ class FaultInjector:
             return
         if victim.alive:
             victim.thaw()
-            self.say(f"{victim.name} goes on (SIGCONT)")
+            self._note(f"{victim.name} goes on (SIGCONT)")
         else:
             self._restart(victim)
 
@@ -106,10 +113,12 @@ class FaultInjector:
             return
         if self._fault == "freeze":
             victim.freeze()
-            self.say(f"{victim.name} is frozen for {self._seconds:g} s (SIGSTOP)")
+            self._note(f"{victim.name} is frozen for {self._seconds:g} s (SIGSTOP)")
         else:
             victim.kill()
-            self.say(f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s")
+            self._note(
+                f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s"
+            )
         self._victim = victim
         self._repair_at_s = now_s + self._seconds
 
@@ -120,7 +129,7 @@ class FaultInjector:
                 continue
             since_s = self._down_since_s.setdefault(broker.name, now_s)
             if since_s == now_s:
-                self.say(f"{broker.name} has died")
+                self._note(f"{broker.name} has died")
             elif now_s - since_s >= _DOWN_S:
                 self._restart(broker)
 
@@ -128,7 +137,7 @@ class FaultInjector:
         started_s = self._clock()
         broker.restart(timeout_s=_RESTART_TIMEOUT_S)
         self._down_since_s.pop(broker.name, None)
-        self.say(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
+        self._note(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
 
 
 _POLL_S: Final = 0.2
@@ -155,7 +164,9 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         streamed_s = time.monotonic() - streamed_s
         injector.restart_all()
         verdict = _read_back(cluster, flights, injector)
-        summary = build_summary(spark, settings, flights, verdict, streamed_s)
+        summary = build_summary(
+            spark, settings, flights, verdict, streamed_s, tuple(injector.events)
+        )
         if as_json:
             print_json(summary.as_dict())
         else:
@@ -196,7 +207,6 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
 
 @contextlib.contextmanager
 def _session(settings: Settings) -> Iterator[SparkSession]:
-    note("spark: starting (the first time Delta's jars are fetched)")
     warehouse = f"spark.sql.warehouse.dir={settings.checkpoint / 'warehouse'}"
     with spark_session("demo", spark_conf=[warehouse]) as spark:
         yield spark

@@ -137,6 +137,8 @@ class DemoSummary:
     report: Report
     verdict: Verdict
     lost: int
+    events: tuple[str, ...] = ()
+    """What happened to brokers, with the times."""
 
     @property
     def accounted(self) -> int:
@@ -192,14 +194,15 @@ class DemoSummary:
 
     def tables(self) -> list[RenderableType]:
         return [
-            self._accounts(), self._stored(), self._latencies(), self._isolated(), self._closing(),
+            self._accounts(), self._stored(), self._latencies(), self._isolated(),
+            self._explained(), self._closing(),
         ]  # fmt: skip
 
     def _accounts(self) -> RenderableType:
         totals = self.report.totals
         rows = [
             ("rows in", totals.rows_in, f"{counted(totals.epochs, 'epoch')}, {self.seconds:.0f} s"),
-            ("acknowledged", totals.acked, ""),
+            ("acked", totals.acked, "acknowledged, and stored as asked for"),
             ("degraded", totals.degraded, "stored, but less durably than asked for"),
             ("dead letters", totals.dead, "not stored; rocket-sink backfill sends them again"),
             ("unknown", totals.unknown, "given up, perhaps stored"),
@@ -245,6 +248,17 @@ class DemoSummary:
         names = ("from (UTC)", "broker", "cause", "latency ms", "length s")
         return table(title, names, rows, numbers="latency_ms length_s")
 
+    def _explained(self) -> RenderableType:
+        """Name the faults, and say how tables show requests without an answer."""
+        failed = [f"{e.attempts:,} {e.error_code}" for e in self.report.errors]
+        shown = f" ({', '.join(failed)})" if failed else ""
+        advice = (
+            f"Requests that failed{shown} are not acked, and only those with an answer have a "
+            "latency. A broker is isolated after a failure, or after a slow answer (LATENCY), "
+            "which a busy machine may cause, too.\n"
+        )
+        return "\n".join((*self.events, advice))
+
     def _closing(self) -> RenderableType:
         from rich.text import Text
 
@@ -260,7 +274,12 @@ class DemoSummary:
 
 
 def build_summary(
-    spark: SparkSession, settings: Settings, flights: Flights, verdict: Verdict, seconds: float
+    spark: SparkSession,
+    settings: Settings,
+    flights: Flights,
+    verdict: Verdict,
+    seconds: float,
+    events: tuple[str, ...],
 ) -> DemoSummary:
     """Fold the ledger and combine its report with the verification."""
     ledger = Ledger(str(settings.ledger))
@@ -274,4 +293,5 @@ def build_summary(
         report=ledger.report(spark),
         verdict=verdict,
         lost=len(lost_rows(verdict, dead_rows)),
+        events=events,
     )

@@ -289,8 +289,9 @@ RULES: Final = (
          "{pending} pending ({classes}){oldest}", "`{backfill}`"),
     Rule("letters_refused", "problem", lambda f: _letters(f, "data"),
          "{pending} pending that no broker would take ({classes}){oldest}",
-         "`{letters} --where \"reason = 'data'\"`, mend the rows where they come from, and "
-         "`{park} --where \"reason = 'data'\" --reason 'mended at the source'`"),
+         "write corrected copies of the rows that `{letters} --where \"reason = 'data'\"` lists "
+         "as new rows, then close the letters: `{park} --dropped --where \"reason = 'data'\" "
+         "--reason 'sent corrected'`"),
     Rule("letters_forbidden", "problem", lambda f: _letters(f, "permission"),
          "{pending} pending of topics closed to this account ({classes}){oldest}",
          "allow it to write there, then `{backfill} --reason permission`"),
