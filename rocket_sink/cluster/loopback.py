@@ -44,8 +44,8 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
     path.
 
     The jar is beside the others, so that all clusters have the same class path: a JVM uses an
-    archive of classes (CDS) only with its own class path. If the cache is read-only, it is in
-    `home`.
+    archive of classes (CDS) only with its own class path. If the cache is read-only, the jar is
+    in `home`.
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as copies:

@@ -452,7 +452,7 @@ class Driver:
 
     @property
     def is_leading(self) -> bool:
-        """Whether the calling thread drives the engine. If so, a callback makes this call."""
+        """Whether the calling thread drives the engine; then the call comes from a callback."""
         return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:

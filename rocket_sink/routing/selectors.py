@@ -103,7 +103,7 @@ class Equals(Generic[Target]):
     """Brokers of one rank.
 
     Attributes:
-        slots: the brokers, each as often as it has queues.
+        slots: the brokers, each once per queue.
         turn: the index of the slot that `round_robin` takes next.
     """
 

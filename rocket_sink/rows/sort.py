@@ -149,8 +149,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         ends = np.cumsum([len(run.rows) for run in runs])
-        # Rows up to the smallest of the runs' last rows in memory may be yielded: all rows in the
-        # files sort after them.
+        # The rows of a run's file sort after its last row in memory. So yield the rows up to the
+        # smallest of these last rows.
         lasts = [place[end - 1] for run, end in zip(runs, ends, strict=True) if not run.is_read]
         count = int(min(lasts)) + 1 if lasts else len(order)
         yield table.take(pa.array(order[:count]))

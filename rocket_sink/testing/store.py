@@ -73,7 +73,7 @@ class MemoryStore:
         return self._queues.get((topic, queue_id), [])[offset : offset + count]
 
     def find(self, topic: str, key: str, *, unique: bool) -> list[StoredMessage]:
-        """Return the messages with the index key, or with `unique` the client message id, `key`."""
+        """Return the messages with this index key; with `unique`, `key` is a client message id."""
         name = UNIQ_KEY if unique else "KEYS"
         parts = ((m, m.properties.get(name, "")) for m in self.messages(topic))
         return [m for m, text in parts if key in ([text] if unique else text.split(" "))]

@@ -198,7 +198,7 @@ class ResponseHandler:
     def part_ended(
         self, attempt: GroupAttempt, now_s: float, sent_s: float | None = None
     ) -> Completion:
-        """Return the completion of a group's messages that were stored since its last one."""
+        """Return the completion of the messages stored since the group's last completion."""
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
