@@ -95,7 +95,7 @@ class LedgerPath:
     def driver_folder(self) -> LedgerPath:
         """Folder for rows that Spark brought to the driver and that the store cannot hold.
 
-        Below `$XDG_STATE_HOME`, of this host and user; only its spool is used.
+        It is below `$XDG_STATE_HOME`, for this host and user; only its spool is used.
         """
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         name = hashlib.sha256(self.uri.encode()).hexdigest()[:_DIGITS]
@@ -148,8 +148,8 @@ def failing(
 def first_line(error: BaseException) -> str:
     """Return the first line of an error; for Java's errors, their message without the stack.
 
-    For our own error that failed a task, return its line; if tasks were writing a table, Spark
-    shows it only in the stack.
+    If our own error failed a task, return the line of that error. Spark shows it only in the stack
+    if tasks were writing a table.
     """
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())

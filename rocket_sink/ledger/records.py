@@ -498,7 +498,7 @@ def _digests(body: Any) -> Any:
 def valid_text(array: pa.Array, type_: pa.DataType) -> pa.Array:
     """Return `array` as `type_`, with U+FFFD for bytes that are not UTF-8 (Spark permits them).
 
-    Arrow never looks into strings unless asked; a reader in Python would fail on them for ever.
+    Arrow checks strings only if asked, but every reader in Python would fail on invalid ones.
     """
     array = array.cast(type_) if array.type != type_ else array
     try:

@@ -106,7 +106,7 @@ def finish_at_end(sender: Sender) -> None:
 
 def _register() -> None:
     """Let `finish_all` run at the end of this process."""
-    # Register again to be the last one, which runs first, before the end of Spark's JVM.
+    # Register again: `atexit` calls the last function first, here before Spark's JVM ends.
     atexit.unregister(finish_all)
     atexit.register(finish_all)
     processes = sys.modules.get("multiprocessing.process")

@@ -200,8 +200,8 @@ class _BySpark(Append):
         that were written after the deletion.
 
         Spark's Delta goes on from the version that it has read. In a store without folders it
-        writes the next commit, from which no reader can build a table. A client of Spark Connect
-        does not see the files of its server, so it returns False.
+        writes the next commit, from which no reader can build a table. Return False on a client of
+        Spark Connect, which does not see the files of its server.
         """
         if not is_classic(self._spark):
             return False

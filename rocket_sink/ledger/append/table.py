@@ -322,9 +322,9 @@ def check_not_ahead(
 
 def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
     """Make the table if needed, set its schema version, and return its identity. Several queries
-    may start on one ledger. Setting the version makes every running append fail, that of
-    `write_batch` after its sends. So one process at a time checks and sets it, under a lock. If
-    pyarrow cannot lock there, Delta accepts one change and the others read the table again."""
+    may start on one ledger. Setting the version makes every running append fail; that of
+    `write_batch` fails after its sends. So one process at a time checks and sets it, under a lock.
+    If pyarrow cannot lock there, Delta accepts one change and the others read the table again."""
     # The import is here because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 

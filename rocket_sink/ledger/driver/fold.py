@@ -285,7 +285,7 @@ class _Folder:
                 self._complete(manifest)
                 self._add(recovered=1)
                 folded_paths.update(manifest.paths(self._spool))
-            else:  # The manifest's table was deleted, and this one has none of its rows.
+            else:  # The manifest is of a deleted table, whose rows are not in this one.
                 self._notes.remove(manifest.name)
         files = [info for info in files if info.path not in folded_paths]
         self._step("listed")

@@ -85,7 +85,7 @@ class QuickLedger:
             "preserve_insertion_order": "false",
         })  # fmt: skip
         # The bar would go to standard output, amid the JSON, when a query takes 2 s. A notebook
-        # without ipywidgets has none, and the setting is an error there.
+        # without ipywidgets has no bar, and the setting is an error there.
         with contextlib.suppress(duckdb.InvalidInputException):
             self._session.execute("SET enable_progress_bar = false")
         for statement in _SPARKS:

@@ -309,7 +309,7 @@ def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
 
 
 def _isolation_sums(read: Scoped) -> list[IsolationSums]:
-    """Return the time that each broker was isolated; isolations that overlap are one."""
+    """Return the time that each broker was isolated; isolations that overlap count as one."""
     rows = read(
         f"""SELECT broker, count(CASE WHEN earlier_us < start_us THEN 1 END) AS times,
             sum(greatest(ends_us - greatest(start_us, earlier_us), 0)) / 1000 AS length_ms,

@@ -1,1 +1,1 @@
-"""The ways on which the ledger rows of a task attempt become durable."""
+"""The ways in which the ledger rows of a task attempt become durable."""

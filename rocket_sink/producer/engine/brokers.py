@@ -427,7 +427,7 @@ class Brokers:
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
-            # `Heartbeats` has asked for a sign of life, whose answer slow sends do not delay.
+            # `Heartbeats` has asked for a sign of life; slow sends do not delay the answer.
             silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
             suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
             if (suspect, silent) != (broker.suspect, broker.silent):

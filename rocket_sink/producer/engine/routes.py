@@ -466,7 +466,7 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that the topic does not exist; for good if all that answered know brokers."""
+        """Note that the topic does not exist; for good if all that answered know a broker."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"
