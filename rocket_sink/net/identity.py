@@ -44,7 +44,7 @@ class Identity:
         if options.instance_name and _named.setdefault(client_id, self.of_pid) != self.of_pid:
             # Brokers know one connection per client id (ProducerManager.clientChannelTable). If the
             # child had the parent's id, its replies would go to the parent, or to nobody after one
-            # of both has unregistered.
+            # of the two has unregistered.
             client_id = f"{client_id}#{self.of_pid}"
         self.client_id = client_id
         self.group = with_namespace(options.namespace, options.producer_group)

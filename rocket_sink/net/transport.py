@@ -38,7 +38,7 @@ _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 PATIENCE_S: Final = 0.25
-"""First wait for an address of a name with several (Connection Attempt Delay of RFC 8305)."""
+"""First wait for one of a name's several addresses (Connection Attempt Delay of RFC 8305)."""
 _ONLY_TLS: Final = "; it has sent nothing: if it speaks TLS only, set tlsMode"
 _NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 

@@ -67,7 +67,7 @@ _CHECKS_PER_INTERVAL: Final = 3
 _GRACE_S: Final = 1.0
 """Time after its deadline within which a request ends."""
 _LOST_S: Final = 5.0
-"""Further time after which a request that has not ended counts as lost."""
+"""Time beyond `_GRACE_S` after which a request that has not ended counts as lost."""
 _FUTURES: Final = 4096
 """Number of futures above which ended ones are dropped at once, instead of every `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024

@@ -41,7 +41,7 @@ _lock: Final = ForkLock()
 _CALLS_S: Final = 60.0
 """Longest wait for calls of daemon threads at the end of the process."""
 _SILENT_S: Final = 1.0
-"""Longest such wait that is not logged."""
+"""Longest wait for calls of daemon threads that is not logged."""
 
 
 class Calls:

@@ -59,7 +59,7 @@ from rocket_sink.wire.properties import ENCODED_LIMIT, KEY_SEPARATOR, UNIQ_KEY
 _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
 """Bytes of the property of a generated message id."""
 _OTHERS_BYTES: Final = 400
-"""Upper bound for names, separators, numbers and WAIT of a row's other properties."""
+"""Upper bound for the bytes of a row's property names, separators, numbers and WAIT."""
 
 TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 """Columns of the W3C recommendation Trace Context; they become properties of the same names."""

@@ -75,8 +75,8 @@ class Accounts:
         self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
 
     def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
-        """Add the table's new rows, at last also those that wait in the spool; warn of undelivered
-        rows of these runs ({run: query}).
+        """Add the table's new rows, and with `is_last` those that wait in the spool; warn of
+        undelivered rows of these runs ({run: query}).
 
         Raises:
             OSError, ValueError: as `LedgerFollower.new_rows`.

@@ -270,7 +270,7 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Release the keys that a failed write holds; no later write has its id and would do so."""
+        """Release the keys that a failed write holds. No later write has its id to release them."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the first error is being raised

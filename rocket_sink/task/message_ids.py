@@ -155,9 +155,9 @@ def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     memory speed.
 
     If texts differ in the lower half of a word, their first hashes are equal with a chance of at
-    most 2**-32. If they differ in upper halves only, of which the first hash uses few bits, this
-    holds for their second hashes. An attacker gains nothing by equal hashes: they only concern ids
-    of one task.
+    most 2**-32. If they differ in upper halves only, this holds for their second hashes, because
+    the first hash uses few bits of upper halves. An attacker gains nothing by equal hashes: they
+    only concern ids of one task.
     """
     words_end = len(data) & ~7
     words = data[:words_end].view(np.uint64)

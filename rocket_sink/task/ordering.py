@@ -106,8 +106,8 @@ class SpillBuffer:
 
 
 _FLOW_BYTES: Final = 8 << 20
-"""Limit of bytes that wait for queues that answer; more would only be copied, or go to a file. It
-is several full requests (of 1 MB)."""
+"""Limit of bytes that wait for queues that answer; more would only be copied, or go to a file. The
+limit is several full requests (of 1 MB)."""
 _STUCK_S: Final = 1.0
 """Time without an answer after which a queue no longer makes the input wait."""
 

@@ -75,7 +75,7 @@ class DecodedMessage(NamedTuple):
         return None
 
     def order_key(self) -> str | None:
-        """Return the key that keeps its order: the sharding key, or the lite topic."""
+        """Return the key whose messages stay in order: the sharding key, or the lite topic."""
         return self.property(SHARDING_KEY) or self.property(LITE_TOPIC)
 
 

@@ -129,7 +129,7 @@ class DeadLetters:
         )
 
     def begin(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Note the state that later backfills must find unchanged; dead letters need none."""
+        """Note the state that later backfills must find unchanged. Dead letters have none."""
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         """Return the condition of the selection, without its `max_tries` and `limit`.
@@ -385,8 +385,8 @@ def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
 
 
 def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
-    """Return the condition that all of `conditions` hold, and the selection's topic and times; null
-    is false, as after WHERE."""
+    """Return the condition that the rows meet `conditions` and the selection's topic and times. A
+    null counts as false, as after WHERE."""
     from pyspark.sql import functions as F  # noqa: N812
 
     terms = list(conditions)
