@@ -46,7 +46,7 @@ _remembered: dict[str, Properties] = {}
 
 
 def remember(properties: Properties, uri: str = "") -> None:
-    """Keep a ledger's properties (without `uri`: those of all others) for `properties_for`."""
+    """Keep what `properties_for` returns for `uri`, or without `uri` for all other ledgers."""
     _remembered[uri] = properties
 
 

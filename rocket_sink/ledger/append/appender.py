@@ -258,6 +258,6 @@ _ALL_SENT: Final = (
 def _proved(
     token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Check that this task writes to the driver's ledger, not to a folder of its own; make rows."""
+    """Make rows, after a check that this task has the driver's ledger and no folder of its own."""
     token.check()
     yield from make(batches)

@@ -35,7 +35,7 @@ _CHECKPOINT_COMMITS: Final = 10, 50
 """Fewest and most commits between two checkpoints; every reader reads the commits after the last
 one."""
 _ACTIONS_PER_COMMIT: Final = 50
-"""Actions in a checkpoint per commit that the next checkpoint waits for: large ones are rarer."""
+"""After a checkpoint of n actions the next one is due n / `_ACTIONS_PER_COMMIT` commits later."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
 """Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""

@@ -320,7 +320,7 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Attempts so far that count for the limit: all except those that GO_AWAY ended."""
+        """Attempts so far that count for the limit; an attempt that GO_AWAY ended does not."""
         self.pinned: MessageQueue | None = None
         """The queue of the previous attempt, if this attempt must use it again."""
         self.target: SendTarget | None = None

@@ -26,7 +26,7 @@ _DRIVEN_MAX_S: Final = 0.05
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
 """A heartbeat asks for a sign of life once a connection with an unanswered request was silent for
-this time; half of the time for which such a sign counts."""
+this time, which is half of the time for which a sign counts."""
 
 
 class Heartbeats:
