@@ -12,13 +12,11 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.path import first_line
 from rocket_sink.net import log
-from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,6 +154,7 @@ def _add_jars(builder: SparkSession.Builder) -> None:
 
     settings = vars(builder)["_options"]
     packages = settings.pop("spark.jars.packages")
+    log.tell(_LOG, "Spark starts, and Ivy resolves %s: the first time it fetches jars", packages)
     SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))
     jvm: Any = SparkContext._jvm
     spark, option = jvm.org.apache.spark.util, jvm.scala.Option.apply
@@ -188,9 +187,6 @@ def _add_jars(builder: SparkSession.Builder) -> None:
         return
     submitted = SparkConf().get("spark.jars", "")
     builder.config("spark.jars", f"{submitted},{jars}" if submitted else jars)
-    first, *others = jars.split(",")
-    count = counted(1 + len(others), "jar")
-    log.tell(_LOG, "Spark takes %s with %s from %s", packages, count, Path(first).parent)
 
 
 def _check_pair(spark: str, delta: str) -> None:

@@ -2086,7 +2086,7 @@ SPARK: tuple[Defect, ...] = (
         "    if _java_is_needed():\n        _add_jars(builder)\n",
         "",
         (
-            "tests/spark/test_session.py::test_a_first_session_says_in_one_line_where_its_jars_are_from",
+            "tests/spark/test_session.py::test_a_first_session_says_in_one_line_what_it_waits_for",
         ),
         "sixty lines of Ivy come before the first line of a script",
     ),

@@ -96,7 +96,7 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     with spark_session(name, small=True, **spark) as session:
         # Make the session first, because only the session may know the store's address and keys.
         check_exists(path, session)
-        with step(name, is_announced=False):
+        with step(name):
             yield session, Ledger(path)
 
 

@@ -239,16 +239,12 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def step(
-    text: str, *, quiet: bool = False, is_announced: bool = True, every_s: float = 5.0
-) -> Iterator[None]:
-    """Print `text` at the start, and then every few seconds the time that the context has taken so
-    far."""
+def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[None]:
+    """Print `text`, and then every few seconds the time that the context has taken so far."""
     if quiet:
         yield
         return
-    if is_announced:
-        note(f"{text} ...")
+    note(f"{text} ...")
     is_over, started_s = threading.Event(), time.monotonic()
 
     def remind() -> None:

@@ -80,7 +80,6 @@ def spark_session(
     from rocket_sink.spark.session import build_session
 
     conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf)}
-    # Spark's own output, and so that of a resolver of jars, goes to the log.
     note("starting Spark ...")
     with _log_file() as log, _no_jvm_left() as end:
         with _jvm_output_to(log):

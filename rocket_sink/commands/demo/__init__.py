@@ -27,56 +27,37 @@ _PARTS = ("flights", "checkpoint", "ledger", "cluster")
     rocket-sink demo --out ./demo --keep""",
 )
 @click.option(
-    "--rows",
-    type=click.IntRange(1, _FLIGHTS),
-    default=_FLIGHTS,
-    show_default=True,
+    "--rows", type=click.IntRange(1, _FLIGHTS), default=_FLIGHTS, show_default=True,
     help="Flights to send.",
-)
+)  # fmt: skip
 @click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    "--out", type=click.Path(file_okay=False, path_type=Path),
     help="Folder for input, checkpoint, ledger and brokers; the ledger stays in it. "
     "Default: a temporary one.",
-)
+)  # fmt: skip
 @click.option(
-    "--ordering",
-    type=click.Choice(["none", "best_effort", "strict"]),
-    default="strict",
-    show_default=True,
-    help="strict: the broken broker's keys wait for it, all others are sent.",
-)
+    "--ordering", type=click.Choice(["none", "best_effort", "strict"]), default="strict",
+    show_default=True, help="strict: the broken broker's keys wait for it, all others are sent.",
+)  # fmt: skip
 @click.option(
     "--brokers", type=click.IntRange(2, 16), default=2, show_default=True, help="Number of brokers."
 )
 @click.option(
-    "--fault",
-    type=click.Choice(["freeze", "kill", "none"]),
-    default="freeze",
-    show_default=True,
+    "--fault", type=click.Choice(["freeze", "kill", "none"]), default="freeze", show_default=True,
     help="What happens to one broker in mid-run.",
-)
+)  # fmt: skip
 @click.option(
-    "--fault-seconds",
-    type=click.FloatRange(0.5, 45),
-    default=6.0,
-    show_default=True,
+    "--fault-seconds", type=click.FloatRange(0.5, 45), default=6.0, show_default=True,
     help="How long the broker stays frozen, or down.",
-)
+)  # fmt: skip
 @click.option(
     "--keep", is_flag=True, help="Keep the brokers running after the demo, and all files."
 )
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def demo(
-    rows: int,
-    out: Path | None,
-    ordering: str,
-    brokers: int,
-    fault: str,
-    fault_seconds: float,
-    keep: bool,
-    as_json: bool,
-) -> int:
+    rows: int, out: Path | None, ordering: str, brokers: int, fault: str, fault_seconds: float,
+    keep: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Stream a year of flights into a local cluster, break a broker, count.
 
     Starts a real RocketMQ, streams the flights that left New York City in 2013 in time order

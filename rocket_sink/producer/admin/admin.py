@@ -77,11 +77,9 @@ class Admin:
         try:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
         except NoRouteError:
-            if topic:
-                return (
-                    f"no name server knows the topic {topic} yet: the first send creates it where "
-                    f"brokers allow that (autoCreateTopicEnable){self.name_hint(topic)}"
-                )
+            text = "no name server knows the topic %s yet: the first send creates it where brokers "
+            text += "allow that (autoCreateTopicEnable)%s"
+            return text % (topic, self.name_hint(topic)) if topic else ""
         return ""
 
     def name_hint(self, topic: str) -> str:
