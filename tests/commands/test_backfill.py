@@ -62,7 +62,7 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
     words = ("backfill", "-l", str(tmp_path), "-n", "127.0.0.1:9876")
     shown = run_command(*words)
     assert message in shown.err and shown.code == code
-    assert shown.err.startswith("starting Spark ...\nreading the dead letters ...\n")
+    assert shown.err.startswith("reading the dead letters ...\n")
     printed = run_command(*words, "--json").json()
     assert printed["pending"] == pending
     assert printed["failures"] == (FAILURES if done.failed else [])

@@ -398,6 +398,30 @@ NET: tuple[Defect, ...] = (
         "half a frame is left on the connection and its request is called NOT_SENT",
     ),
     Defect(
+        "silenced-loggers-print",
+        "rocket_sink/net/log.py",
+        "    if module_logger.disabled:\n        return\n",
+        "",
+        ("tests/spark/test_console.py::test_a_bare_script_prints_it_and_a_program_decides",),
+        "commands print a start line of their own query, wider than a terminal",
+    ),
+    Defect(
+        "counts-without-an-example",
+        "rocket_sink/net/log.py",
+        "text=c.shown or kind.text",
+        "text=kind.text",
+        ("tests/net/test_log.py::test_the_number_of_suppressed_records_is_logged",),
+        "the count of suppressed lines shows a format string",
+    ),
+    Defect(
+        "headings-break-times",
+        "rocket_sink/tables.py",
+        "    for wanted in (cells, longest):\n",
+        "    for wanted in (longest,):\n",
+        ("tests/ledger/test_render.py::test_at_80_columns_tables_stay_tables",),
+        "at 80 columns a time is broken at its blank, for the sake of a heading",
+    ),
+    Defect(
         "forged-log-lines",
         "rocket_sink/net/log.py",
         "        text = admitted.own.shown = clean(record.getMessage(), _RECORD_CHARS)\n",
@@ -2085,9 +2109,7 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/spark/session.py",
         "    if _java_is_needed():\n        _add_jars(builder)\n",
         "",
-        (
-            "tests/spark/test_session.py::test_a_first_session_says_in_one_line_what_it_waits_for",
-        ),
+        ("tests/spark/test_session.py::test_a_first_session_says_in_one_line_what_it_waits_for",),
         "sixty lines of Ivy come before the first line of a script",
     ),
     Defect(

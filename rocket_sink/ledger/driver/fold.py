@@ -361,8 +361,12 @@ class _Folder:
     def _read(self, manifest: Manifest) -> dict[str, _Rows | _Fault]:
         """Read the files, several at a time: a store answers after some milliseconds."""
         paths = manifest.paths(self._spool)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return dict(zip(paths, pool.map(partial(_rows_or_fault, self._fs), paths), strict=True))
+        read = partial(_rows_or_fault, self._fs)
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                return dict(zip(paths, pool.map(read, paths), strict=True))
+        except RuntimeError:  # No thread may start at the end of Python.
+            return {path: read(path) for path in paths}
 
     def _faults(
         self, manifest: Manifest, rows: Mapping[str, _Rows | _Fault] | None
