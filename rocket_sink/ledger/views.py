@@ -17,6 +17,7 @@ definition for all readers.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
 """Columns that name a task attempt."""
+_EPOCH: Final = ("query_id", "epoch")
 OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
 """Outcomes of a row: columns of the `epoch` rows."""
 _COUNTS: Final = (
@@ -51,6 +53,7 @@ _COUNTS: Final = (
     "requests", "attempts", "body_bytes", "moved_keys",
 )  # fmt: skip
 _TASK: Final = ("stage_id", "stage_attempt", "attempt_number", "worker")
+_START: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _ENDED: Final = ("committed", "refused", "found_stored")
 _ACCOUNTS: Final = (
     *_ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
@@ -143,35 +146,53 @@ VIEWS: Final = {
             max_by(rows_in, sequence) AS rows_handed,
             max_by(duration_ms, sequence) AS batch_duration_ms, max(at) AS confirmed_at
         FROM epoch_rows WHERE complete IS NULL GROUP BY query_id, epoch""",
+    # An epoch with one account per partition, all of one run, is no repeated epoch: all of its
+    # accounts are current. Only the accounts of the others have to be grouped and compared.
+    "repeated_epochs": """
+        SELECT query_id, epoch FROM epoch_rows WHERE complete IS NOT NULL GROUP BY query_id, epoch
+        HAVING count(*) > count(DISTINCT coalesce(partition, -1)) OR min(run_id) < max(run_id)""",
     "task_sums": f"""
         SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max(sequence) AS _order,
             max(lane) AS lane, {_each("min({0}) AS {0}", _TASK)},
             {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
-        FROM epoch_rows WHERE complete IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
+        FROM (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) e
+        SEMI JOIN repeated_epochs r ON {_same("e", "r", _EPOCH)}
+        GROUP BY {", ".join(_ATTEMPT)}""",
     "runs": """
         SELECT r.*, coalesce(r.run_id = c.confirmed_run_id, false) AS _confirmed
         FROM (
             SELECT query_id, epoch, run_id, max(_order) AS _run_order, max(at) AS _run_at,
-                bool_or(coalesce(complete, false)) AS _has_complete
+                bool_or(complete) AS _has_complete
             FROM task_sums GROUP BY query_id, epoch, run_id
         ) r LEFT JOIN confirmations c ON r.query_id = c.query_id AND r.epoch = c.epoch""",
     # `_current` is false if another run of the epoch was confirmed. Runs are joined, because a
     # window over all task attempts would have to sort them.
     "task_runs": """
-        SELECT t.*, coalesce(t.complete, false) AS _complete, r._run_order, r._run_at, r._current
+        SELECT t.*, r._run_order, r._run_at, r._current
         FROM task_sums t JOIN (
             SELECT *, _confirmed OR NOT bool_or(_has_complete AND _confirmed)
                 OVER (PARTITION BY query_id, epoch) AS _current FROM runs
         ) r ON t.query_id = r.query_id AND t.epoch = r.epoch AND t.run_id = r.run_id""",
-    "accounts": f"""
+    # `_has_partition` is true for one current attempt of each partition of an epoch.
+    "repeated_accounts": f"""
         SELECT {", ".join(_ACCOUNTS)}, _order, _current,
-            _complete AND _current AND row_number() OVER (
-            PARTITION BY query_id, epoch, partition
-            ORDER BY (_complete AND _current) DESC, _run_order DESC, _run_at DESC,
-                task_attempt_id DESC NULLS LAST, _order DESC, at DESC
-        ) = 1 AS counts FROM task_runs""",
+            _current AND row_number() OVER (
+                PARTITION BY query_id, epoch, partition ORDER BY _current DESC
+            ) = 1 AS _has_partition,
+            complete AND _current AND row_number() OVER (
+                PARTITION BY query_id, epoch, partition
+                ORDER BY (complete AND _current) DESC, _run_order DESC, _run_at DESC,
+                    task_attempt_id DESC NULLS LAST, _order DESC, at DESC
+            ) = 1 AS counts
+        FROM task_runs""",
+    "accounts": f"""
+        SELECT {", ".join(_ACCOUNTS)}, sequence AS _order, true AS _current,
+            true AS _has_partition, complete AS counts
+        FROM (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) e
+        ANTI JOIN repeated_epochs r ON {_same("e", "r", _EPOCH)}
+        UNION ALL SELECT * FROM repeated_accounts""",
     "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
     # A dead letter without a partition does not come from a task, so nothing can supersede it.
     # Letters of a failed send of `TableProducer` do not count, like those of a failed task. An
@@ -189,7 +210,7 @@ VIEWS: Final = {
     "epoch_sums": f"""
         SELECT query_id, epoch, max_by(run_id, _order) AS run_id, max(lane) AS lane,
             coalesce(max(CASE WHEN counts THEN at END), max(at)) AS at,
-            count(DISTINCT CASE WHEN _current THEN coalesce(partition, -1) END) AS partitions,
+            count(CASE WHEN _has_partition THEN 1 END) AS partitions,
             {_each("CAST(sum(CASE WHEN counts THEN {0} ELSE 0 END) AS BIGINT) AS {0}", _COUNTS)},
             max(CASE WHEN counts THEN duration_ms END) AS duration_ms,
             min(CASE WHEN counts THEN first_error END) AS first_error,
@@ -334,10 +355,13 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("us", tz="UTC"))
-        values = column.to_pylist()
-        if pa.types.is_map(column.type):
-            values = [value if value is None else dict(value) for value in values]
+            # Arrow imports pandas, in 0.3 s, to make a Python value of a timestamp.
+            times = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+            values = [us if us is None else _START + dt.timedelta(microseconds=us) for us in times]
+        elif pa.types.is_map(column.type):
+            values = [value if value is None else dict(value) for value in column.to_pylist()]
+        else:
+            values = column.to_pylist()
         columns[name] = values
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)

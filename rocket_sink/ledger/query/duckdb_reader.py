@@ -61,7 +61,9 @@ _SPARKS: Final = (
 """Statements that define Spark's functions in DuckDB, by their names in Spark."""
 
 
-_TABLES: Final = frozenset({"accounts", "died_in_flight"})
+_TABLES: Final = frozenset(
+    {"confirmations", "repeated_epochs", "repeated_accounts", "died_in_flight"}
+)
 """Views with few rows that many other views read; they become tables, computed once."""
 _ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
 

@@ -1,0 +1,75 @@
+"""The views of drawn ledgers, in which tasks and queries die and run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.records import in_flight_rows, in_order
+from rocket_sink.ledger.views import VIEWS
+
+from .night import store
+from .values import accounts, confirmed, context, letter, sends
+
+EPOCHS: Final = 80
+READ: Final = ("accounts", "counted_letters", "epochs", "superseded")
+EACH_EPOCH: Final = "SELECT DISTINCT query_id, epoch FROM epoch_rows WHERE complete IS NOT NULL"
+"""Instead of the view `repeated_epochs`: the accounts of all epochs are grouped and compared."""
+
+
+def drawn_epoch(random: Random, epoch: int) -> list[pa.RecordBatch]:
+    """Return an epoch of one or two runs, with up to three attempts at each of their partitions."""
+    rows = []
+    runs = random.choice([("run-1",), ("run-1", "run-2")])
+    for run in runs:
+        first = random.choice([0, 3])
+        for partition in range(first, first + random.randint(1, 3)):
+            for number in range(random.choice([0, *[1] * 8, 2, 3])):
+                ctx = context(
+                    epoch=epoch, run_id=run, partition=partition, attempt_number=number,
+                    task_attempt_id=random.randint(1, 1000), lane="foreach",
+                )  # fmt: skip
+                rows.append(in_flight_rows([1], ctx, topic="t", message_count=[9], body_bytes=[9]))
+                rows += [sends(ctx)] * (random.random() < 0.5) + [letter(ctx)]
+                is_complete = random.random() < 0.8
+                for _ in range(random.choice([0, *[1] * 8, 2])):
+                    rows.append(
+                        accounts(ctx, complete=is_complete, acked=random.randint(0, 9), dead=1)
+                    )
+    if random.random() < 0.7:
+        rows.append(confirmed(context(epoch=epoch, run_id=random.choice(runs)), 10))
+    if random.random() < 0.2:
+        send = context(query_id="table", epoch=epoch, partition=None, lane="table")
+        rows.append(accounts(send, complete=random.random() < 0.5, acked=1))
+    random.shuffle(rows)
+    return rows
+
+
+def rows_of_views(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the views, without columns that other views need."""
+    quick = open_quick(path)
+    assert quick is not None, "the extra `fast` is part of the extra `test`"
+    rows = {}
+    for name in READ:
+        table = quick.query(f"SELECT * FROM {name}")
+        table = table.select([name for name in table.column_names if not name.startswith("_")])
+        rows[name] = sorted(table.to_pylist(), key=repr)
+    return rows
+
+
+def test_epochs_without_a_repetition_need_no_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read accounts of most epochs as they are, and still give the rows of the full comparison."""
+    random = Random(1)
+    batches = [batch for epoch in range(EPOCHS) for batch in drawn_epoch(random, epoch)]
+    path = store(tmp_path, in_order(batches, 1 << 32))
+    short = rows_of_views(path)
+    assert {row["counts"] for row in short["accounts"]} == {True, False}
+    monkeypatch.setitem(VIEWS, "repeated_epochs", EACH_EPOCH)
+    assert short == rows_of_views(path)
