@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,22 @@ def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path: Path) -> None:
     assert quick.query(select).to_pylist() == [{"query_id": "shop-at", "never": False}]
     (texts,) = quick.query("SELECT 'at' AS a, 'it''s at' AS b, '' AS c").to_pylist()
     assert texts == {"a": "at", "b": "it's at", "c": ""}
+
+
+REPORT = """
+import sys
+from rocket_sink.cli import main
+assert main(sys.argv[1:]) == 0
+assert not {"pandas", "pyspark"} & sys.modules.keys()
+"""
+
+
+def test_a_report_loads_no_pandas(tmp_path: Path) -> None:
+    """Read times and an empty spool without pandas, whose import takes longer than a query."""
+    path = store(tmp_path, [accounts(context(), acked=1), letter(context())])
+    for arguments in (["report", "--json"], ["ledger", "show", "epochs", "--json"]):
+        command = [sys.executable, "-c", REPORT, *arguments, "--ledger", path]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
 def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:

@@ -356,11 +356,8 @@ def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
     Raises:
         LedgerError: as `check_named`.
     """
-    actions = pa.table(table.get_add_actions(flatten=True))
-    names = ("path", "partition.kind", "size_bytes", "num_records", "min.at")
-    rows = actions.select([name for name in names if name in actions.column_names]).to_pylist()
-    values = (map(row.get, names) for row in rows)
-    files = [StoredFile(path, kind or "", size, n or 0, at) for path, kind, size, n, at in values]
+    rows = _added(table, "path", "partition.kind", "size_bytes", "num_records", "min.at")
+    files = [StoredFile(path, kind or "", size, n or 0, at) for path, kind, size, n, at in rows]
     check_named(place.uri, files)
     return files
 
@@ -373,10 +370,20 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
     """
     if place.is_local:
         check_files(place)
+    rows = _added(table, "path", "partition.kind")
+    check_named(place.uri, rows)
     files: dict[str, list[str]] = {}
-    for file in stored_files(place, table):
-        files.setdefault(file.kind, []).append(file.path)
+    for path, kind in rows:
+        files.setdefault(kind, []).append(path)
     return dict(sorted(files.items()))
+
+
+def _added(table: DeltaTable, *names: str) -> list[tuple[Any, ...]]:
+    """Return these facts of each data file; None for statistics that the log does not have."""
+    # `pa.table` imports pandas, and so does a timestamp that becomes a Python value.
+    facts = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+    rows = facts.select([name for name in names if name in facts.column_names]).to_pylist()
+    return [tuple(map(row.get, names)) for row in rows]
 
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:

@@ -156,7 +156,8 @@ def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
     Tasks that still run have written some of them. A file may be in the table already, if a fold
     has not deleted it yet. If there are many files, only the newest are read.
     """
-    parts, size = [LEDGER_SCHEMA.empty_table()], 0
+    batches: list[pa.RecordBatch] = []
+    size = 0
     for place in places:
         filesystem = place.filesystem()
         for info in sorted(_files(place, filesystem), key=lambda info: -(info.mtime_ns or 0)):
@@ -165,8 +166,8 @@ def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
             # table now.
             with contextlib.suppress(LedgerError, OSError):
                 if size <= _MOST_UNFOLDED_BYTES:
-                    parts += [pa.table(batch) for batch in read_batches(info.path, filesystem)]
-    return pa.concat_tables(parts)
+                    batches += read_batches(info.path, filesystem)
+    return pa.Table.from_batches(batches, LEDGER_SCHEMA)
 
 
 def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
@@ -174,6 +175,8 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
     import pyarrow.compute as pc
 
     rows = spooled_rows(places)
+    if not rows:
+        return rows  # `pa.array` would import pandas, which takes 0.3 s.
     kinds = pa.array([UNFOLDED.get(kind) for kind in rows["kind"].to_pylist()], pa.string())
     names = dict.fromkeys(name for kind in UNFOLDED for name in columns_of(kind))
     return rows.select([*names]).append_column("kind", kinds).filter(pc.is_valid(kinds))
