@@ -353,6 +353,7 @@ def newest(name: str, limit: int) -> str:
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows as plain values: times in UTC, maps as dicts."""
     columns = {}
+    values: list[Any]
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_timestamp(column.type):
             # Arrow imports pandas, in 0.3 s, to make a Python value of a timestamp.
