@@ -316,6 +316,9 @@ _AUTHENTICATION_16: Final = (
     r"authenticat|authoriz|signature|credential|\buser(name)?\b|datetime is null"
     r"|is not support\b|\bacl\b"
 )
+_WRONG_TYPE: Final = "TopicMessageType validate failed"
+"""DefaultTopicMessageTypeValidator of RocketMQ's proxy; brokers do not compare types."""
+
 _TOPIC_TEXT: Final = r"the specified topic (is blank|contains illegal|is longer)"
 
 REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple(
@@ -383,4 +386,6 @@ def error_for_answer(
     text = f"{where} answered {response_code}"
     if cleaned:
         text += f": {cleaned}"
+    if cleaned.startswith(_WRONG_TYPE):
+        text += ". A proxy takes only messages of the topic's message.type: docs/deploy/proxy.md"
     return error(text, response_code=response_code, remark=cleaned, **facts)

@@ -760,6 +760,14 @@ PRODUCER = (
         "brokers do not know an idle producer's group after a restart",
     ),
     Defect(
+        "wrong-type-without-advice",
+        "rocket_sink/routing/retry.py",
+        "    if cleaned.startswith(_WRONG_TYPE):\n",
+        "    if cleaned.endswith(_WRONG_TYPE):\n",
+        ("tests/routing/test_response_errors.py::test_a_proxys_refusal_says_what_to_read",),
+        "a proxy refuses a message of another type than its topic's, and nothing says why",
+    ),
+    Defect(
         "requesters-fault-is-brokers",
         "rocket_sink/routing/retry.py",
         '        (1, r"^push reply message fail, channel of .* not found", RequesterGoneError),\n',

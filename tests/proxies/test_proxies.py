@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.proxy import RocketmqProxy
+from rocket_sink import Message, Producer
 from rocket_sink.cluster import LocalCluster
+from rocket_sink.errors import MessageIllegalError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
+from tests.clusters import make_topic
 from tests.integration.lanes import LANES, Lane
 from tests.proxies import faults, lanes
+from tests.task.one_task import run_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,20 @@ def test_a_proxy_is_known_by_its_answers(
         assert admin.proxy() == proxies[0].address
     with Admin(nameServer=local_cluster.name_server, timeout_s=30.0) as admin:
         assert admin.proxy() is None
+
+
+def test_a_normal_topic_takes_sharding_keys_in_batches_only(
+    local_cluster: LocalCluster, proxies: list[RocketmqProxy], tmp_path: Path
+) -> None:
+    make_topic(local_cluster, "normal")
+    options = {"nameServer": proxies[0].address, "ledger": str(tmp_path), "ordering": "strict"}
+    columns = {"body": [b"1", b"2", b"3"], "sharding_key": ["a", "b", "a"]}
+    assert run_task(SinkOptions.parse(options, topic="normal"), CTX, columns).acked == 3
+    with (
+        Producer(nameServer=proxies[0].address) as producer,
+        pytest.raises(MessageIllegalError, match=r"type is NORMAL, .* FIFO\. A proxy takes only"),
+    ):
+        producer.send(Message("normal", b"4", sharding_key="a"))
 
 
 def test_a_slow_and_a_killed_proxy_lose_nothing(

@@ -194,3 +194,12 @@ def test_long_remarks_are_cut_visibly():
 
     assert kept("x" * 5000) == "x" * (REMARK_MAX_CHARACTERS - 3) + "..."
     assert kept(None) == ""
+
+
+def test_a_proxys_refusal_says_what_to_read():
+    remark = "TopicMessageType validate failed, the expected type is NORMAL, but actual type is X"
+    refusal = error_for_answer(13, remark, broker_name="broker-a")
+    assert isinstance(refusal, errors.MessageIllegalError)
+    assert refusal.remark == remark
+    assert "message.type: docs/deploy/proxy.md" in str(refusal)
+    assert "proxy" not in str(error_for_answer(13, "the message is illegal"))
