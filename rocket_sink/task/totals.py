@@ -94,7 +94,8 @@ class WriteSummary:
         """Return (label, value) for printing, without zeros that mean "nothing happened"."""
         counts = [(name, getattr(self, name)) for name in COUNTS]
         shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
-        rate = f"{self.rows_in / self.duration_s:,.0f} rows/s" if self.duration_s else ""
+        per_s = self.rows_in / self.duration_s if self.duration_s else 0
+        rate = f"{per_s:,.0f} rows/s" if per_s >= 1 else ""
         shown.append(("time", f"{self.duration_s:.1f} s  {rate}".rstrip()))
         if self.first_error:
             shown.append(("first error", clean(self.first_error)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tempfile
 import time
@@ -35,6 +36,7 @@ from rocket_sink.task.pending import decode_message
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
+from rocket_sink.task.totals import WriteSummary
 from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
@@ -741,3 +743,14 @@ def test_a_slice_is_measured_by_its_own_rows(kind):
     assert batch.get_total_buffer_size() > 20 << 20
     assert [part.num_rows for part in parts_of(batch.slice(10, 2000))] == [2000]
     assert len(list(parts_of(batch))) == 3
+
+
+def test_a_summary_shows_no_rate_below_a_row_per_second():
+    counts = {"rows_in": 1, "acked": 1}
+    facts = {f.name: 0 for f in dataclasses.fields(WriteSummary)} | counts
+    facts |= {"query_id": "q", "ledger": "", "first_error": ""}
+    times = [
+        dict(WriteSummary(**{**facts, "duration_s": seconds}).lines())["time"]
+        for seconds in (71.9, 0.5, 0.0)
+    ]
+    assert times == ["71.9 s", "0.5 s  2 rows/s", "0.0 s"]
