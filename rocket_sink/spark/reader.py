@@ -225,13 +225,15 @@ class MessageReader(DataSourceReader):
 
     def _check_named(self, queues: Sequence[MessageQueue]) -> None:
         there = {_name(queue) for queue in queues}
-        for _, offsets in (self._read.starts, self._read.ends):
+        read = self._read
+        each = (("startingOffsets", read.starts), ("endingOffsets", read.ends))
+        for option_name, (_, offsets) in each:
             for name in offsets:
                 if name not in there:
                     raise OptionError(
-                        f"the topic {self._options.topic} has no queue {name!r}; it has "
-                        f"{', '.join(sorted(there))}",
-                        option="startingOffsets",
+                        f"option {option_name}: the topic {self._options.topic} has no queue "
+                        f"{name!r}; it has {', '.join(sorted(there))}",
+                        option=option_name,
                     )
 
     def _check_there(self, wanted: QueueRange, lowest: int) -> None:
