@@ -58,7 +58,10 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
         try:
             with self._parent(f"{selector.base_dir}/-") as (handle, _):
                 depth = _DEEPEST if selector.recursive else 1
-                _list(handle, selector.base_dir, depth, infos)
+                for path, entry in _walk(handle, selector.base_dir, depth):
+                    # Another process may have deleted the file since it was listed.
+                    with contextlib.suppress(FileNotFoundError):
+                        infos.append(_info(path, entry.stat(follow_symlinks=False)))
         except FileNotFoundError:
             if not selector.allow_not_found:
                 raise
@@ -197,36 +200,30 @@ def check_plain(root: str, *folders: str) -> None:
             contextlib.suppress(FileNotFoundError),
             PlainFiles(root)._parent(f"{path}/-") as (handle, _),
         ):
-            _check(handle, path, _DEEPEST)
+            for at, entry in _walk(handle, path, _DEEPEST + 1):
+                is_near = at.count("/") - path.count("/") <= _DEEPEST
+                if not entry.is_file(follow_symlinks=False) and not (
+                    is_near and entry.is_dir(follow_symlinks=False)
+                ):
+                    raise _refused(at)
 
 
-def _check(handle: int, path: str, depth: int) -> None:
-    """Check a folder's entries. The listing has their types, so no call per file is needed: a
-    Delta log has thousands of files."""
+def _walk(handle: int, path: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield (path, entry) of all that is in a folder, and in its subfolders down to a depth.
+
+    The listing has the entries' types, so no call per file is needed: a Delta log has thousands of
+    files.
+    """
     with os.scandir(handle) as entries:
         for entry in entries:
             at = f"{path}/{entry.name}"
-            if depth and entry.is_dir(follow_symlinks=False):
-                below = _enter(handle, entry.name, at)
-                try:
-                    _check(below, at, depth - 1)
-                finally:
-                    os.close(below)
-            elif not entry.is_file(follow_symlinks=False):
-                raise _refused(at)
-
-
-def _list(handle: int, path: str, depth: int, infos: list[fs.FileInfo]) -> None:
-    with os.scandir(handle) as entries:
-        for entry in entries:
-            at = f"{path}/{entry.name}"
-            # Another process may have deleted the file since it was listed.
+            yield at, entry
+            # Another process may have deleted the folder since it was listed.
             with contextlib.suppress(FileNotFoundError):
-                infos.append(_info(at, entry.stat(follow_symlinks=False)))
-                if depth > 1 and infos[-1].type is fs.FileType.Directory:
+                if depth > 1 and entry.is_dir(follow_symlinks=False):
                     below = _enter(handle, entry.name, at)
                     try:
-                        _list(below, at, depth - 1, infos)
+                        yield from _walk(below, at, depth - 1)
                     finally:
                         os.close(below)
 

@@ -1323,6 +1323,14 @@ LEDGER: tuple[Defect, ...] = (
         "a fold deletes other people's files behind a link in the spool",
     ),
     Defect(
+        "folders-too-deep-are-plain",
+        "rocket_sink/plain_files.py",
+        'at.count("/") - path.count("/") <= _DEEPEST',
+        "True",
+        ("tests/test_plain_files.py::test_a_folder_without_end_is_listed_to_a_depth",),
+        "delta-rs and DuckDB follow a link that is too deep in a ledger's folder to be looked at",
+    ),
+    Defect(
         "pipes-are-opened",
         "rocket_sink/plain_files.py",
         "            if not stat.S_ISREG(os.fstat(opened).st_mode):\n",
@@ -1333,8 +1341,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "listings-without-a-depth",
         "rocket_sink/plain_files.py",
-        "                if depth > 1 and infos[-1].type is fs.FileType.Directory:\n",
-        "                if infos[-1].type is fs.FileType.Directory:\n",
+        "                if depth > 1 and entry.is_dir(follow_symlinks=False):\n",
+        "                if entry.is_dir(follow_symlinks=False):\n",
         ("tests/test_plain_files.py::test_a_folder_without_end_is_listed_to_a_depth",),
         "folders below each other, as deep as somebody likes, end a driver",
     ),
