@@ -113,10 +113,10 @@ class IvyRun:
     def resolve_modules(self, modules: Sequence[str], into: Path) -> None:
         """Fetch `group:name:version` modules and their dependencies, as `into/<file name>`."""
         pattern = into / _FLAT
-        self._run("modules", graph_module(modules), pattern, poms=True, what=", ".join(modules))
+        self._run("modules", graph_module(modules), pattern, poms=True, label=", ".join(modules))
 
     def _run(
-        self, name: str, module: str, pattern: Path, *, poms: bool, what: str = "Apache RocketMQ"
+        self, name: str, module: str, pattern: Path, *, poms: bool, label: str = "Apache RocketMQ"
     ) -> None:
         folder = self.work / name
         folder.mkdir(parents=True)
@@ -132,7 +132,7 @@ class IvyRun:
             printed = "\n".join(last_lines)
             hint = "".join(text for sign, text in _HINTS.items() if sign in printed)
             raise ClusterError(
-                f"Ivy could not fetch {what} (exit code {code}). Check the network; "
+                f"Ivy could not fetch {label} (exit code {code}). Check the network; "
                 f"behind a mirror or proxy set {SETTINGS_ENV} to your ivysettings.xml. "
                 f"{hint}Its last lines:\n{printed}"
             )

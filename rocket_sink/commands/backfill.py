@@ -154,16 +154,16 @@ def backfill(
             ),
         )  # fmt: skip
         if dry_run:
-            with step(f"reading the {work.what}", quiet=as_json):
+            with step(f"reading the {work.noun}", quiet=as_json):
                 plan = work.plan(sample=sample)
             waiting = work.waiting() if plan.selected and options.name_server else None
-            _print_plan(plan, waiting, work.what, as_json=as_json)
+            _print_plan(plan, waiting, work.noun, as_json=as_json)
             return 0
         with work:
-            with step(f"reading the {work.what}", quiet=as_json):
+            with step(f"reading the {work.noun}", quiet=as_json):
                 plan = work.plan(sample=0)
             done = _run(work, plan, quiet=as_json)
-    _print_done(plan, done, work.what, as_json=as_json)
+    _print_done(plan, done, work.noun, as_json=as_json)
     return 1 if done.unsettled else 0
 
 

@@ -1,28 +1,29 @@
 """Notes by which an epoch, a batch write or a query is known to have begun before.
 
-A note of the kind `starts` belongs to one task attempt:
+Kinds of notes:
+
+`starts`: a task attempt, which writes its note before its first send:
 
     <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
 
-A task attempt writes its file before its first send and then reads the other files of its epoch.
-The epoch may have left messages on the brokers if there is a file of another run (a restart), of
-another attempt of the partition (a task's retry) or of the stage, or if the query has begun a later
-epoch (its checkpoint was cut back). Otherwise nothing of the epoch was sent. Each run of a query
-has a generation, one above those of the notes that it finds. If a task sees a later generation, a
-second driver runs the query or this worker has outlived its driver, and the task must stop.
+The attempt then reads the other notes of its epoch. The epoch may have left messages on the brokers
+if there is a note of another run (a restart), or of another attempt of the partition (a retry) or
+of the stage, or if the query has begun a later epoch (its checkpoint was cut back). Otherwise
+nothing of the epoch was sent. Each run of a query has a generation, one above those of the notes
+that it finds. A task that sees a later generation must stop: a second driver runs the query, or
+this worker has outlived its driver.
 
-In the foreachBatch lane the driver notes the last epoch that it began (`epochs`): an epoch that
-died before Delta's commit has no rows in the ledger, but may have sent messages. A batch write has
-a note (`writes`), by its `appId`, from its begin until it has ended well; a write that finds one
-repeats it.
+`epochs`: the last epoch that a driver of the foreachBatch lane began. If the epoch died before
+Delta's commit, it has no rows in the ledger, but may have sent messages.
 
-A note of the kind `queries` names the streaming query of an `appId`, which replaces Spark's query
-id in the ledger. Spark keeps its id in the checkpoint. If an `appId` comes with another id, the
-checkpoint was deleted or belongs to another query: epochs count from 0 again, and the ledger's rows
-of these epochs are about other data.
+`writes`: a batch write of an `appId`, until it has ended well. A write that finds the note repeats
+the noted write.
 
-A note of the kind `ends` exists while a process commits half messages of an epoch, and stays if the
-process is killed.
+`queries`: the streaming query of an `appId`, by the id that Spark keeps in the checkpoint. Another
+id means that the checkpoint was deleted or belongs to another query: epochs would begin at 0 again,
+under the same `appId`, while the ledger's rows of these epochs are about other data.
+
+`ends`: a process that commits half messages of an epoch; the note stays if the process is killed.
 """
 
 from __future__ import annotations

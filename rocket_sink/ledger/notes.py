@@ -20,12 +20,11 @@ looks into no folder whose name starts with `_`. A note lives until its subject 
 | sources | the column types of a backfilled table | never, one per table |
 | upkeep | when rows expired last | never, one |
 
-Writers that must agree on one note (`agree`) link a file in a local folder. A store has no such
-call in pyarrow. There each writer puts its text into the note's claim, of the kind `claims`, unless
-a claim is there. It waits until all writers that saw no claim have put their own, and makes the
-claim's text the note. On S3 the put is conditional (`If-None-Match`): the claim is the first commit
-of a table, which delta-rs puts with this condition. A store that ignores the condition keeps the
-last claim that was put before the wait is over.
+Writers may have to agree on one note (`agree`). In a local folder the first writer's link wins. In
+a store each writer puts its text as the note's claim (kind `claims`), unless a claim is there. It
+waits until all writers that saw no claim have put theirs, and makes the claim the note. On S3 the
+first claim wins: it is the first commit of a table, which delta-rs puts with `If-None-Match`. On a
+store without this condition the last claim that is put during the wait wins.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RpcHooks:
 
     def __init__(self) -> None:
         self.hooks: tuple[RpcHook, ...] = ()
-        """The hooks. Senders read this attribute, so a send without hooks costs little."""
+        """The hooks. Senders test this tuple, which is cheaper than `bool` of this object."""
 
     def __bool__(self) -> bool:
         return bool(self.hooks)

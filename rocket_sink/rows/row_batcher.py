@@ -125,7 +125,7 @@ class RowBatcher:
             return _list_type(values)
         if first is not None:
             return type_of(first)
-        # A body that is null so far is a data error of its rows, not of the frame.
+        # A null body is an error of its row. Make the column binary, or the frame would be refused.
         is_body = name.lower() in (self._body_name, *_BODY_NAMES)
         return pa.binary() if is_body else pa.null()
 

@@ -264,8 +264,8 @@ class _Writer:
         if (sums["dead"] or sums["unknown"]) and (epoch is None or not self._folded):
             from rocket_sink.spark.console import warn_of_losses
 
-            what = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
-            warn_of_losses(what, sums, self._options.ledger)
+            name = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
+            warn_of_losses(name, sums, self._options.ledger)
         rows = sums["rows_in"]
         if not self._options.ledger or not rows:
             return sums

@@ -71,14 +71,14 @@ class ForeachTask:
         )  # fmt: skip
         self._handed = handed
         self._gatherer = RowBatcher(options, plan)
-        self._pile = RowBuffer(self._gatherer, options.gather_rows)
-        self._rows = self._pile.rows
+        self._buffer = RowBuffer(self._gatherer, options.gather_rows)
+        self._rows = self._buffer.rows
         self._driven = 0
         self._ended = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._bell = threading.Event()
+        self._wake = threading.Event()
         self._failure: BaseException | None = None
         self._flush_s = math.inf
         """The time at which the oldest row must be sent."""
@@ -92,7 +92,7 @@ class ForeachTask:
         """Take a row; raise as soon as the task cannot succeed any more."""
         rows = self._rows
         rows.append(row)
-        if len(rows) >= self._pile.look_at:
+        if len(rows) >= self._buffer.look_at:
             self._look()
 
     def _look(self) -> None:
@@ -102,7 +102,7 @@ class ForeachTask:
                 raise self._failure
             if not self._rows:
                 return  # The thread has taken the rows meanwhile.
-            if self._pile.is_full():
+            if self._buffer.is_full():
                 self._flush()
                 self._expect_thread()
             elif len(self._rows) - self._driven >= _DRIVE_ROWS:
@@ -120,7 +120,7 @@ class ForeachTask:
         TimestampType().__dict__.pop("fromInternal", None)
         with self._lock:
             self._ended = True
-            self._bell.set()
+            self._wake.set()
         if self._thread is not None:
             self._thread.join()
         if error is not None:
@@ -139,7 +139,7 @@ class ForeachTask:
 
     def _flush(self) -> None:
         self._flush_s = math.inf
-        batch, self._driven = self._pile.take(), 0
+        batch, self._driven = self._buffer.take(), 0
         if batch is not None:
             self._run.feed(batch, self._gatherer.plan)
 
@@ -168,22 +168,22 @@ class ForeachTask:
             )
             self._thread.start()
         elif due_s < self._sleeps_until_s:
-            self._bell.set()
+            self._wake.set()
 
     def _serve(self) -> None:
         while True:
             with self._lock:
                 if self._ended:
                     return
-                self._bell.clear()
+                self._wake.clear()
                 try:
                     self._serve_due(time.monotonic())
                 except BaseException as error:
                     self._failure = error
-                    self._pile.look_at = 0
+                    self._buffer.look_at = 0
                     return
                 until_s = self._sleeps_until_s = min(self._flush_s, self._answers_s)
-            self._bell.wait(None if until_s == math.inf else max(0.0, until_s - time.monotonic()))
+            self._wake.wait(None if until_s == math.inf else max(0.0, until_s - time.monotonic()))
 
     def _serve_due(self, now_s: float) -> None:
         if now_s >= self._flush_s:

@@ -241,7 +241,7 @@ def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
     properties = cursor.take(int.from_bytes(cursor.take(2), "big"))
     torn = properties.endswith(b"\0")
     if torn:
-        # Cut before decoding, because the zeros may begin inside a character.
+        # Cut the zeros before decoding, because they may begin inside a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
     message = StoredMessage(
         topic=_text(topic),

@@ -1301,7 +1301,7 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "killed-erasures-are-forgotten",
         "rocket_sink/ledger/upkeep/erase.py",
-        'known.filter(pc.starts_with(known["last_error"], ERASED))',
+        'letters.filter(pc.starts_with(letters["last_error"], ERASED))',
         "known.slice(0, 0)",
         ("tests/ledger/upkeep/test_erase.py::test_an_erasure_that_was_killed_is_finished",),
         "files that a killed erasure left are never deleted",
@@ -1576,7 +1576,7 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "keys-of-unfolded-letters",
         "rocket_sink/ledger/query/pending_keys.py",
-        "        return not is_left and self._last",
+        "        return not is_spooled and self._last",
         "        return self._last",
         ("tests/ledger/test_pending_keys.py::test_keys_of_a_file_that_is_not_folded_yet_are_held",),
         "rows of a key overtake its dead letter, which a fold could not read",
@@ -2233,7 +2233,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "flush-thread-keeps-its-error",
         "rocket_sink/spark/foreach_task.py",
-        "                    self._pile.look_at = 0\n",
+        "                    self._buffer.look_at = 0\n",
         "",
         (
             (

@@ -198,14 +198,15 @@ class Ledger:
     def epochs(self, spark: SparkSession) -> DataFrame:
         """Return a row per query and epoch: the accounts of the task attempts that count.
 
-        `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
-        partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
-        tasks of a confirmed epoch, but that no account has, because a task wrote to another folder
-        or its file is gone. A failed send of a `TableProducer` counts as no rows, and adds up.
-        `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its rows;
-        `num_input_rows` is what Spark says it read from its sources. `superseded_attempts` and
-        `superseded_rows` are those of attempts that do not count, killed ones included: brokers may
-        have stored these rows, and store them again for the attempt that counts.
+        `adds_up`: each partition has a complete attempt, with rows_in = acked + degraded + dead +
+        unknown + filtered, and there are no `missing_rows`. A failed send of a `TableProducer`
+        counts as no rows, and adds up.
+        `missing_rows`: Spark handed them to tasks of a confirmed epoch, but no account has them,
+        because a task wrote to another folder or its file is gone.
+        `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its rows.
+        `num_input_rows`: rows that Spark read from its sources, by its own count.
+        `superseded_attempts`, `superseded_rows`: those of attempts that do not count, also killed
+        ones. Brokers may have stored these rows, and once more for the attempt that counts.
         """
         return views.view(self.rows(spark), "epochs")
 

@@ -134,27 +134,27 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
             known_notes = [note for note in notes if attempts.knows(note)]
             counted = any(not attempts.overruled(note) for note in known_notes)
             pending = _pending(query) if counted else set()
-        gone = 0
+        removed = 0
         for note in known_notes:
             keys = {} if attempts.overruled(note) else _read(store, note.name)
             if not any((t, k) in pending for t, names in keys.items() for k in names):
                 store.remove(note.name)
-                gone += 1
-        return gone
+                removed += 1
+        return removed
 
 
 def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
     """Remove these keys (topic, sharding key) from all notes; they have no pending dead letter."""
-    gone = set(keys)
+    released = set(keys)
     with _errors(place):
         store = NoteStore(place, _KIND)
         for note in _notes(store):
             names = _read(store, note.name)
-            held = {t: [k for k in keys if (t, k) not in gone] for t, keys in names.items()}
-            if not any(held.values()):
+            kept = {t: [k for k in ks if (t, k) not in released] for t, ks in names.items()}
+            if not any(kept.values()):
                 store.remove(note.name)
-            elif held != names:
-                store.write(note.name, held)
+            elif kept != names:
+                store.write(note.name, kept)
 
 
 class _Attempts:
@@ -201,8 +201,8 @@ class _Attempts:
 
     def _is_past(self, note: _Note) -> bool:
         """Return whether later epochs are in the table, and this epoch has no file in the spool."""
-        is_left = (note.query, str(note.epoch)) in self._unfolded
-        return not is_left and self._last.get(note.query, note.epoch) > note.epoch
+        is_spooled = (note.query, str(note.epoch)) in self._unfolded
+        return not is_spooled and self._last.get(note.query, note.epoch) > note.epoch
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:

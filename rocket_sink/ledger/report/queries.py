@@ -232,9 +232,9 @@ def _absences(read: Scoped) -> list[Absence]:
 def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
     """Return the figures of one outage; None if the broker was only slow for a while."""
     newest = max(failed, key=lambda row: row["last_at"])
-    gone = [row for row in failed if row["error_code"] in _UNREACHABLE]
+    unreachable = [row for row in failed if row["error_code"] in _UNREACHABLE]
     if newest["back_at"] is not None:
-        failed = gone
+        failed = unreachable
     if not failed:
         return None
     is_out_of_route = any(row["error_code"] in _OUT_OF_ROUTE for row in failed)
@@ -242,7 +242,7 @@ def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
         newest["broker"], min(row["first_at"] for row in failed),
         max(row["last_at"] for row in failed), newest["back_at"], 0,
         is_out_of_route and newest["back_at"] is None,
-        max(gone or failed, key=lambda row: (row["attempts"], row["error_code"]))["error_code"],
+        max(unreachable or failed, key=lambda r: (r["attempts"], r["error_code"]))["error_code"],
     )  # fmt: skip
 
 

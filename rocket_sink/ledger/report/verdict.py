@@ -119,14 +119,15 @@ def _well(facts: Figures) -> Finding:
 # --- conditions ----------------------------------------------------------------------------------
 
 
-def _counted(
-    name: str, of: Callable[[Figures], int], what: str, one: str = "", many: str = ""
+def _nonzero(
+    name: str, figure: Callable[[Figures], int], noun: str, singular: str = "", plural: str = ""
 ) -> Callable[[Figures], Iterator[Case]]:
-    """Return a condition that is met if `of` is not 0; the sentence has the count as `name`."""
+    """Return a condition that is met if the figure is not 0. Its case has, as `name`, the count
+    with its noun and verb (`counted`)."""
 
     def condition(facts: Figures) -> Iterator[Case]:
-        if count := of(facts):
-            yield {name: counted(count, what, one, many)}
+        if count := figure(facts):
+            yield {name: counted(count, noun, singular, plural)}
 
     return condition
 
@@ -170,8 +171,8 @@ def _was_away(facts: Figures) -> Iterator[Case]:
 
 
 def _keys_wait(facts: Figures) -> Iterator[Case]:
-    gone = _gone(facts)
-    waits = [w for w in facts.waiting if w.broker not in gone]
+    absent = _absent_brokers(facts)
+    waits = [w for w in facts.waiting if w.broker not in absent]
     if waits:
         rows = sum(w.rows for w in waits)
         yield {
@@ -214,17 +215,17 @@ def _brokers(facts: Figures) -> list[BrokerFigures]:
     return [b for b in facts.brokers if b.broker != "-"]
 
 
-def _gone(facts: Figures) -> set[str]:
+def _absent_brokers(facts: Figures) -> set[str]:
     return {a.broker for a in facts.absences if a.back_at is None}
 
 
 def _isolated(facts: Figures, *, still: bool) -> Iterator[Case]:
     """Yield the brokers that were isolated at the last attempt (`still`), or only before; without
     those that another finding reports as away."""
-    gone = _gone(facts)
+    absent = _absent_brokers(facts)
     for isolation in facts.isolated:
         is_still = facts.last_at is not None and isolation.last_end > facts.last_at
-        if isolation.broker not in gone and is_still is still:
+        if isolation.broker not in absent and is_still is still:
             yield {
                 "broker": clean(isolation.broker, _NAMES), "since": moment(isolation.last_start),
                 "cause": clean(isolation.cause, _NAMES), "times": counted(isolation.times, "time"),
@@ -270,15 +271,15 @@ RULES: Final = (
     Rule("broker_unreachable", "problem", partial(_away, left_route=False),
          "{broker} has stored nothing since {since} ({cause}) and is not back{held}",
          "start {broker}, or mend the way to it{then}"),
-    Rule("rows_missing", "problem", _counted("rows", lambda f: f.totals.missing_rows, "row"),
+    Rule("rows_missing", "problem", _nonzero("rows", lambda f: f.totals.missing_rows, "row"),
          "no accounts have {rows} that Spark handed to tasks: the workers wrote to another folder "
          "than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
     Rule("spool_damaged", "problem",
-         _counted("files", lambda f: f.quarantined_files, "damaged spool file", "is", "are"),
+         _nonzero("files", lambda f: f.quarantined_files, "damaged spool file", "is", "are"),
          "{files} put aside: the rows in there are in no figure",
          "look into {ledger}/_spool/_quarantine"),
     Rule("epochs_do_not_add_up", "problem",
-         _counted("epochs", lambda f: 0 if f.totals.missing_rows else f.totals.not_adding_up,
+         _nonzero("epochs", lambda f: 0 if f.totals.missing_rows else f.totals.not_adding_up,
                   "epoch", "does", "do"),
          "{epochs} not add up: rows came in of which no account tells what became of them",
          "`{show} --where 'NOT adds_up'`"),
@@ -299,7 +300,7 @@ RULES: Final = (
          "The query {query} began at epoch 0 at {began} and writes to {topic}, as the query "
          "{earlier} did before it: if a checkpoint was deleted, all rows are there twice",
          "none if they are two queries; with the option appId such a start is refused"),
-    Rule("not_folded", "warning", _counted("epochs", lambda f: f.unfolded_epochs, "epoch"),
+    Rule("not_folded", "warning", _nonzero("epochs", lambda f: f.unfolded_epochs, "epoch"),
          "rows of {epochs} are not folded yet and in no table below", "`{report} --fold`"),
     Rule("broker_isolated", "warning", partial(_isolated, still=True),
          "{broker} has been isolated since {since} ({cause})",
@@ -308,22 +309,22 @@ RULES: Final = (
          "{broker} is slow: p99 {p99}, {times} the others' {usual}",
          "look at {broker}'s disk and page cache"),
     Rule("requests_in_flight", "warning",
-         _counted("requests", lambda f: f.in_flight, "request", "has", "have"),
+         _nonzero("requests", lambda f: f.in_flight, "request", "has", "have"),
          "{requests} no known outcome, for a task died before an answer",
          "none where the epoch was run again; `{show} --where 'NOT confirmed'` lists those that "
          "were not"),
     Rule("sends_failed", "warning",
-         _counted("sends", lambda f: f.totals.failed_sends, "send"),
+         _nonzero("sends", lambda f: f.totals.failed_sends, "send"),
          "{sends} of a TableProducer failed, with an error to the caller: a part of the table may "
          "be stored, and is not in the sums of rows",
          "`{accounts} --where \"lane = 'table' AND NOT counts\"`; send the table again, if nobody "
          "has: rows stored before are then there twice"),
     Rule("rows_degraded", "warning",
-         _counted("rows", lambda f: f.totals.degraded, "row", "is", "are"),
+         _nonzero("rows", lambda f: f.totals.degraded, "row", "is", "are"),
          "{rows} stored, but less durably than asked for (flush or replica not awaited)",
          "look at the brokers' disks and replicas"),
     Rule("duplicates_announced", "note",
-         _counted("rows", lambda f: f.totals.duplicates_possible, "stored row"),
+         _nonzero("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),
     Rule("replays", "note", _replays,
          "{attempts} run again: {rows} sent before may be there twice"),
@@ -332,7 +333,7 @@ RULES: Final = (
     Rule("broker_was_isolated", "note", partial(_isolated, still=False),
          "{broker} was isolated {times}, {length} in all, the last at {since} ({cause})"),
     Rule("epochs_unconfirmed", "note",
-         _counted("epochs", lambda f: f.totals.unconfirmed, "epoch", "is", "are"),
+         _nonzero("epochs", lambda f: f.totals.unconfirmed, "epoch", "is", "are"),
          "{epochs} not confirmed by Spark (yet): still running, or the driver ended first"),
 )  # fmt: skip
 """(name, level, condition, sentence, next command); problems, warnings and notes by weight."""

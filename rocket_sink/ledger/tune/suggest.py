@@ -22,8 +22,8 @@ from rocket_sink.routing.fault import PROFILES, FaultProfile
 
 LIMIT: Final = 200_000
 """Number of the newest attempts that are replayed; a candidate takes some seconds."""
-_FIRST_CLASSES_MS: Final = (100, 250, 1000, 2000)
-"""Least latencies that isolate a broker, for the candidates other than the profiles."""
+_VARIANTS_MS: Final = (100, 250, 1000, 2000)
+"""Latencies from which the variants of the profile 5.x (further candidates) isolate a broker."""
 _BETTER: Final = 0.8
 """A candidate replaces the default if its p99.9 is below this share of the default's."""
 _AS_GOOD: Final = 1.05
@@ -92,7 +92,7 @@ def profiles() -> dict[str, FaultProfile | None]:
         RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
     }  # fmt: skip
     first_ms = _first_isolating_ms(default)
-    for wanted_ms in _FIRST_CLASSES_MS:
+    for wanted_ms in _VARIANTS_MS:
         classes = tuple(round(ms * wanted_ms / first_ms) for ms in default.latency_max_ms)
         variants[f"from {wanted_ms:,} ms"] = replace(default, latency_max_ms=classes)
     return variants

@@ -106,8 +106,8 @@ def _delete_old(place: LedgerPath) -> tuple[int, int]:
     files = [file for file in stored_files(place, newest) if file.kind == DEAD_LETTER]
     columns = ["letter_id", "last_error"]
     batches = [batch for file in files for batch in read_file(place, file, columns)]
-    known = pa.Table.from_batches(batches, LEDGER_SCHEMA).select(columns).combine_chunks()
-    erased = known.filter(pc.starts_with(known["last_error"], ERASED))
+    letters = pa.Table.from_batches(batches, LEDGER_SCHEMA).select(columns).combine_chunks()
+    erased = letters.filter(pc.starts_with(letters["last_error"], ERASED))
     filesystem = place.filesystem()
     named = {f"{place.root}/{file.path}" for file in files}
     selector = fs.FileSelector(f"{place.root}/kind={DEAD_LETTER}", allow_not_found=True)
@@ -117,7 +117,7 @@ def _delete_old(place: LedgerPath) -> tuple[int, int]:
             continue
         old = StoredFile(f"kind={DEAD_LETTER}/{info.base_name}", DEAD_LETTER, 0, 0, None)
         try:
-            of_table, of_erased = _count(place, old, known["letter_id"], erased["letter_id"])
+            of_table, of_erased = _count(place, old, letters["letter_id"], erased["letter_id"])
         except (OSError, pa.ArrowException):  # The file is being written, or was cut.
             loose += 1
             continue

@@ -281,7 +281,8 @@ class Admin:
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:
-            if unique_key:  # A client id may contain a blank.
+            # Do not split a unique key: it may contain the separator, a blank.
+            if unique_key:
                 return properties.get(UNIQ_KEY) == key
             return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
 

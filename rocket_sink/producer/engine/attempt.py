@@ -101,40 +101,38 @@ class SendRequest:
 
     Args:
         topic: the topic, with its namespace if there is one.
-        body: the request's body, already compressed or batch-encoded; a sequence of buffers is
-            written as it is, without being copied together. It must not change until the
-            request is completed.
+        body: the compressed or batch-encoded body, which must not change until the request is
+            complete. Buffers of a sequence are written without being copied together.
         message_count: messages in the body (1 unless `batch`).
         batch: the body is in the batch form (SEND_BATCH_MESSAGE).
-        properties: the wire property string. A batch has one for the whole request, often empty;
-            its messages have theirs in the body.
-        queue: send to this queue only; every attempt goes there.
-        choose: picks a queue for each attempt from the route and a predicate "this broker is
-            available now"; returns None if no queue is available. With neither `queue` nor `choose`
-            the engine spreads requests by its own selector.
+        properties: the wire property string of the request; messages of a batch have their own in
+            the body.
+        queue: the only queue for all attempts.
+        choose: returns a queue for an attempt, or None if none is available. It gets the route, and
+            a function that says whether a broker is available. Without `queue` and `choose` the
+            engine's selector chooses.
         ordered: one request in flight per queue, in the order of `submit`. With `queue` the request
             waits for that queue up to `orderWaitMs` (strict); with `choose` each attempt may take
             another queue (best effort).
         timed: delayed, timed or transactional; refused in a batch.
-        least_version: the oldest broker version that supports the request (MQVersion ordinal); 0:
-            any. Older brokers do not get the message, because they would ignore its special
-            properties.
+        least_version: MQVersion ordinal of the oldest broker that gets the request, because older
+            ones would ignore its special properties; 0: any.
         lacks_keys: a batch with a message without keys, which a compaction topic must not get.
-        oneway: there is no answer; the request is complete, without a result, when it is written.
+        oneway: the request is complete, without a result, when it is written.
         reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
         token: any value of the caller; the Completion has it.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
-        since_s: start of the request's time (the engine's clock); 0: when the engine takes it.
-        timeout_s: total time for all attempts; None: the options' `sendMsgTimeout`, or
-            `orderWaitMs` for strict order. The time starts when the engine takes the request: the
-            wait behind others of an ordered queue counts, the wait in `submit` does not.
+        since_s: start of the request's time (the engine's clock); 0: when the engine takes it, so
+            a wait behind others of an ordered queue counts, and a wait in `submit` does not.
+        timeout_s: total time for all attempts; None: `sendMsgTimeout`, or `orderWaitMs` for strict
+            order.
         attempts: limit of attempts; None: 1 + `retryTimesWhenSendFailed`.
-        retry_while_busy: an attempt does not count if the broker is busy or no broker can be asked;
-            only time limits such attempts. Bulk senders need this: one bad second could otherwise
-            cost thousands of messages.
+        retry_while_busy: an attempt does not count if the broker is busy or none can be asked;
+            only time limits such attempts. Else one bad second could cost a bulk sender thousands
+            of messages.
         group: many single messages, each in a frame of its own, instead of `body`
             (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
         verify_ids: client ids of the first and the last message. With them an attempt lasts as long
@@ -231,7 +229,7 @@ class Completion:
 class Wait(enum.Enum):
     """The event that an attempt waits for before it is sent."""
 
-    DELAY = "a time"
+    DELAY = "the end of its delay"
     ROUTE = "a route that is newer than its last failure"
     QUEUE = "a queue that `SendRequest.choose` accepts"
     TURN = "the end of the requests before it in its ordered queue"

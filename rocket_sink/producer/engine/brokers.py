@@ -303,25 +303,21 @@ class Brokers:
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
 
-    def _ranked(self, info: TopicPublishInfo, known: _TopicRanking | None) -> _TopicRanking:
-        """Rank the brokers of a route anew."""
-        if known is None and len(self._rankings) >= TOPICS_MAX:
+    def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
+        """Rank the brokers of a route anew; brokers keep their turns."""
+        if old is None and len(self._rankings) >= TOPICS_MAX:
             self.ranks_version += 1  # wake the requests of the forgotten topic
-        ranking = known.ranking if known is not None and known.info is info else None
+        ranking = old.ranking if old is not None and old.info is info else None
         if ranking is None:
-            turns = (
-                {}
-                if known is None
-                else {broker.name: broker.turn for broker in known.ranking.brokers}
-            )
+            turns = {} if old is None else {b.name: b.turn for b in old.ranking.brokers}
             ranking = Ranking(self._route_brokers(info, turns), self._selector, self._rng)
         ranks = {broker.name: self.rank(broker.name, info.topic) for broker in ranking.brokers}
         if self.table.profile.better_half and min(ranks.values(), default=0) >= ISOLATED:
             better = self.table.better_half(ranks, self._viewed_s)
             ranks = {name: rank | WORSE_HALF * (name not in better) for name, rank in ranks.items()}
         ranking.order(ranks)
-        known = self._rankings[info.topic] = _TopicRanking(info, self.ranks_version, ranking)
-        return known
+        ranked = self._rankings[info.topic] = _TopicRanking(info, self.ranks_version, ranking)
+        return ranked
 
     def _route_brokers(
         self, info: TopicPublishInfo, turns: dict[str, int]

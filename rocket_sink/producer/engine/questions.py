@@ -57,8 +57,8 @@ class Questions:
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
             self._asked[key] = None, now_s
-            ended = Call(partial(self._ended, key, learn))
-            self._client.call(address, frame, ended, deadline_s=now_s + QUESTION_S, now_s=now_s)
+            call = Call(partial(self._ended, key, learn))
+            self._client.call(address, frame, call, deadline_s=now_s + QUESTION_S, now_s=now_s)
             error, at_s = self._asked.get(key, (None, now_s))
         if error is not None:
             raise error.copy()

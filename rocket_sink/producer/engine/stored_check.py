@@ -1,35 +1,32 @@
-"""Checks whether a broker stored an attempt with an unknown outcome, before the request is sent
-again.
+"""Checks whether a broker stored an attempt with an unknown outcome, before it is sent again.
 
-Only requests with `verify_ids` (client ids of their first and last message) are checked. The engine
-waits for the answer to such a request while the connection lives, up to `storedCheckTimeout`: a
-broker answers every request that it has read, even if slow or frozen. Then it asks the broker for
-the ids.
+Only requests with `verify_ids` (client ids of the first and last message) are checked. The engine
+waits for their answers while the connection lives, up to `storedCheckTimeout`, because even a slow
+or frozen broker answers every request that it has read. Then it asks the broker for the ids.
 
-Some answers never come. If a broker's disk has been busy for a second, the broker clears its send
-queue. It answers the requests in the queue, but drops the finished batches whose answers wait there
-(BrokerFastFailure.cleanExpiredRequest polls the tasks that SendMessageProcessor.sendBatchMessage
-hands to the same executor; seen with 5.5.0 after a freeze). So the wait also ends after
-`ANSWER_LOST_S` if the broker has stored a later request.
+Some answers never come. A broker whose disk was busy for a second clears its send queue. It answers
+the requests in there, but drops finished batches whose answers wait there (BrokerFastFailure
+.cleanExpiredRequest polls the tasks of SendMessageProcessor.sendBatchMessage; seen with 5.5.0 after
+a freeze). So the wait also ends after `ANSWER_LOST_S` if the broker has stored a later request.
 
-A broker appends a batch to its log as a whole (CommitLog.asyncPutMessages), so it has both ids or
-neither. A broker that was killed in the middle (seen) may have one of them, or a message without
-all of its properties (`StoredMessage.torn`); then the error's fact `partly_stored` names the
-broker. "Stored" counts at once. "Not stored" counts only after `storedCheckDelay`, because the
-request may still wait in the broker's send queue (200 ms, BrokerFastFailure), or its index entry
-may not be written yet (some milliseconds; more on a busy machine). Without an answer within
-`storedCheckTimeout` the outcome stays unknown.
+- Stored: the broker has all ids. This counts at once.
+- Not stored: the broker has no id. This counts after `storedCheckDelay`, because the request may
+  wait in the send queue (200 ms, BrokerFastFailure), or its index entry may come some milliseconds
+  later (more on a busy machine).
+- Partly stored: a broker normally appends a batch as a whole (CommitLog.asyncPutMessages), but was
+  killed in the middle (seen). It has one of the ids, or a message without all of its properties
+  (`StoredMessage.torn`). The outcome stays unknown; the error's fact `partly_stored` names the
+  broker.
+- No answer within `storedCheckTimeout`: the outcome stays unknown.
 
 The check can be wrong if the network or a starved broker holds a request back for longer, if the
 master changed and lost the message, if the index is switched off (`messageIndexEnable`), or if a
 killed broker kept the first message's body and not its id.
 
-The broker looks the client id up in its index.
-Source: QueryMessageProcessor.queryMessage with `_UNIQUE_KEY_QUERY`, IndexService.buildIndex. The
-index follows the log by some milliseconds and is kept as long as the log. A broker that crashed
-drops the index's newest file (IndexService.load) and fills it again from the log files that it
-recovers, or from all with `messageIndexSafe=true`. Until a delayed message is delivered, it is
-indexed under the topic in which it waits.
+The broker looks ids up in its index (QueryMessageProcessor.queryMessage, IndexService.buildIndex),
+which is kept as long as the log. After a crash it drops the index's newest file (IndexService.load)
+and fills it again from the log files that it recovers, or from all with `messageIndexSafe=true`. A
+delayed message is indexed under the topic in which it waits, until it is delivered.
 """
 
 from __future__ import annotations

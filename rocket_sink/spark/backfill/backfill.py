@@ -125,7 +125,7 @@ class Backfill:
         self._source = source or DeadLetters()
         self._move_keys = move_keys
         self.ledger = Ledger(options.ledger)
-        self.what = self._source.what
+        self.noun = self._source.noun
         self._wait_s = wait_s
         self._on_wait = on_wait
         self._claim: BackfillClaim | None = None

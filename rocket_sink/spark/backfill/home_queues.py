@@ -101,8 +101,8 @@ class HomeQueues:
         """Return the lists in the form that a `TaskSender` takes."""
         return GivenQueues({topic: pinned.queues for topic, pinned in lists.items()})
 
-    def of_today(self) -> GivenQueues:
-        """Return the routes that this task saw first."""
+    def first_queues(self) -> GivenQueues:
+        """Return each topic's queues in the route that this task saw first."""
         return self.given(self._first)
 
     def topic_of(self, topic: str) -> str:

@@ -8,12 +8,12 @@ pending rows, with the row contract's columns (`SENT_COLUMNS`), `letter_id`, `re
     query_id    the query whose queues the row uses (`.home_queues`); a digest of a table's name
     _place      sorts the dead letters of a key
 
-A row of a table has no dead letter. Its `letter_id` is a digest of the table's name, the topic
-option and all its columns, numbered where rows are equal, so it is the same in each backfill. It
-names the row's resolution in the ledger, and makes a message id if the row has none. So a table is
-sent once, however often a backfill runs; under another path or to another topic its rows are new.
-Other types would give new ids, too: Spark infers types from all files, so one new file could send
-all old rows again. The first backfill notes the types, and one with other types is refused.
+A table's row gets a `letter_id`, which is the same in each backfill: a digest of the table's name,
+the topic option and all columns, and a number that tells equal rows apart. The ledger records by
+this id that the row was sent, so repeated backfills send a row once. A row without a message id
+gets one from its `letter_id`. Under another path or to another topic all rows are new. The id also
+depends on the columns' types, which Spark infers from all files: one new file could change them,
+and all old rows would be sent again. So the first backfill notes the types, and others are refused.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Selection:
 class DeadLetters:
     """The pending dead letters of the ledger.
 
-    A key's letters go in the order of the epochs and, within a task, of their ordinals; different
-    queries go one after the other, in the order in which the table got them.
+    A key's letters are sent in the order of their epochs and, within a task, of their ordinals. The
+    letters of one query follow another's if their first pending letter came to the table later.
     """
 
-    what = "dead letters"
+    noun = "dead letters"
     """Name of the source's rows for texts, in the plural."""
     pins_new = False
     """Whether the first backfill notes the queues to which it sends the rows."""
@@ -170,7 +170,7 @@ class Table:
     name: str
     options: SinkOptions
     is_text: bool = False
-    what = "rows"
+    noun = "rows"
     pins_new = True
 
     def pending(
