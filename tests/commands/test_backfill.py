@@ -44,7 +44,7 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
     """The plan counts three of seven letters; then others add letters or park one."""
 
     class Planned(contextlib.nullcontext[Any]):
-        what = "dead letters"
+        noun = "dead letters"
 
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(self)

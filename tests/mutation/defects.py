@@ -1302,7 +1302,7 @@ LEDGER: tuple[Defect, ...] = (
         "killed-erasures-are-forgotten",
         "rocket_sink/ledger/upkeep/erase.py",
         'letters.filter(pc.starts_with(letters["last_error"], ERASED))',
-        "known.slice(0, 0)",
+        "letters.slice(0, 0)",
         ("tests/ledger/upkeep/test_erase.py::test_an_erasure_that_was_killed_is_finished",),
         "files that a killed erasure left are never deleted",
     ),
