@@ -194,7 +194,7 @@ class SinkOptions:
 
     @property
     def using_ledger_files(self) -> tuple[str, ...]:
-        """The options set here for which tasks keep notes of their own in the ledger's folder."""
+        """The settings for which tasks write notes into the ledger's folder."""
         entries = {
             f"delivery={self.delivery}": self.delivery != "at_least_once",
             "ordering=strict": self.ordering == "strict",

@@ -133,7 +133,7 @@ def backfill(
     if not from_table:
         check_exists(options.ledger)
     if not dry_run:
-        check_name_server(options)  # Spark takes long to start
+        check_name_server(options)  # Fail before Spark starts.
     with spark_session("backfill", small=dry_run, **spark) as session:
         if not from_table:
             check_exists(options.ledger, session)

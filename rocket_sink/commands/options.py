@@ -123,7 +123,7 @@ def _markdown_row(spec: Option) -> str:
     text = _words(spec)
     if spec.java and spec.java.lower() != spec.name.lower():
         text += f" (Java: `{spec.java}`)"
-    default = default_text(spec).replace(",", ", ")  # A table may break the line at blanks.
+    default = default_text(spec).replace(",", ", ")  # Lines break at blanks only.
     return f"| `{spec.name}` | {default} | {text} |"
 
 

@@ -116,7 +116,7 @@ def stream(
     sink = with_name_server({**live, **given_options()})
     if sink.get("ledger"):
         sink["ledger"] = absolute(str(sink["ledger"]))
-    check_name_server(checked_options(sink))  # Spark takes long to start
+    check_name_server(checked_options(sink))  # Fail before Spark starts.
     with spark_session("stream", **spark) as session:
         if batch:
             report = run_batch(session, source, sink, lane)

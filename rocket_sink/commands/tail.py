@@ -80,7 +80,7 @@ def tail(
             for queue in admin.queues(options.topic)
         }
         for queue, message in _messages(admin, offsets, follow=follow):
-            # For a time after the newest message, brokers before 5.2 return that message's offset.
+            # Brokers before 5.2 return the newest message's offset for any later time.
             if (
                 (since_ms is None or message.store_ms >= since_ms)
                 and (tag is None or message.properties.get("TAGS") == tag)

@@ -282,6 +282,6 @@ def _opened(
     options = options.with_(ledger=absolute(options.ledger))
     check_exists(options.ledger)
     if asks:
-        check_name_server(options)  # Spark takes long to start
+        check_name_server(options)  # Fail before Spark starts.
     with opened(f"transactions {name}", options.ledger, **spark) as (session, _):
         yield session, options

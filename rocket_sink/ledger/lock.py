@@ -136,7 +136,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # A live process may have lost its lease too, by an outage of the store: measure the time.
+        # A live process may also have lost its lease, after an outage of the store: measure time.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)

@@ -137,7 +137,7 @@ def failing(
     """Raise errors of the block as a LedgerError: `before: the error's text`, then `after`.
 
     Raises:
-        LedgerError: of the `path`, for an error of one of these kinds.
+        LedgerError: for an error of these kinds; its fact `path` is `path`.
     """
     try:
         yield

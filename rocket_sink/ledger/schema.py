@@ -15,7 +15,7 @@ import pyarrow as pa
 
 SCHEMA_VERSION: Final = 1
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
-"""Property of the Delta table."""
+"""Property of the Delta table that has the schema's version."""
 
 SEND: Final = "send"
 DEAD_LETTER: Final = "dead_letter"

@@ -19,7 +19,7 @@ A proxy drops an answer if more than 64 KiB of earlier answers wait to be writte
 (`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). The answer to a
 message has 260 to 420 bytes; a place is 512 bytes of answers."""
 PROXY_BATCH: Final = 500
-"""Messages in a batch to a proxy, so that two batches fit into the window."""
+"""Limit of messages in a batch to a proxy. Two such batches fit into the window."""
 
 
 def batch_places(messages: int) -> int:

@@ -122,7 +122,7 @@ def _spark_kind(kind: Any) -> str:
         inner = (f"{field.name}:{_spark_kind(field.dataType)}" for field in kind.fields)
         return f"struct<{','.join(inner)}>"
     text = str(kind.simpleString())
-    # "decimal(10,2)", "varchar(20)", "string collate UTF8_LCASE"
+    # Cut parameters: "decimal(10,2)", "varchar(20)", "string collate UTF8_LCASE".
     name = text.partition("(")[0].split()[0]
     return _SPARK_LEAVES.get(name, name)
 
@@ -198,7 +198,7 @@ def resolve_columns(
     if options.topic:
         check_topic_option("topic", options.topic, options.namespace)
         sources.pop("topic", None)
-        # With bodyFormat=json an overridden topic column is data.
+        # With bodyFormat=json the frame's topic column is a part of the body then.
         named = {name: source for name, source in named.items() if name != "topic"}
     json_columns: tuple[str, ...] = ()
     if options.body_format == "json":
@@ -249,7 +249,7 @@ class _Finder:
         """Return {contract column: source} of the columns that have names of the contract."""
         sources = {}
         for column in CONTRACT:
-            # With bodyFormat=json a column `value` is data.
+            # With bodyFormat=json a column `value` is a part of the body.
             alias = "" if json and column.name == "body" else column.alias
             for name in (_PREFIX + column.name, column.name, alias):
                 source = self.find(name) if name else None

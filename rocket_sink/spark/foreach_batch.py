@@ -288,7 +288,7 @@ class BatchWriter:
     def _ledger(
         self, session: SparkSession, *, on_driver: bool
     ) -> tuple[LedgerPath, LedgerToken | None]:
-        """Return the ledger's path, and the proof that tasks have it, too; looked up once.
+        """Return the ledger's path, and the token by which tasks check it; looked up once.
 
         Raises:
             LedgerError: an option needs files beside the table, and there can be none; or an

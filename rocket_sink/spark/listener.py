@@ -143,8 +143,8 @@ class FoldThread:
         self, place: LedgerPath, interval_s: float, app_id: str = "",
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger, too. Its queries write under the `appId`, if they have one. Of all
-        calls for a ledger the shortest interval counts, and the longest retention."""
+        """Fold this ledger from now on. `app_id` is that of its queries, if they have one. Several
+        calls for a ledger: the shortest interval and the longest retention count."""
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())

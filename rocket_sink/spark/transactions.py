@@ -341,7 +341,7 @@ class TransactionChecker:
         )
 
     def watch(self, *topics: str) -> None:
-        """Answer the questions of these topics' brokers, too.
+        """Answer the transaction checks of these topics' brokers from now on.
 
         Raises:
             NoRouteError, NameServerUnavailableError

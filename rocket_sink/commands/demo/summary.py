@@ -138,7 +138,7 @@ class DemoSummary:
     verdict: Verdict
     lost: int
     events: tuple[str, ...] = ()
-    """What happened to brokers, with the times."""
+    """The demo's actions on brokers, with their times."""
 
     @property
     def accounted(self) -> int:

@@ -303,7 +303,7 @@ class _Folder:
         # Take the number from Delta's log, which cannot be lost without the rows.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
-        # `_check_ours` needs the version, for folds of a store's spool only.
+        # `_check_ours` reads this version, only if the spool is in a store.
         version = 0 if self._spool.is_local else table_version(self._spark, self._place)
         self._step("manifest")
         return write_manifest(self._notes, self._spool, ledger_id, number, files, version)

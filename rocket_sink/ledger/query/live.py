@@ -144,7 +144,7 @@ class LiveFigures:
                 if self._ask is not None and self._is_old:
                     self.standing = self._ask()
                     self._is_old = False
-            except Exception as error:  # an error of Spark's, too, whose session may have ended
+            except Exception as error:  # Spark may fail: its session may have ended.
                 _LOG.warning(
                     "the ledger %s cannot be followed now: %s", self.place.uri, first_line(error)
                 )
@@ -178,7 +178,7 @@ class LiveFigures:
         for name in pc.unique(names).to_pylist():
             broker_rows = rows.filter(pc.equal(names, name))
             sums = self.brokers.setdefault(name, BrokerSums())
-            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # Rows without bytes are waits.
+            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # A row without bytes is a wait.
             stored, failed = sent.filter(is_stored), broker_rows.filter(~is_stored)
             sums.requests += _sum(sent["frames"].fill_null(1))
             sums.retries += _sum(pc.greater(sent["attempt"], 1))

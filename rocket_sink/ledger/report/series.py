@@ -59,12 +59,12 @@ COLUMNS: Final = {
                  "attempt", "outcome", "error", "code", "rtt", "message_id", "remark"),
     "epochs": ("query_id", "epoch", "at", "rows_in", "dead", "unknown", "adds_up"),
 }  # fmt: skip
-"""Names of the places in a series' rows."""
+"""{series: names of the values in its rows}"""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Lists of rows; `COLUMNS` names the places of each. Times are ms since 1970, or the number of
+    """Lists of rows; `COLUMNS` names the values in a row. Times are ms since 1970, or the number of
     a step: step n begins at n times `step_ms`.
 
     Attributes:

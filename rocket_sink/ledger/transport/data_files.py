@@ -74,7 +74,7 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
         with errors():
             return [file.close() for file in files.values()]
     except BaseException:
-        # Any exception, also the GeneratorExit of a killed task.
+        # Catch everything, because a killed task raises GeneratorExit.
         for file in files.values():
             file.abort()
         raise

@@ -31,7 +31,7 @@ _warned: set[str] = set()
 
 
 class RowTransport(Protocol):
-    """The way of one task attempt's ledger rows; for one thread of one process."""
+    """A way to make a task attempt's ledger rows durable; for one thread of one process."""
 
     keeps_failed: bool
     """Whether rows of an attempt that fails, or is killed, stay on record."""

@@ -26,8 +26,8 @@ _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, wor
 _ORDER: Final = (
     "start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
 )  # fmt: skip
-"""Columns that sort the attempts; so many, because engines return equal rows in any order and a
-replay must give the same result each time."""
+"""Columns that sort the attempts. Engines return equal rows in any order, so these columns have to
+make the order unique: a replay must give the same result each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 _FRESH_S: Final = 60.0
 """Attempts move only to a broker whose last answer is not older than this."""

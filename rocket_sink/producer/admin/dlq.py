@@ -240,7 +240,7 @@ class Resender:
         try:
             copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
-            # Send, because a topic that does not exist has no messages, and may be created.
+            # A topic without a route has no copies, and the send may create it.
             return False
         if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1

@@ -76,7 +76,7 @@ class Broker:
         self.name = name
         self.proxy = proxy
         self.in_flight = 0
-        """Requests in flight; behind a proxy a batch counts as `batch_places` says."""
+        """Requests in flight; behind a proxy, the places that they take in its window."""
         self.latency_s = 0.0
         self.deviation_s = 0.0
         self.stored_sent_s = 0.0

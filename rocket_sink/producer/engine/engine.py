@@ -275,7 +275,7 @@ class SendEngine:
             NoRouteError, NameServerUnavailableError
         """
         until_s = self.clock() + self._limits.timeout_s
-        # Look up twice: the answer to a look-up that is under way may be old, too.
+        # A cached route, or the answer to a look-up that is under way, may be old: ask again.
         is_old = self.routes.fetching(topic) or self.routes.get(topic, self.clock()) is not None
         self._await_look_up(topic, until_s)
         if is_old:

@@ -358,7 +358,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
         # A backfill has no epochs that could decide on half messages.
         changes["delivery"] = "at_least_once"
     if options.order_wait_ms == SinkOptions().order_wait_ms:
-        # A broker that is still away costs one wait per chunk of dead letters.
+        # Wait less: each chunk of dead letters waits for a broker that is still away.
         changes["orderWaitMs"] = _ORDER_WAIT_MS
     kept = {name: value for name, value in options.given().items() if name not in changes}
     return SinkOptions.parse({**kept, **changes})
