@@ -35,7 +35,7 @@ from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.selectors import select_by
-from rocket_sink.routing.sharding import fallback_queue, queue_for_key
+from rocket_sink.routing.sharding import LITE_TOPIC_HASH, fallback_queue, queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicCache, TopicPublishInfo
 from rocket_sink.wire.server_requests import PushedReply
 from rocket_sink.wire.stored import StoredMessage
@@ -419,8 +419,10 @@ class Producer:
             request.queue = select_by(selector, info, message, arg, session.builder.queue)
         elif queue is not None:
             request.queue = session.builder.queue(queue)
-        elif (key := message.sharding_key or message.lite_topic) is not None:
-            self._shard(session, request, key)
+        elif message.lite_topic is not None:
+            self._shard(session, request, message.lite_topic, LITE_TOPIC_HASH)
+        elif message.sharding_key:
+            self._shard(session, request, message.sharding_key, self.options.sharding_hash)
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
@@ -438,8 +440,10 @@ class Producer:
         self._placed[info.topic] = info
         return info
 
-    def _shard(self, session: ClientSession, request: SendRequest, key: str) -> None:
-        sharding_hash, ordering = self.options.sharding_hash, self.options.ordering
+    def _shard(
+        self, session: ClientSession, request: SendRequest, key: str, sharding_hash: str
+    ) -> None:
+        ordering = self.options.ordering
         if ordering == "strict":
             info = self._route_of_keys(self._route_for(session, request))
             if request.timeout_s is None:

@@ -5,6 +5,8 @@
 number as a number. With these three, a changed number of queues moves most keys. `rendezvous` moves
 as few keys as possible: it chooses a broker, weighted by its queues, and there a queue by jump
 hashing.
+
+A lite topic's queue does not depend on the option: see `LITE_TOPIC_HASH`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+LITE_TOPIC_HASH: Final = "lite_topic"
+"""The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the queues' number.
+
+RocketMQ's brokers (LiteShardingImpl) and proxies (SendMessageActivity) use it. A broker passes a
+lite topic's first message to waiting consumers only if this hash names the broker."""
+
+
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
     """Return the queue of the key, which strict order never leaves.
 
@@ -34,7 +43,8 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     count = len(info.queues)
     if sharding_hash in _JAVA:
-        return info.queues[hashing.java_index(_JAVA[sharding_hash][0](key), count)]
+        index = hashing.jump_index if sharding_hash == LITE_TOPIC_HASH else hashing.java_index
+        return info.queues[index(_JAVA[sharding_hash][0](key), count)]
     value = hashing.sip_hash24(key.encode("utf-8", "surrogatepass"))
     if sharding_hash == "siphash24":
         return info.queues[hashing.sip_index(value, count)]
@@ -49,7 +59,9 @@ def queues_for_keys(
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     if sharding_hash in _JAVA:
-        return hashing.java_index_array(_JAVA[sharding_hash][1](keys), len(info.queues))
+        is_lite = sharding_hash == LITE_TOPIC_HASH
+        index = hashing.jump_index_array if is_lite else hashing.java_index_array
+        return index(_JAVA[sharding_hash][1](keys), len(info.queues))
     return _BY_HASH[sharding_hash](hashing.siphash_array(keys), info)
 
 
@@ -68,8 +80,9 @@ def _by_rendezvous(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
 _JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] = {
     "java": (hashing.java_hash, hashing.java_hash_array),
     "java_long": (hashing.java_long_hash, hashing.java_long_hash_array),
+    LITE_TOPIC_HASH: (hashing.java_hash, hashing.java_hash_array),
 }
-"""{`shardingHash`: (hash of one key, hash of a column of keys)}"""
+"""{`shardingHash`, or LITE_TOPIC_HASH: (hash of one key, hash of a column of keys)}"""
 _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
     "siphash24": lambda hashes, info: hashing.sip_index_array(hashes, len(info.queues)),
     "rendezvous": _by_rendezvous,

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.sharding import queues_for_keys
+from rocket_sink.routing.sharding import LITE_TOPIC_HASH, queues_for_keys
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused, lacks_keys
 from rocket_sink.rows.row_batch import KINDS, RowBatch
@@ -175,10 +175,13 @@ def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assign
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
     refused = np.empty(0, np.int64)
-    keys = rows.order_keys()
-    if keys is not None:
-        present = ~nulls_of(keys)
-        groups[present] = queues_for_keys(info, keys, sharding_hash)[present]
+    for keys, hash_name in (
+        (rows.sharding_key, sharding_hash),
+        (rows.lite_topic, LITE_TOPIC_HASH),
+    ):
+        if keys is not None:
+            present = ~nulls_of(keys)
+            groups[present] = queues_for_keys(info, keys, hash_name)[present]
     if rows.queue_id is not None:
         refused = _place_fixed(groups, rows, queues)
     return Assignment(groups, queues, refused)

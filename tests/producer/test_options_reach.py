@@ -11,10 +11,10 @@ from rocket_sink.errors import BrokerBusyError, RequestTimeoutError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.routing.sharding import queue_for_key
+from rocket_sink.routing.sharding import LITE_TOPIC_HASH, queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.testing import Answer, Drop
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.codes import RequestCode, mq_version
 from rocket_sink.wire.compress import CompressionType
 from tests.producer.conftest import send
 from tests.producer.waiting import until
@@ -26,11 +26,15 @@ def requests_of(cluster, *codes):
 
 @pytest.mark.parametrize("sharding_hash", ["java", "java_long", "siphash24", "rendezvous"])
 def test_sharding_hash(cluster, make_producer, sharding_hash):
+    for broker in cluster.brokers:
+        broker.version = mq_version(5, 5, 0)
     producer = make_producer(shardingHash=sharding_hash)
     info = TopicPublishInfo.of("orders", cluster.route("orders"))
     keys = [*(f"key-{number}" for number in range(6)), *map(str, range(1 << 40, (1 << 40) + 6))]
     queues = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
     assert queues == [queue_for_key(info, key, sharding_hash) for key in keys]
+    lite = [producer.send(Message("orders", b"x", lite_topic=key)).queue for key in keys]
+    assert lite == [queue_for_key(info, key, LITE_TOPIC_HASH) for key in keys]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,15 @@ from rocket_sink.routing import sharding
 from rocket_sink.routing.hashing import rendezvous
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+from tests.java_client import FOLDER, run_java
 
-HASHES = ["java", "java_long", "siphash24", "rendezvous"]
+HASHES = ["java", "java_long", "siphash24", "rendezvous", sharding.LITE_TOPIC_HASH]
+LITE_TOPICS = {
+    "session-1": "b 10", "s0": "a 6", "a": "c 18", "b": "a 5", "user_42": "b 10", "Z-9": "a 1",
+    "Kjfl-O_": "a 0", "dskz-2s": "a 0",
+}  # fmt: skip
+"""{lite topic: broker and queue index among a's 8, b's 8 and c's 3 queues}, by `PlaceLite.java`.
+The hashes of the last two make Guava's integer overflow."""
 KEYS = [f"user-{number}" for number in range(500)]
 
 
@@ -33,6 +40,30 @@ def test_c39_by_hash_over_the_sorted_queues():
     assert sharding.queue_for_key(info, "234") == MessageQueue("t", "a", 3)
     assert sharding.queue_for_key(info, "GydZG_") == MessageQueue("t", "b", 3)
     assert sharding.queue_for_key(info, "user-1", "siphash24") == MessageQueue("t", "b", 4)
+
+
+def lite_places(queues, names):
+    info = info_of(queues)
+    column = sharding.queues_for_keys(info, pa.array(names), sharding.LITE_TOPIC_HASH).tolist()
+    return {
+        name: f"{info.queues[index].broker_name} {index}"
+        for name, index in zip(names, column, strict=True)
+    }
+
+
+def test_lite_topics_lie_where_brokers_and_proxies_look_for_them():
+    assert lite_places({"a": 8, "b": 8, "c": 3}, list(LITE_TOPICS)) == LITE_TOPICS
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("queues", [{"a": 8, "b": 8, "c": 3}, {"a": 300, "b": 700}])
+def test_javas_own_code_places_lite_topics_alike(queues):
+    names = [*LITE_TOPICS, *(f"{kind}_{n}-x" for kind in ("session", "S") for n in range(2000))]
+    brokers = ",".join(f"{name}:{count}" for name, count in queues.items())
+    lines = "".join(f"{name}\n" for name in names)
+    placed = run_java(FOLDER / "PlaceLite.java", "t", brokers, version="5.5.0", lines=lines)
+    expected = {name: f"{broker} {index}" for _, name, broker, index in placed}
+    assert lite_places(queues, names) == expected
 
 
 @pytest.mark.parametrize("sharding_hash", HASHES)
