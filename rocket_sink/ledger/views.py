@@ -3,7 +3,7 @@
 A task attempt counts if it is complete and the last of its partition. Within a run the last attempt
 is the one that Spark started last; over runs it is the last in the table. Once Spark has confirmed
 an epoch, only attempts of the confirming run count, because an earlier run may have cut the rows
-into other partitions. If it has no attempts (Delta skips a recorded epoch), earlier runs count.
+into other partitions. If that run has no attempts (Delta skips a known epoch), earlier runs count.
 
 The table's order (`sequence`) tells which row is last, not clocks, which may be set back.
 

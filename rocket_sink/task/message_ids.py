@@ -2,11 +2,11 @@
 
 With `TaskIds`, another attempt of a task gives the same rows the same ids
 (`delivery=at_least_once`). Messages that are stored twice then share one id, by which readers can
-recognise them. An id has a digest of query (of a batch: the write), epoch and partition, and of all
-rows of the task up to the end of the row's batch, then the row's place in the batch. So no two rows
-share an id, and an attempt that gets other rows, or cuts other batches, makes other ids. Lanes that
-cut batches by the clock use `ContentIds`, which do not depend on batches but take five times as
-long.
+recognise them. An id is a digest and the row's place in its batch. The digest is of the query (or
+batch write), the epoch, the partition, and all rows of the task up to the end of the batch. So no
+two rows share an id, and an attempt that gets other rows, or cuts other batches, makes other ids.
+Lanes that cut batches by the clock use `ContentIds`, which do not depend on batches but take five
+times as long.
 
 The ids have the form of Java's (MessageClientIDSetter), with the digest instead of address, process
 and class loader, and 0 for the milliseconds since the month began. Tools therefore search for them

@@ -8,9 +8,9 @@ Dead letters come sorted per key and are sent in chunks through the task body of
 A killed backfill leaves at most one chunk per task whose results are not noted. The next backfill
 asks brokers for these dead letters, and for those with an unknown outcome, by message id before it
 sends them. It asks the brokers of the topic's route, with effectively_once also the broker that had
-not answered; a message that they do not have within `storedCheckDelay` is not stored. A dead letter
-whose resend fails stays pending as it is: it gets no second dead letter. Later dead letters of its
-key are held back, so that the key's order holds.
+not answered. A message counts as not stored if none of these brokers has it within
+`storedCheckDelay`. A dead letter whose resend fails stays pending as it is: it gets no second dead
+letter. Later dead letters of its key are held back, so that the key's order holds.
 
 Brokers are not asked for messages that a consumer gave up, or that were read from a topic
 (`was_stored`): a message with this id exists in any case. A dead letter that was settled since the
