@@ -116,6 +116,9 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     # By default an idle broker uses 2 % of a core to write its timer wheel to disk.
     "timerFlushIntervalMs": "10000",
     "enablePropertyFilter": "true",
+    # Lite topics need these two settings. Other messages are stored as before.
+    "enableLmq": "true",
+    "enableMultiDispatch": "true",
     "messageIndexEnable": "true",
     # Use little disk: files are small, kept for a day, and deleted hourly.
     "mappedFileSizeCommitLog": str(64 << 20),

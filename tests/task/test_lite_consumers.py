@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 VERSION = "5.5.0"
 CLIENT = "rocketmq-client-java-5.2.0"
 CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
-BROKER = {"enableLmq": "true", "enableMultiDispatch": "true"}
 ROWS = 10
 QUOTA = 2_000
 """Lite topics that a consumer may have (lite.sub.client.quota); its default in RocketMQ."""
@@ -31,7 +30,7 @@ QUOTA = 2_000
 @pytest.fixture(scope="module")
 def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, RocketmqProxy]]:
     with (
-        LocalCluster(brokers=2, version=VERSION, broker_config=BROKER) as cluster,
+        LocalCluster(brokers=2, version=VERSION) as cluster,
         RocketmqProxy(cluster, tmp_path_factory.mktemp("proxy"), print) as proxy,
     ):
         yield cluster, proxy
