@@ -62,7 +62,7 @@ class SinkOptions:
     default_topic_queue_nums: int = option("defaultTopicQueueNums", Kind.INTEGER, 4, _M, "most queues per broker of a topic made on the fly", low=1, high=65536, java="defaultTopicQueueNums")
     max_message_size_bytes: int = option("maxMessageSize", Kind.BYTES, 4_194_304, _M, "largest body, before compression", low=1, high=16_000_000, java="maxMessageSize")
     compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; those in batches with compressBatches only", low=0, java="compressMsgBodyOverHowmuch")
-    compress_level: int = option("compressLevel", Kind.INTEGER, 5, _M, "compression level", low=0, high=9, java="compressLevel")
+    compress_level: int = option("compressLevel", Kind.INTEGER, -1, _M, "compression level of zlib and zstd; lz4 has none. -1: 5 for zlib, as in Java's client, and 1 for zstd", low=-1, high=9, java="compressLevel")
     compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages", choices=("none", "zlib", "lz4", "zstd"), java="compressType")
     allow_system_topics: bool = option("allowSystemTopics", Kind.BOOLEAN, False, _M, "let the topic column name topics that brokers use themselves (TBW102, RMQ_SYS_..., %RETRY%..., names of brokers and clusters); else such a row is a dead letter")
     property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))

@@ -193,8 +193,8 @@ class RequestTraces:
         self._group = without_namespace(self._namespace, options.producer_group)
         self._sample = options.trace_sample
         self._engine = engine
-        # Even the quickest compression level shrinks trace lines by two thirds.
-        quick = options.with_(compress_level=min(1, options.compress_level))
+        # Even the quickest compression level shrinks trace lines by two thirds. Level 0 remains.
+        quick = options.with_(compress_level=min(1, abs(options.compress_level)))
         self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
         self._rng = rng or random.Random()
         self._next = self._gap()

@@ -17,8 +17,8 @@ from rocket_sink.errors import ConfigurationError, RemoteProtocolError
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.headers import DEFAULT_LIMITS
 
-DEFAULT_LEVEL: Final = 5
-"""The level of Java's client (DefaultMQProducer.compressLevel)."""
+DEFAULT_LEVEL: Final = -1
+"""The number for the level of `_DEFAULT_LEVELS`."""
 INFLATE_CAP: Final = DEFAULT_LIMITS.body_bytes
 
 _LZ4_MAGIC: Final = bytes.fromhex("04224d18")
@@ -70,12 +70,19 @@ class CompressionType(enum.Enum):
         return self.value << 8 | SysFlag.COMPRESSED
 
 
+_DEFAULT_LEVELS: Final = {CompressionType.ZLIB: 5, CompressionType.ZSTD: 1}
+"""Java's client has level 5 for all types (DefaultMQProducer.compressLevel). Level 5 of zstd takes
+twice the CPU of level 1 and saves 1 % of the bytes."""
+
+
 def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
     """Return the compressed body.
 
     Raises:
         ConfigurationError: the library for `kind` is not installed.
     """
+    if level == DEFAULT_LEVEL:
+        level = _DEFAULT_LEVELS.get(kind, level)
     if kind is CompressionType.ZLIB:
         return zlib.compress(body, level)
     if kind is CompressionType.LZ4:

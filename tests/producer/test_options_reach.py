@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from random import Random
 
 import pytest
@@ -48,6 +49,27 @@ def test_compress_type(cluster, make_producer, name, module):
     assert CompressionType.of_sys_flag(int(request.ext["f"])) is CompressionType.of_option(name)
     assert len(request.body) < len(body)
     assert [message.body for message in cluster.messages("orders")] == [body]
+
+
+@pytest.mark.parametrize(
+    ("options", "frame"),
+    [
+        ({}, lambda body: zlib.compress(body, 5)),
+        ({"compressLevel": 9}, lambda body: zlib.compress(body, 9)),
+        ({"compressType": "zstd"}, lambda body: zstandard_frame(body, 1)),
+        ({"compressType": "zstd", "compressLevel": 5}, lambda body: zstandard_frame(body, 5)),
+    ],
+)
+def test_compress_level(cluster, make_producer, options, frame):
+    body = b"".join(b"%d %d," % (n, n * n % 977) for n in range(4000))
+    make_producer(**options).send(Message("orders", body))
+    (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
+    assert request.body == frame(body)
+
+
+def zstandard_frame(body, level):
+    zstandard = pytest.importorskip("zstandard")
+    return zstandard.ZstdCompressor(level=level).compress(body)
 
 
 def test_no_compression(cluster, make_producer):
