@@ -177,16 +177,15 @@ VIEWS: Final = {
         ) r ON t.query_id = r.query_id AND t.epoch = r.epoch AND t.run_id = r.run_id""",
     # `_has_partition` is true for one current attempt of each partition of an epoch.
     "repeated_accounts": f"""
-        SELECT {", ".join(_ACCOUNTS)}, _order, _current,
-            _current AND row_number() OVER (
-                PARTITION BY query_id, epoch, partition ORDER BY _current DESC
-            ) = 1 AS _has_partition,
-            complete AND _current AND row_number() OVER (
+        SELECT {", ".join(_ACCOUNTS)}, _order, _current, _current AND _nth = 1 AS _has_partition,
+            complete AND _current AND _nth = 1 AS counts
+        FROM (
+            SELECT *, row_number() OVER (
                 PARTITION BY query_id, epoch, partition
-                ORDER BY (complete AND _current) DESC, _run_order DESC, _run_at DESC,
-                    task_attempt_id DESC NULLS LAST, _order DESC, at DESC
-            ) = 1 AS counts
-        FROM task_runs""",
+                ORDER BY (complete AND _current) DESC, _current DESC, _run_order DESC,
+                    _run_at DESC, task_attempt_id DESC NULLS LAST, _order DESC, at DESC
+            ) AS _nth FROM task_runs
+        ) t""",
     "accounts": f"""
         SELECT {", ".join(_ACCOUNTS)}, sequence AS _order, true AS _current,
             true AS _has_partition, complete AS counts

@@ -73,3 +73,17 @@ def test_epochs_without_a_repetition_need_no_comparison(
     assert {row["counts"] for row in short["accounts"]} == {True, False}
     monkeypatch.setitem(VIEWS, "repeated_epochs", EACH_EPOCH)
     assert short == rows_of_views(path)
+
+
+def test_an_epoch_has_the_partitions_of_its_current_attempts(tmp_path: Path) -> None:
+    """Count a partition without a complete attempt, too: its epoch does not add up."""
+    attempts = [("run-1", 0, True), ("run-1", 1, False), ("run-2", 1, False), ("run-2", 2, True)]
+    rows = [
+        accounts(context(run_id=run, partition=partition), complete=is_complete, acked=1)
+        for run, partition, is_complete in attempts
+    ]
+    rows.append(confirmed(context(run_id="run-1"), 2))
+    quick = open_quick(store(tmp_path, in_order(rows, 1 << 32)))
+    assert quick is not None
+    (epoch,) = quick.query("SELECT * FROM epochs").to_pylist()
+    assert (epoch["partitions"], epoch["adds_up"]) == (2, False)
