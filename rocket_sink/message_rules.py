@@ -278,12 +278,17 @@ as failed, timed or transactional messages."""
 _SYSTEM_TOPIC: Final = re.compile(SYSTEM_TOPIC_PATTERN)
 
 
+def is_system_topic(topic: str) -> bool:
+    """Return whether brokers use a topic of this name themselves."""
+    return topic in SYSTEM_TOPICS or _SYSTEM_TOPIC.match(topic) is not None
+
+
 def check_no_system_topic(topic: str, *, is_system: bool = False) -> None:
     """Raise MessageError(INVALID_TOPIC) if brokers use the topic themselves.
 
     `is_system`: the topic's route says that they do (`TopicPublishInfo.is_system`).
     """
-    if is_system or topic in SYSTEM_TOPICS or _SYSTEM_TOPIC.match(topic):
+    if is_system or is_system_topic(topic):
         raise MessageError(
             f"the topic column names {topic!r}, a topic of RocketMQ's own; option "
             "allowSystemTopics=true sends to it",

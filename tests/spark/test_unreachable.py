@@ -15,7 +15,8 @@ from rocket_sink.errors import NameServerUnavailableError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.sink import RocketSink
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
 
 NOBODY = "127.0.0.1:1"
 DEADLINE_S = 120.0
@@ -94,6 +95,35 @@ def test_a_mistyped_topic_is_one_warning_with_the_nearest_name(
     findings = json.loads(capsys.readouterr().out)["findings"]
     (finding,) = (finding for finding in findings if finding["what"] == "topic flihgts")
     assert finding["text"].endswith("check its name, the nearest existing topic is flights")
+
+
+@pytest.mark.parametrize(
+    ("topic", "ending"),
+    [("orderz-group", "check its name"), ("DLQ_orderz", "check its name"),
+     ("ordrs", "the nearest existing topic is orders")],
+)  # fmt: skip
+def test_no_hint_names_a_topic_that_brokers_use_themselves(
+    caplog: pytest.LogCaptureFixture, topic: str, ending: str
+) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        for name in ("orders", "%RETRY%orderz-group", "%DLQ%orderz", "%RETRY%ordrs", "rmq_sys_ord"):
+            cluster.create_topic(name, 1)
+        options = SinkOptions.parse(topic=topic, nameServer=cluster.name_server)
+        assert session_checks.name_server_error(options) is None
+    (warning,) = caplog.messages
+    assert warning.endswith(ending)
+
+
+def test_a_topic_list_that_cannot_be_read_fails_no_query(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        cluster.on_name_server(code, Answer(0), times=None)
+        options = SinkOptions.parse(topic="t", nameServer=cluster.name_server, createTopicKey="")
+        assert session_checks.name_server_error(options) is None
+    (warning,) = caplog.messages
+    assert warning.endswith(
+        "yet: no send creates it, because createTopicKey is empty; check its name"
+    )
 
 
 @pytest.mark.spark

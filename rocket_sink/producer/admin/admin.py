@@ -12,9 +12,20 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, Final
 
-from rocket_sink.errors import ConfigurationError, NoRouteError, PermissionDeniedError, SendError
+from rocket_sink.errors import (
+    ConfigurationError,
+    NoRouteError,
+    PermissionDeniedError,
+    RocketSinkError,
+    SendError,
+)
 from rocket_sink.message import MessageQueue
-from rocket_sink.message_rules import DLQ_PREFIX, with_namespace, without_namespace
+from rocket_sink.message_rules import (
+    DLQ_PREFIX,
+    is_system_topic,
+    with_namespace,
+    without_namespace,
+)
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
@@ -77,18 +88,21 @@ class Admin:
         try:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
         except NoRouteError:
-            text = "no name server knows the topic %s yet: the first send creates it where brokers "
-            text += "allow that (autoCreateTopicEnable)%s"
-            return text % (topic, self.name_hint(topic)) if topic else ""
+            text = "the first send creates it where brokers allow that (autoCreateTopicEnable)"
+            if not self.options.create_topic_key:
+                text = "no send creates it, because createTopicKey is empty"
+            text = f"no name server knows the topic {topic} yet: {text}"
+            return text + self.name_hint(topic) if topic else ""
         return ""
 
     def name_hint(self, topic: str) -> str:
         """Return the advice to check the name of a missing topic, with the existing topic that was
         probably meant."""
         space, near = self.options.namespace, None
-        with contextlib.suppress(SendError):
+        with contextlib.suppress(RocketSinkError):  # A hint is not worth an error.
             names = (without_namespace(space, name) for name in self.topics())
-            near = nearest(without_namespace(space, topic), names)
+            topics = (name for name in names if not is_system_topic(name))
+            near = nearest(without_namespace(space, topic), topics)
         return "; check its name" + (f", the nearest existing topic is {near}" if near else "")
 
     def topic_route(self, topic: str) -> TopicRoute:
