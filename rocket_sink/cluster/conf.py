@@ -137,9 +137,9 @@ DISK_NEARLY_FULL_RATIO = 0.85
 """The used part of the disk from which a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
-    # A broker refuses messages above 90 %, and that limit cannot be raised. The clean-up checks it
-    # after it has parsed deleteWhen as hours. With other text the clean-up ends before the check,
-    # and deletes no files either (DefaultMessageStore.CleanCommitLogService).
+    # A broker refuses messages once its clean-up sees a disk above 90 %, and that limit cannot be
+    # raised. A deleteWhen without hours makes each clean-up fail before it looks at the disk. So
+    # the broker accepts messages, and deletes no files (DefaultMessageStore.CleanCommitLogService).
     "deleteWhen": "never",
     "cleanResourceInterval": "3600000",
 }

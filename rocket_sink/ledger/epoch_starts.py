@@ -282,9 +282,9 @@ def query_of(place: LedgerPath, app_id: str) -> str | None:
 class CommitMarker:
     """The note of one epoch whose half messages are being committed.
 
-    The holder of `ends_lock` writes the note before the first request, and removes it when the
-    ledger has the epoch's end. A note that exists already says that some half messages may be
-    committed. A broker that is asked again commits a half message again.
+    The holder of `ENDS_LOCK` writes the note before the first request, and removes it when the
+    ledger has the epoch's end. If the note exists already, some half messages may be committed.
+    Query the brokers first then: a broker commits a half message at each request.
     """
 
     def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:

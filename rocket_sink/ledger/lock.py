@@ -39,7 +39,7 @@ LEASE_S: Final = 30.0
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may need from its look for a holder until its name is written."""
+"""Longest time that a writer may need to write its name, after it has seen no holder."""
 _POLL_S: Final = 1.0
 _LONGEST_LEASE_S: Final = 3600
 

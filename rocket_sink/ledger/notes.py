@@ -48,7 +48,7 @@ _CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
 """The kinds of notes that writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may need from its look for a claim until its own claim is written."""
+"""Longest time that a writer may need to write its claim, after it has seen none."""
 
 
 class NoteStore:

@@ -235,8 +235,8 @@ VIEWS: Final = {
             GROUP BY {", ".join(_ATTEMPT)}, request
             HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
         ) r GROUP BY {", ".join(_ATTEMPT)}""",
-    # The view sums the rows of attempts that do not count, which brokers may have stored. A killed
-    # attempt may still run until another attempt has taken its place.
+    # The view sums rows that brokers may have stored for attempts that do not count. It includes a
+    # killed attempt only once another attempt counts in its place: until then it may still run.
     "superseded": f"""
         SELECT query_id, epoch, count(*) AS superseded_attempts,
             CAST(sum(perhaps_stored) AS BIGINT) AS superseded_rows

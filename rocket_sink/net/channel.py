@@ -285,8 +285,8 @@ class Channel:
     def expire(self, now_s: float) -> None:
         """Fail the requests whose deadline has passed.
 
-        If one of them is unwritten, the caller drains the channel first, so that new requests do
-        not wait in this queue.
+        If the oldest request is unwritten, the client drains the channel before this call, so that
+        new requests get another connection and do not wait behind it.
         """
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
         extended_s = now_s + _EXTENSION_S if is_alive else now_s

@@ -260,7 +260,7 @@ class Transport:
         )  # fmt: skip
 
     def _note(self, *, works: bool) -> None:
-        """Note whether the present address works, for the order of the next connection."""
+        """Tell the resolver whether this address works: later connections try failed ones last."""
         if self._target is not None and len(self._look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 

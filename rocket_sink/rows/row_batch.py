@@ -65,7 +65,7 @@ class RowBatch:
         return len(self.body)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Return {name: array} of the columns that are there; without a topic from the option."""
+        """Return {name: array} of the columns that are there; `topic` only if it is a column."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: v for name, v in values.items() if isinstance(v, pa.Array)}
 

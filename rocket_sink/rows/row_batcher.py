@@ -90,7 +90,7 @@ class RowBatcher:
         arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
         order_by = self._plan.source("order_by")
         if order_by is not None and [s for _, s in self._plan.sources].count(order_by) == 1:
-            # A TIMESTAMP_NTZ looks like a TIMESTAMP here. Only a column that just sorts may be one.
+            # A TIMESTAMP_NTZ looks like a TIMESTAMP here. It is legal in a column that only sorts.
             place = self._plan.needed.index(order_by)
             if types[place] == _INSTANT:
                 arrays[place] = _sort_keys(needed[place][1])

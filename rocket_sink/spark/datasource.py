@@ -306,7 +306,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """A batch write; no epoch of a stream, even inside a stream's foreachBatch function."""
+    """A batch write; its epoch is 0, even in a stream's foreachBatch function."""
 
     lane = "batch"
     epoch = 0

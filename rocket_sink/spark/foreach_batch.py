@@ -305,9 +305,9 @@ class BatchWriter:
 
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
         """Return query id and `txn` version of the write, and whether an earlier write of the
-        `appId` has not ended. With effectively once the query id is the earlier write's, so that
-        tasks look up the messages of that write, and the version is a new one, because the ledger
-        may have its rows."""
+        `appId` has not ended. With effectively once the write takes over the earlier write's query
+        id, so that tasks look up its messages. The version is a new one, because Delta skips a
+        known version."""
         options = self._options
         if not options.app_id:
             return run, 0, False

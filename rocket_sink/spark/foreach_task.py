@@ -190,7 +190,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # `process` has appended rows meanwhile, too few for a look.
+                # `process` has added rows, too few for it to call `_look`: set their time here.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

@@ -375,8 +375,8 @@ class FoldThread:
 
     def _count(self, place: LedgerPath, noted: Iterable[_Epoch]) -> None:
         """Log an error for each epoch, noted before the last fold, for which the table has fewer
-        rows than Spark handed to the tasks. The sum is over all complete attempts, so an epoch that
-        is named lacks rows for certain."""
+        rows than Spark handed to the tasks. The table's sum includes repeated attempts, so a lower
+        sum proves that rows are missing."""
         uncounted = self._uncounted.get(place, {})
         waiting = {key: uncounted.pop(key) for key in noted if key in uncounted}
         if not waiting:

@@ -184,7 +184,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
             with contextlib.suppress(DeltaError):
                 DeltaTable(folder)
                 return None
-            # In this order `_last_checkpoint`, which refers to a checkpoint, is removed first.
+            # Remove `_last_checkpoint` first: it names a checkpoint. Newer checkpoints come next.
             sums.sort(reverse=True)
             for count, name in enumerate(sums, 1):
                 log_folder.joinpath(name).unlink()

@@ -206,8 +206,8 @@ class _Attempts:
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the keys that have a pending dead letter, and also one (settled or not) whose send
-    failed or that a broker refused. Rows that were refused before the send hold no key."""
+    """Return the keys of pending dead letters, if some dead letter of the key (settled or not)
+    failed itself: it was neither held back nor refused before its send."""
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (

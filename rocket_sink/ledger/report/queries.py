@@ -46,7 +46,7 @@ from rocket_sink.ledger.tune.suggest import tune
 from rocket_sink.ledger.tune.values import FEWEST
 
 _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
-"""Condition of a failed send of a `TableProducer`; no later attempt takes its place."""
+"""Condition of a failed send of a `TableProducer`: its one attempt does not count."""
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 

@@ -297,7 +297,7 @@ def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[An
 
 
 def _epochs(read: Scoped, behind: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the epochs that `behind` names, and those that do not add up, up to a limit."""
+    """Return up to `_EPOCHS` epochs: those of `_behind`'s rows, and those that do not add up."""
     numbers = sorted({row[4] for row in behind})
     named = f"epoch IN ({', '.join(map(str, numbers))})" if numbers else "false"
     rows = _rows(

@@ -225,9 +225,8 @@ def _is_abandoned(info: fs.FileInfo, *, is_over: bool = False) -> bool:
 
     Args:
         is_over: a later attempt at its partition is sealed, or the driver has called the epoch
-            done. Spark begins another attempt if it has lost one (or, with speculation, if one is
-            slow), and takes the result of one only. The rows of the other attempts belong to the
-            accounts of the epoch, which show which rows may be doubled.
+            done. Spark takes the result of one attempt only, so this owner is lost or superseded.
+            Its rows go to the table, too, because the accounts show which rows may be doubled.
     """
     owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
     alive = owner.is_alive() if owner else None

@@ -5,8 +5,8 @@ has random bytes and the names of the ledger's columns. Each frame after it is a
 the last one, without content, says whether the attempt is complete.
 
 Each checksum starts from that of the first frame and includes the frame's number. So a reader
-notices a frame that is changed, missing, doubled, out of place, or from another file, whose bytes
-may be in the body of a dead letter.
+notices a frame that is changed, missing, doubled, out of place, or from another file. (A dead
+letter's body may hold the bytes of another spool file.)
 """
 
 from __future__ import annotations

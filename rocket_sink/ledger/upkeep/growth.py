@@ -81,7 +81,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # Similar rows compress well, but take as much time as others: so take rows for bytes.
+        # Rows that compress well take as much time as others: count `_ROW_BYTES` for each.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
@@ -110,7 +110,7 @@ def _write_checkpoint(place: LedgerPath) -> None:
     last = int(note.get("version", 0))
     fewest, most = _CHECKPOINT_COMMITS
     due = min(max(fewest, int(note.get("size", 0)) // _ACTIONS_PER_COMMIT), most)
-    table = open_table(place)  # The object that commits lacks the removals.
+    table = open_table(place)  # Open anew: the object of a commit lacks its removals.
     if table is None or table.version() + 1 - last < due:
         return
     # A vacuum makes two commits, so it runs only if there is a file to delete.

@@ -92,7 +92,7 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Return the positions to send now: none until half of the lane is free, to fill groups."""
+        """Return the positions to send: none until half of the lane is free, for large groups."""
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0

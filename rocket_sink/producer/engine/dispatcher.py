@@ -164,7 +164,7 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # The look-up may ask another proxy, whose route has that proxy's address.
+            # A proxy gives its own address for every broker: a new look-up may ask another proxy.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}

@@ -62,8 +62,8 @@ _OTHERS_WAIT_S: Final = 20.0
 class Plan:
     """The plan of a backfill: numbers of dead letters (of a table: rows), and a sample of them.
 
-    `left_alone` letters failed in as many backfills as the selection allows; `behind` letters wait
-    behind one of these with the same key. `asked` letters may be stored, because their outcome is
+    `left_alone` letters have failed in `max_tries` backfills; `behind` letters have the same key as
+    one of these, and come later. `asked` letters may be stored, because their outcome is
     unknown or a killed backfill may have sent them: the brokers are asked first. Letters
     `without_body` cannot be sent, nor those `without_topic` if the option `topic` is empty.
     """
