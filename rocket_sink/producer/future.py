@@ -49,7 +49,7 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
-        """The lock of all standard methods that read or wait for the state."""
+        """The lock of `Future`'s own methods that read the state or wait for it."""
         gate = self._once.get("gate") or self._once.setdefault("gate", Condition())
         if gate is not _ENDED:
             return gate  # type: ignore[no-any-return]

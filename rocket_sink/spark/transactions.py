@@ -68,7 +68,7 @@ class EndReport:
     """The result of ending an epoch.
 
     Attributes:
-        committed: messages that are visible now, with the `found_stored` that were visible before.
+        committed: messages that are visible now; `found_stored` of them were visible before.
         refused: messages that their brokers have dropped, and that are not visible.
         busy: another process is ending epochs of the ledger; nothing was done.
     """

@@ -184,8 +184,8 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # DuckDB raises a RuntimeError if its message contains damaged bytes. It searches for a missing
-    # file by pattern, which the locked session forbids.
+    # DuckDB raises a RuntimeError if its message contains damaged bytes, and a PermissionException
+    # for a missing file: it searches by pattern, which the locked session forbids.
     except (
         duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
         duckdb.PermissionException, RuntimeError, OSError,

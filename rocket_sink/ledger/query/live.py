@@ -62,8 +62,8 @@ class Standing(NamedTuple):
 
     Attributes:
         pending: pending dead letters by reason.
-        superseded_rows: rows that brokers may have stored for task attempts that do not count, with
-            killed attempts (view `superseded`).
+        superseded_rows: rows that brokers may have stored for task attempts that do not count,
+            including killed ones (view `superseded`).
     """
 
     pending: Mapping[str, int]

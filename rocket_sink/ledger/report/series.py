@@ -74,7 +74,7 @@ class Series:
         behind: the epochs of a step and broker that failed most or took longest, with partition,
             message and attempt of the longest send.
         failures: the first failed attempts of each step, broker and error.
-        epochs: the epochs that `behind` names.
+        epochs: the epochs of `behind`, and those that do not add up.
     """
 
     step_ms: int

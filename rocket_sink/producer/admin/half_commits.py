@@ -9,8 +9,8 @@ expires (fileReservedTime, 72 h), even after the last transaction check.
 
 If two processes committed the same half messages, each would be stored twice. So the caller holds a
 lock, and a process that has lost the lock must send nothing more. The committer checks the lock
-before each batch of requests, which end before the lock can expire, and before each step that could
-write queued requests.
+before each batch of requests, and before each step that could write queued ones. Each batch ends
+before the lock can expire.
 """
 
 from __future__ import annotations

@@ -349,8 +349,8 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
     """Return the dead letters with three flags, of which at most one is true: `_tired` is left
-    alone, because it has failed too often; `_behind` waits behind a tired dead letter of its key,
-    unless no broker takes that one (reason `data`); `_chosen` is to be sent.
+    alone, because it has failed too often; `_behind` waits behind a tired dead letter of its key
+    (but not behind one of reason `data`, which no broker takes); `_chosen` is to be sent.
 
     Args:
         letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
