@@ -280,5 +280,5 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
 
 
 def _bare_keys(text: str) -> str:
-    # Integer keys occur in maps of addresses and queues only, so nothing else matches.
+    # Remove the quotes of integer keys; only maps of addresses and queues have such keys.
     return re.sub(r'"(\d+)":', r"\1:", text)
