@@ -81,6 +81,7 @@ _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
 """Term that replaces times outside Python's range by null: one such time would make all dead
 letters unreadable."""
+_REPEATED: Final = f"SEMI JOIN repeated_epochs r ON {_same('e', 'r', _EPOCH)}"
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
@@ -158,7 +159,7 @@ VIEWS: Final = {
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
         FROM (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) e
-        SEMI JOIN repeated_epochs r ON {_same("e", "r", _EPOCH)}
+        {_REPEATED}
         GROUP BY {", ".join(_ATTEMPT)}""",
     "runs": """
         SELECT r.*, coalesce(r.run_id = c.confirmed_run_id, false) AS _confirmed
@@ -313,20 +314,29 @@ VIEWS: Final = {
 """{name: query over `ledger_rows` (the whole table) and earlier views}."""
 
 
-def views_of(select: str) -> list[str]:
+SPARK_VIEWS: Final = VIEWS | {
+    "task_sums": VIEWS["task_sums"].replace(_REPEATED, ""),
+    "accounts": "SELECT * FROM repeated_accounts",
+}
+"""`VIEWS` for Spark, which reads the table again for each use of a view. So Spark compares the
+accounts of all epochs instead of looking for repeated epochs first."""
+
+
+def views_of(select: str, views: dict[str, str] = VIEWS) -> list[str]:
     """Return the names of the views that a query needs; a view comes after those that it needs."""
     names: list[str] = []
     words = set(re.findall(r"\w+", select))
-    for name in reversed(VIEWS):
+    for name in reversed(views):
         if name in words:
             names.insert(0, name)
-            words |= set(re.findall(r"\w+", VIEWS[name]))
+            words |= set(re.findall(r"\w+", views[name]))
     return names
 
 
 def queried(rows: DataFrame, select: str) -> DataFrame:
     """Return a query over the views, with the definitions of the views that it names."""
-    views = [f"{name} AS ({VIEWS[name]})" for name in views_of(select)]
+    names = views_of(select, SPARK_VIEWS)
+    views = [f"{name} AS ({SPARK_VIEWS[name]})" for name in names]
     definitions = ", ".join(["ledger_rows AS (SELECT * FROM {rows})", *views])
     return rows.sparkSession.sql(f"WITH {definitions} {select}", rows=rows)
 

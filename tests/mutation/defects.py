@@ -1421,6 +1421,14 @@ LEDGER: tuple[Defect, ...] = (
         "all rows were sent again after a checkpoint was deleted, and the report says all is well",
     ),
     Defect(
+        "spark-looks-for-repeated-epochs",
+        "rocket_sink/ledger/views.py",
+        '    "accounts": "SELECT * FROM repeated_accounts",\n}\n',
+        "}\n",
+        ("tests/ledger/test_views.py::test_spark_does_not_look_for_repeated_epochs",),
+        "Spark reads the ledger 29 times instead of 17 for the view of epochs",
+    ),
+    Defect(
         "killed-attempts-sent-nothing",
         "rocket_sink/ledger/views.py",
         "            SELECT k.query_id, k.epoch, k.perhaps_stored FROM killed_attempts k\n",
