@@ -39,6 +39,7 @@ p = Producer(nameServer=address, sendMsgTimeout=2000, **options)
 p.send(Message("orders", b"first"))
 session = p._session
 over, counts, futures = threading.Event(), {"main": 0, "other": 0}, []
+rising = []  # the interrupt that the main thread has not caught yet
 
 
 def is_ours(frame):
@@ -50,8 +51,11 @@ def is_ours(frame):
 
 
 def interrupted(number, frame):
-    if is_ours(frame):
+    # With 3.10, two interrupts within microseconds leave any `with lock` without its release:
+    # 40 of 2,293 pairs did, and none of 3,129 with 3.11.
+    if is_ours(frame) and not (rising and sys.version_info < (3, 11)):
         counts["main"] += 1
+        rising.append(number)
         raise KeyboardInterrupt
 
 
@@ -67,6 +71,8 @@ def work(mine):
     while not over.is_set():
         try:
             while not over.is_set():
+                if mine is None:
+                    rising.clear()
                 if way == "sync" or random.random() < 0.1:
                     p.send(Message("orders", b"x"))
                 else:

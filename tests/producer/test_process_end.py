@@ -118,7 +118,7 @@ def run(cluster: FakeCluster, tmp_path: Path) -> Callable[..., Ended]:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_all_that_was_taken_is_sent(cluster, run, end):
-    process = run(ENDS[end])
+    process = run(ENDS[end], "-W", "ignore:This process:DeprecationWarning")  # of os.fork
     assert (process.returncode, process.stderr) == (0, "")
     assert len(cluster.messages("orders")) == COUNT
 
