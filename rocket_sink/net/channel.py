@@ -47,13 +47,13 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 HEARD_RECENTLY_S: Final = 0.5
-"""Time for which a peer that has sent bytes counts as alive, and as processing its requests."""
+"""Time after the last received byte for which a peer counts as alive, and as busy with requests."""
 _EXTENSION_S: Final = 0.1
 _READS: Final = 16
 """Limit of reads in one turn of a channel, so that other channels get their turn."""
 _UNASKED_MAX: Final = 64
-"""Limit of frames per turn that answer no request. Beyond it the turn ends, and later turns are
-short."""
+"""Limit of frames per turn that answer no request. A peer that exceeds the limit floods the
+channel: the turn ends, and later turns read `FLOOD_READ_BYTES`."""
 FLOOD_READ_BYTES: Final = 4096
 """Limit of bytes per turn for a flooded channel: some 150 of the smallest frames."""
 
@@ -275,8 +275,8 @@ class Channel:
         return f"{self.address} does not speak RocketMQ's protocol: {error}"
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long a written request has had no answer, and the peer has sent nothing
-        else; 0 if the peer has answered all requests."""
+        """Return for how long the peer has sent nothing while the oldest request, which is written,
+        waits for its answer; 0 if no written request waits."""
         oldest = self.connection.oldest
         if oldest is None or oldest.sent_s is None:
             return 0.0
@@ -285,8 +285,8 @@ class Channel:
     def expire(self, now_s: float) -> None:
         """Fail the requests whose deadline has passed.
 
-        If the oldest request is unwritten, the client drains the channel before this call, so that
-        new requests get another connection and do not wait behind it.
+        If the oldest request is unwritten, the client drains the channel before this call: new
+        requests get another connection, and do not wait behind the unwritten request.
         """
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
         extended_s = now_s + _EXTENSION_S if is_alive else now_s
@@ -335,7 +335,7 @@ class Channel:
         error: SendError
         may_be_stored = written and not isinstance(cause, TlsError)
         if may_be_stored and isinstance(cause, NotSentError):
-            # Do not blame the broker, because the sender ends without waiting for the answer.
+            # The sender ends without waiting for the answer, so the broker is not to blame.
             error = UnknownOutcomeError(f"given up before {self.address} answered")
         elif may_be_stored:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")

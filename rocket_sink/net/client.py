@@ -193,8 +193,8 @@ class NetworkClient:
         """
         channel = self._channels.get(address)
         if channel is not None and channel.connection.state is not ConnectionState.OPEN:
-            # The peer has violated the protocol, and this call handles an earlier answer. The
-            # channel is about to end, and takes no more requests.
+            # An owner calls this while its answer is handled. The same read held a violation of the
+            # protocol, so the channel is about to fail, and takes no more requests.
             self.drain(channel, now_s)
             return self._open(address, now_s)
         if channel is not None and not channel.connection.in_flight:
@@ -218,7 +218,7 @@ class NetworkClient:
                 address,
                 self._security,
                 Connection(
-                    # Begin at random: a proxy answers failures under ids of its own, from 0 on.
+                    # The first id is random: a proxy gives error answers its own ids, from 0 on.
                     # Only ids of up to nine digits are read as columns (`wire.columns.answers`).
                     first_opaque=secrets.randbits(29),
                     serialize=self.serializer,
@@ -244,7 +244,7 @@ class NetworkClient:
     def send(
         self, channel: Channel, owner: Any, buffers: Sequence[Any], size: int, now_s: float
     ) -> None:
-        """Queue a frame whose request is in the connection's table; write it at once if needed."""
+        """Queue a frame whose request the connection knows; write at once if the queue is large."""
         channel.write_queue.put(owner, buffers, size)
         if channel.transport.state is not StreamState.OPEN:
             return
@@ -451,8 +451,8 @@ class NetworkClient:
     def _expire(self, channel: Channel, now_s: float) -> None:
         oldest = channel.connection.oldest
         if oldest is None or oldest.sent_s is None or oldest.sent_s >= channel.heard_s:
-            # Give new requests a new connection, because this one was silent since the expired
-            # request was written, or never took it. Requests in flight may still be answered.
+            # The peer has sent nothing since the oldest request was written, or did not take that
+            # request. So new requests get a new connection; this one may still bring answers.
             self.drain(channel, now_s)
         channel.expire(now_s)
 

@@ -22,7 +22,7 @@ inherit this."""
 
 
 def local_ip() -> str:
-    """Return this host's address on its default route, else the loopback; send nothing."""
+    """Return this host's address on its default route, else the loopback. Nothing is sent."""
     for target in ("192.0.2.1", "198.51.100.1"):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

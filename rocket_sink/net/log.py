@@ -74,8 +74,8 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The counts to log before an admitted record, and the record's own. `is_last`: the next
-    records of its kind will be suppressed."""
+    """The answer for a record that may be logged. `due`: counts to log before the record. `own`:
+    the counter of its kind. `is_last`: the next records of its kind will be suppressed."""
 
     due: list[tuple[Kind, int]]
     is_last: bool
@@ -83,7 +83,7 @@ class Admitted(NamedTuple):
 
 
 class Count:
-    """The records of a kind. `shown` is the text of the last one that was logged."""
+    """The records of a kind. `shown` is the text of the last logged record."""
 
     __slots__ = ("held", "passed", "shown", "since_s")
 
@@ -125,7 +125,7 @@ class RateLimit:
             return Admitted(due, is_last=count.passed == BURST, own=count)
 
     def rest(self) -> list[tuple[Kind, int]]:
-        """Return all counts that were not logged yet, with the text of a logged record."""
+        """Return and reset the counts of suppressed records, with the kind's last logged text."""
         with self._lock:
             return self._take(self._clock())
 

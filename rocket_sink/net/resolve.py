@@ -54,7 +54,7 @@ class Resolver:
         self._clock = clock
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}
         self._failed: dict[tuple[str, int], dict[Any, None]] = {}
-        """{(host, port) with several addresses: those that failed, in the order of failure}"""
+        """{(host, port): failed addresses, in order}; only for names with several addresses"""
 
     def look_up(self, host: str, port: int) -> LookUp:
         """Return a look-up. It is done if the address is literal or cached, else it is running."""

@@ -35,8 +35,8 @@ class Security:
         return self._context
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
-        """Let the next handshake reload the files; return whether they have changed, or another
-        handshake has caused a reload before.
+        """Make the next handshake read the files again. Return whether the files have changed, or
+        were read again since the failed handshake.
 
         Args:
             failed: the context of the failed handshake.

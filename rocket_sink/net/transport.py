@@ -38,7 +38,7 @@ _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 PATIENCE_S: Final = 0.25
-"""First wait for one of a name's several addresses (Connection Attempt Delay of RFC 8305)."""
+"""Time after which a silent address gives way to the next (Connection Attempt Delay, RFC 8305)."""
 _ONLY_TLS: Final = "; it has sent nothing: if it speaks TLS only, set tlsMode"
 _NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -56,7 +56,7 @@ class StreamEnded(Exception):
 
 
 class Transport:
-    """A TCP or TLS stream. Until it is open, call `advance` when `resolved`, then when ready.
+    """A TCP or TLS stream. To open it, call `advance` once `resolved`, then when it is ready.
 
     The addresses of a name share the time to connect: after `PATIENCE_S` without an answer the next
     address is tried. After a round the silent addresses are tried again, with twice the patience.
@@ -91,7 +91,7 @@ class Transport:
         """The socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
-        """Size of a `read` after which there may be more bytes; TLS reads one record at a time."""
+        """Size from which a `read` may have left bytes; 0 for TLS, which reads single records."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()

@@ -56,7 +56,7 @@ class BatchAccumulator:
         )
 
     def add(self, message: Message, size: int, future: SendFuture) -> None:
-        """Append the message to its batch; the future gets its result or error.
+        """Append the message to its batch. The future gets the message's result or error.
 
         Args:
             size: the message's approximate bytes in a batch (`RequestBuilder.batch_bytes`).

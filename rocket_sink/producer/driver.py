@@ -9,7 +9,7 @@ The lock guards the engine. It is released while the leader waits for sockets, s
 can submit. Callbacks run without it on the leading thread, and may send.
 
 An exception (Ctrl-C, or a signal handler that raises) may come between any two steps of a thread.
-So a thread marks the engine while it uses it, under the lock. If the next thread sees a mark, the
+So each thread sets a mark while it uses the engine. If the next thread sees a mark, the
 marking thread was interrupted: the next thread resets the engine, and ends the requests that the
 engine has lost (`Token.in_engine`). No thread waits without a deadline. Futures that were lost
 before their request was queued, for example in an automatic batch, end after their deadlines.
@@ -65,13 +65,13 @@ _HEARTBEATS_S: Final = 0.5
 _CHECKS_PER_INTERVAL: Final = 3
 """Checks for due heartbeats per interval, so a heartbeat is late by at most a third of it."""
 _GRACE_S: Final = 1.0
-"""Time after its deadline within which a request ends."""
+"""Longest time from the deadline of a request to its end."""
 _LOST_S: Final = 5.0
-"""Time beyond `_GRACE_S` after which a request that has not ended counts as lost."""
+"""Time after the latest regular end of a request at which the request counts as lost."""
 _FUTURES: Final = 4096
 """Number of futures above which ended ones are dropped at once, instead of every `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
-"""Larger bodies bypass the submission queue, because only its number of requests is bounded."""
+"""Larger bodies bypass the submission queue, which limits its requests and not their bytes."""
 
 
 class Waiter:
@@ -149,7 +149,7 @@ class SubmissionQueue:
         self.requests: deque[SendRequest] = deque()
         self.append = self.requests.append
         self.refused: list[Completion] = []
-        """Completions of requests that failed here."""
+        """Completions of requests that the engine did not take, or has lost in an interrupt."""
 
     def takes(self, request: SendRequest) -> bool:
         """Return whether the request may be queued: it is small, the window has room, and there is
@@ -410,7 +410,7 @@ class Driver:
         return self.engine.clock() + self.engine.longest_s + _GRACE_S
 
     def submit_again(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a part of a request that has ended; allowed while the producer closes.
+        """Submit a message of a refused batch, or a trace; allowed while the producer closes.
 
         Raises:
             ProducerClosedError: the producer is closed.
@@ -610,7 +610,7 @@ class Driver:
     def finish(self) -> None:
         """Send all accepted messages at the end of the process, and log how many were not
         delivered. This takes no longer than the requests' deadlines. Afterwards no thread runs in
-        the background, so an asynchronous send of another thread blocks until it has ended."""
+        the background, so a later asynchronous send blocks its thread until the send has ended."""
         thread = self._thread
         if self.closing:
             if thread is not None:  # The thread may be closing the producer.
@@ -724,7 +724,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Wake a follower if no thread leads: one that was woken before may not have led."""
+        """Wake a follower if no thread leads: the last woken follower may have ended instead."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -736,7 +736,7 @@ class Driver:
         try:
             self._take_steps(is_over, timeout_s, done)
         finally:
-            if done:  # An interrupt has come.
+            if done:  # An interrupt left callbacks uncalled.
                 _call_back(done)
 
     def _take_steps(
@@ -887,7 +887,7 @@ class Driver:
     def _is_first(self, window_waiter: Waiter | None) -> bool:
         """Return whether this thread (None: a new request) is the first in line for the window.
 
-        Without the line the leading thread would take every free place, because it sees it first.
+        Without the line the leading thread would take every free place: it sees places first.
         """
         if self._submissions.requests:
             return False
@@ -933,7 +933,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
         except KeyboardInterrupt as error:
             interrupt = error
             if entry is repeated and done and done[0] is entry:
-                done.popleft()  # The callback itself raises this; it is not Ctrl-C.
+                done.popleft()  # The callback has raised this twice, so it is not Ctrl-C.
             repeated = entry
         except BaseException:
             _LOG.exception("a callback of a send raised")

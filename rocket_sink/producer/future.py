@@ -27,7 +27,7 @@ Callback: TypeAlias = "Callable[[SendResult | None, BaseException | None], None]
 
 
 class SendFuture(Future[SendResult]):
-    """The result of one message; completes hooks, waiting threads and a callback.
+    """The future of one message. Its end calls hooks and a callback, and wakes waiting threads.
 
     `cancel` always returns False: a sent message cannot be revoked.
     """
@@ -53,7 +53,7 @@ class SendFuture(Future[SendResult]):
         gate = self._once.get("gate") or self._once.setdefault("gate", Condition())
         if gate is not _ENDED:
             return gate  # type: ignore[no-any-return]
-        # The completing thread may not have set the state yet.
+        # Set the state, because the completing thread may not have set it yet.
         self._state = _FINISHED
         return self._once.setdefault("late_gate", Condition())  # type: ignore[no-any-return]
 

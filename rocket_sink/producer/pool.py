@@ -137,7 +137,7 @@ class ProducerPool:
         return expired
 
     def _after_fork(self) -> None:
-        """Abandon the parent's engines in a forked child; do not unregister on its sockets."""
+        """Abandon the parent's engines in a forked child; send nothing on the parent's sockets."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

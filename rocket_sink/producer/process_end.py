@@ -25,12 +25,12 @@ _LAST: Final = -100
 
 
 class Sender(Protocol):
-    """A producer that sends in the background."""
+    """A background sender: a producer, the listener of queries, an emitter of lineage events."""
 
     of_pid: int
 
     def finish(self) -> None:
-        """Send all accepted messages. Afterwards `send_async` blocks until the send has ended."""
+        """Finish the accepted work. Afterwards `send_async` blocks until the send has ended."""
 
 
 _LOG: Final = log.logger(__name__)
@@ -59,8 +59,8 @@ class Calls:
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Run a call for which the end of the process waits. A call that would begin after the end
-        never runs: its thread sleeps."""
+        """Run a call for which the end of the process waits. A call that would begin after
+        `finish` never runs: its thread sleeps."""
         thread = threading.current_thread()
         if not thread.daemon or thread.ident in self._threads:
             yield
@@ -94,7 +94,7 @@ class Calls:
 micro_batches: Final = Calls("a micro-batch to be sent")
 """Micro-batches may send and write, so they end before the senders."""
 native_calls: Final = Calls("a commit to the ledger")
-"""Native calls end after the senders, whose last messages and folds need them."""
+"""Native calls end after the senders, because the listener's last fold of a ledger needs them."""
 
 
 def finish_at_end(sender: Sender) -> None:
@@ -106,7 +106,7 @@ def finish_at_end(sender: Sender) -> None:
 
 def _register() -> None:
     """Let `finish_all` run at the end of this process."""
-    # Register again: `atexit` calls the last function first, here before Spark's JVM ends.
+    # Register last: `atexit` calls the last function first, so this runs before Spark's JVM ends.
     atexit.unregister(finish_all)
     atexit.register(finish_all)
     processes = sys.modules.get("multiprocessing.process")

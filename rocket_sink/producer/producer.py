@@ -287,7 +287,7 @@ class Producer:
     ) -> PushedReply:
         """Send a message and wait for its consumer's reply.
 
-        `timeout_s` limits both together, and is the message's TTL.
+        `timeout_s` limits the send and the wait together, and is the message's TTL.
 
         Raises:
             MessageError: nothing was sent.
@@ -313,7 +313,7 @@ class Producer:
         return self._live_session().request_reply.reply(request, body, **fields)
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """Recall a timed message before its delivery; returns its client message id.
+        """Recall a timed message before its delivery; return the message's client id.
 
         The handle is in the SendResult of a message with `delay_ms` or `delivery_timestamp_ms`, if
         the broker has version 5.3.1 or later.
@@ -426,14 +426,14 @@ class Producer:
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
-        """Return the route. The look-up counts for the request's time-out, as in Java
+        """Return the route. The look-up is part of the request's time-out, as in Java
         (sendSelectImpl)."""
         request.since_s = session.driver.engine.clock()
         return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
         """Return the route that places keys in strict order. While a broker is missing, this is the
-        last route with the broker, so that its keys wait and other keys keep their queues."""
+        last route with the broker, so the broker's keys wait and other keys stay."""
         route = self._placed.get(info.topic)
         if route is not None and not route.masters.keys() <= info.masters.keys():
             return route

@@ -22,7 +22,7 @@ from rocket_sink.wire.properties import ENCODED_LIMIT, least_version, properties
 _ANY_ID: Final = "0" * 56
 """A text of the length of the longest client id (with an IPv6 address)."""
 _PROPERTY_BYTES: Final = len(_ANY_ID) + 30
-"""Bytes of the properties of every message, and of the property names of tags and keys."""
+"""Bytes of a message's properties without the texts of its tags, keys and user properties."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Part:
 
 
 def with_trace_context(message: Message) -> Message:
-    """Add the context of the current span to the message's properties, which take precedence."""
+    """Add the context of the current span to the properties, but replace no property."""
     context = trace_context()
     if not context:
         return message
@@ -64,8 +64,8 @@ class RequestBuilder:
         """Return the topic's name with its namespace.
 
         Raises:
-            MessageError: INVALID_TOPIC: with the namespace it is too long (as Java, which checks
-                the whole name).
+            MessageError: INVALID_TOPIC: the name with its namespace is too long (Java checks the
+                same name).
         """
         if not self._namespace:
             return name

@@ -35,7 +35,7 @@ def group_key(request: SendRequest) -> Hashable:
         or type(request.token) is not SendFuture
     ):
         return None
-    # A group has the deadline of its first message, so the others must be as old.
+    # All messages get the deadline of the first, so they must be about as old.
     since = int(request.since_s / _SINCE_S)
     return request.topic, request.queue, request.timed, request.least_version, since
 
@@ -51,7 +51,7 @@ def group_request(requests: Sequence[SendRequest]) -> SendRequest:
 
 
 class SendGroup:
-    """Requests with the same `group_key`: the engine's group, its messages, and its token."""
+    """Requests with the same `group_key`; for the engine a group, its messages and its token."""
 
     in_parts = True
 

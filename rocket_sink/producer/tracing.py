@@ -3,7 +3,7 @@
 `Tracer` collects the traces of a producer (AsyncTraceDispatcher). A trace message has up to 128 kB
 of lines, all of one topic. The tracer sends when it has 100 lines, at the latest 500 ms after the
 first line; the first line starts the producer's thread. Traces never fail a send: the tracer drops
-and counts lines that cannot be sent, and those above 2048 waiting lines. It does not trace messages
+and counts lines that cannot be sent, and lines beyond 2048 that wait. It does not trace messages
 to the trace topic, and messages answered with TRACE_ON=false. As in Java, the trace topic has no
 namespace, nor have topics and groups in a trace.
 
@@ -193,7 +193,7 @@ class RequestTraces:
         self._group = without_namespace(self._namespace, options.producer_group)
         self._sample = options.trace_sample
         self._engine = engine
-        # Even the quickest compression level shrinks trace lines by two thirds. Level 0 remains.
+        # Use the quickest level, which shrinks trace lines by two thirds; 0 (none) stays.
         quick = options.with_(compress_level=min(1, abs(options.compress_level)))
         self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
         self._rng = rng or random.Random()

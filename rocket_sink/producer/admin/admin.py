@@ -41,7 +41,7 @@ from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage
 
 _GROUP: Final = "TOOLS_CONSUMER"
-"""A group that may pull without a subscription group."""
+"""A consumer group that every broker creates for tools (SubscriptionGroupManager.init)."""
 _MASTER: Final = 0
 _EMPTY_PULLS: Final = 3
 PULL_BYTES: Final = 1 << 20
@@ -78,8 +78,8 @@ class Admin:
     # --- routes ------------------------------------------------------------------------------
 
     def check_name_servers(self) -> str:
-        """Check that a name server answers, by a route request, which proxies answer, too. Return
-        a warning if the options' topic is missing: the first send may create it.
+        """Check that a name server (or a proxy) answers a route request. Return a warning if the
+        options' topic is missing; this is no error, because the first send may create it.
 
         Raises:
             NameServerUnavailableError, TlsRefusedError: no server answers.
@@ -155,7 +155,7 @@ class Admin:
         return None
 
     def topics(self) -> tuple[str, ...]:
-        """Return the names of the topics that any name server knows."""
+        """Return the names of the topics that at least one name server knows."""
         answers = self._ask(requests.get_all_topics()).values()
         return tuple(sorted({name for frame in answers for name in responses.decode_topics(frame)}))
 
@@ -295,7 +295,7 @@ class Admin:
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:
-            # Do not split a unique key: it may contain the separator, a blank.
+            # A unique key may contain a blank, the separator of keys, so it is not split.
             if unique_key:
                 return properties.get(UNIQ_KEY) == key
             return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
@@ -399,7 +399,7 @@ _LACKING: Final = {
     "effectively_once": "does not look messages up by their ids, as a replay has to",
     "transactional": "does not let a client end its half messages",
 }
-"""{delivery: what it needs and a proxy lacks}"""
+"""{delivery: the necessary function that a proxy lacks}"""
 
 
 def proxy_error(delivery: str, proxy: str) -> ConfigurationError:

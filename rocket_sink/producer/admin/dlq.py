@@ -66,7 +66,7 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """Return the message to resend: the same fields and user properties, the next counter.
+        """Return the message to resend, with the same fields, and with the counter increased by 1.
 
         Raises:
             MessageError: a property is illegal.
@@ -98,7 +98,7 @@ class DlqQuery:
     limit: int | None = None
 
     def takes(self, dead_letter: DeadLetter) -> bool:
-        """Return whether the dead letter is selected; ignore the limit."""
+        """Return whether the dead letter is selected; the limit is not checked."""
         at_ms = dead_letter.message.store_ms
         ids = (dead_letter.message_id, dead_letter.message.properties.get(ORIGIN_MESSAGE_ID),
                dead_letter.message.offset_message_id)  # fmt: skip
@@ -155,7 +155,7 @@ class ResendReport:
     """Numbers of dead letters by result, and the first `FAILURES_MAX` failures. `degraded`: resent
     and stored, but not flushed or replicated in time (part of `resent`). `already`: the topic has
     an earlier resend. `left_alone`: the limit of resends is reached. `homeless`: the origin topic
-    is unknown. `held_back`: an earlier dead letter of the sharding key failed."""
+    is unknown. `held_back`: an earlier dead letter of the same sharding key failed."""
 
     resent: int = 0
     degraded: int = 0
@@ -186,7 +186,7 @@ class Resender:
         send: `Producer.send`.
         to_topic: send to this topic, instead of the origin topics.
         max_resends: skip dead letters that were resent this often.
-        again: skip no dead letter, not even one whose resend is in the topic.
+        again: resend even if the topic has a resend, or `max_resends` is reached.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Resender:
         try:
             copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
-            # A topic without a route has no copies, and the send may create it.
+            # A topic without a route contains no resend, and the send may create the topic.
             return False
         if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1

@@ -9,8 +9,8 @@ expires (fileReservedTime, 72 h), even after the last transaction check.
 
 If two processes committed the same half messages, each would be stored twice. So the caller holds a
 lock, and a process that has lost the lock must send nothing more. The committer checks the lock
-before each batch of requests, and before each step that could write queued ones. Each batch ends
-before the lock can expire.
+before each batch of requests, and before each step that could write queued requests. Each batch
+ends before the lock can expire.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Half:
 
 @dataclass
 class CommitReport:
-    """The result of a commit. `committed` includes `found_stored`: messages that consumers could
-    see before."""
+    """The result of a commit. `committed` includes `found_stored`: messages that a query found
+    to be visible to consumers already."""
 
     committed: int = 0
     found_stored: int = 0
@@ -92,7 +92,7 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Return the positions to send: none until half of the lane is free, for large groups."""
+        """Return positions to send; none until half of the lane is free, so groups are large."""
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0
@@ -198,7 +198,7 @@ class HalfMessageCommitter:
                 for topic in self._topics:
                     engine.routes.refresh(topic, engine.clock())
                 engine.drive_for(wait_s)
-        # The broker of a refused half message may have committed it before.
+        # Query the refused half messages, because their brokers may have committed them before.
         refused = self._not_visible(np.array(sorted(self._refused), np.int64)).tolist()
         self._report.refused = [(self._half(at), self._refused[at]) for at in refused]
         return self._report
@@ -393,7 +393,7 @@ def _headers(halves: pa.Table) -> pa.RecordBatch:
 
 
 def _lanes(halves: pa.Table, *, by_queue: bool) -> Positions:
-    """Return the number of each half message's lane (`_Lane`)."""
+    """Return for each half message the index of its lane (`_Lane`)."""
     lanes = np.zeros(len(halves), np.int64)
     for name in ("topic", "broker_name", "queue_id")[: 3 if by_queue else 2]:
         values = halves.column(name).combine_chunks().dictionary_encode()

@@ -125,14 +125,14 @@ class SendRequest:
         token: any value of the caller; the Completion has it.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
-        since_s: start of the request's time (the engine's clock); 0: when the engine takes it, so
-            a wait behind others of an ordered queue counts, and a wait in `submit` does not.
+        since_s: the time (engine's clock) from which `timeout_s` counts; 0: from when the engine
+            takes the request. So a wait in an ordered queue counts, a wait in `submit` does not.
         timeout_s: total time for all attempts; None: `sendMsgTimeout`, or `orderWaitMs` for strict
             order.
         attempts: limit of attempts; None: 1 + `retryTimesWhenSendFailed`.
-        retry_while_busy: an attempt does not count if the broker is busy or none can be asked;
-            only time limits such attempts. Else one bad second could cost a bulk sender thousands
-            of messages.
+        retry_while_busy: an attempt does not count if the broker is busy, or no broker can be
+            reached; only time limits such attempts. Else one bad second could cost a bulk
+            sender thousands of messages.
         group: many single messages, each in a frame of its own, instead of `body`
             (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
         verify_ids: client ids of the first and the last message. With them an attempt lasts as long
@@ -171,9 +171,9 @@ class AttemptRecord:
     """An attempt of a request, as the ledger records it.
 
     Durations are milliseconds; `started_ms` is wall clock, milliseconds since 1970.
-    `queue_wait_ms` is from submit (or from the end of the attempt before) to the hand-over to
-    the connection, `connect_ms` the part of it spent on connecting, `rtt_ms` from the last byte
-    handed to the kernel to the answer (or to the end of the wait). `queue_offset` is -1 if the
+    `queue_wait_ms`: from submit (or the end of the attempt before) to the hand-over to the
+    connection. `connect_ms`: the part of `queue_wait_ms` spent on connecting. `rtt_ms`: from the
+    last written byte to the answer, or to the end of the wait for it. `queue_offset`: -1 if the
     broker named none. A record with `wire_bytes` 0 and no address sums up consecutive attempts that
     reached no broker, for example while a strict queue's broker is away: `attempt` is the number of
     the last attempt, `queue_wait_ms` the whole wait.
@@ -206,7 +206,7 @@ class Completion:
     """The one end of a request, or of a part of a group with `in_parts`.
 
     Attributes:
-        outcome: UNKNOWN if no attempt was acknowledged, and the outcome of one is unknown.
+        outcome: UNKNOWN if no attempt was acknowledged, and at least one may have been stored.
         result: set if `outcome.delivered`, else `error` is set. With `onDegraded=fail` a degraded
             send has a DegradedError, which has the result as a fact.
         maybe_duplicate: an attempt's outcome is unknown, so the messages may be stored more than
@@ -318,7 +318,7 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Attempts so far that count for the limit; an attempt that GO_AWAY ended does not."""
+        """Attempts so far that count for the limit; one that GO_AWAY ended does not count."""
         self.pinned: MessageQueue | None = None
         """The queue of the previous attempt, if this attempt must use it again."""
         self.target: SendTarget | None = None

@@ -1,12 +1,12 @@
 """The state of the engine's brokers, and the order in which requests use them.
 
 `Brokers.ranking` returns the brokers of a route by rank (`routing.selectors`). Ranks are computed
-again when an isolation, a suspicion or a route changes. Isolations also come from other processes,
-which share the fault table. A broker gets only probes while the route has a better broker.
+again when an isolation, a suspicion or a route changes. Processes share isolations in the fault
+table. While the best brokers are full, worse ones get requests, but unreachable ones only probes.
 
 A broker is suspect when one of its requests has been unanswered for longer than `suspectAfterMs`,
 and for longer than its usual latency explains. It is silent when it also gives no other sign of
-life. Both happen long before a request is given up. A written request keeps waiting until its
+life. Both states begin long before a request is given up. A written request waits until its
 attempt's deadline, because an early retry would duplicate messages at every pause of a broker's
 garbage collector.
 """
@@ -60,7 +60,7 @@ class Proxy:
         return sum(broker.in_flight for broker in self.brokers)
 
     def add(self, broker: Broker) -> None:
-        """Add a broker. An earlier state of the broker counts while its requests are in flight."""
+        """Add a broker. An earlier `Broker` of this name stays while it has requests in flight."""
         self.brokers = [b for b in self.brokers if b.in_flight or b.name != broker.name] + [broker]
 
 
@@ -142,8 +142,8 @@ class Broker:
 class SendTarget(NamedTuple):
     """The queue and the broker that a request goes to.
 
-    `home` names the real broker; a static topic's queue names a logical one. `address` is that of
-    its master, empty when there is none.
+    `home` names the real broker; a static topic's queue names a logical broker. `address` is the
+    address of the real broker's master, or empty.
     """
 
     queue: MessageQueue
@@ -220,8 +220,8 @@ class Brokers:
         self._worsened: set[str] = set()
         self._weights = dict(options.broker_weights)
         self._name_servers = options.name_servers
-        # Java's SelectMessageQueueByMachineRoom is a stub that returns null; broker names
-        # `room@broker` are those of AllocateMessageQueueByMachineRoom.
+        # Java's SelectMessageQueueByMachineRoom is a stub that returns null. So the form of the
+        # names, `room@broker`, is that of AllocateMessageQueueByMachineRoom.
         self._near = f"{options.machine_room}@" if options.machine_room else ""
         self._selector = selector_named(options.queue_selector, self._weights)
         self._rng = rng or Random()
@@ -240,7 +240,7 @@ class Brokers:
         return SendTarget(queue, home, info.masters.get(home, ""), self._of_route(info, home))
 
     def _of_route(self, info: TopicPublishInfo, name: str) -> Broker:
-        """Return the state of a broker of the route; it begins anew when its proxy changes."""
+        """Return the state of a broker of the route; a change of its proxy makes a new state."""
         broker, address = self.of(name), info.proxy(self._name_servers)
         if address and (broker.proxy is None or broker.proxy.address != address):
             # Requests in flight at another proxy take no place at this one.
@@ -266,7 +266,7 @@ class Brokers:
         return topic_ranking.ranking
 
     def open_to(self, topic: str, worse: bool) -> list[Broker]:
-        """Return the brokers to which the topic's requests go now; none if it has no ranking.
+        """Return the brokers to which the topic's requests go now; none if there is no ranking.
 
         Args:
             worse: include worse brokers, for requests that may use them while the best ones are
@@ -298,7 +298,7 @@ class Brokers:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
         before, self._view = self._view, self.table.view(now_s)
-        # If all brokers are isolated, profile 4.x ranks by latencies, which are not in the view.
+        # Profile 4.x ranks isolated brokers by latency, which is not in the view: rank again.
         if self._view != before or (self._view[0] and self.table.profile.better_half):
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
@@ -423,7 +423,7 @@ class Brokers:
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
-            # `Heartbeats` has asked for a sign of life; slow sends do not delay the answer.
+            # `Heartbeats` has asked for a sign of life, which slow sends do not delay.
             silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
             suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
             if (suspect, silent) != (broker.suspect, broker.silent):

@@ -35,7 +35,7 @@ from rocket_sink.wire.codes import V5_0_0, V5_4_0, V5_5_0, ResponseCode, version
 from rocket_sink.wire.headers import ONEWAY_FLAG
 
 _JOINED_BYTES: Final = 2048
-"""Frame size below which head and body are copied into one buffer, which is cheaper there."""
+"""Frame size below which head and body are copied into one buffer, because the copy is cheap."""
 
 _IGNORED: Final = {
     V5_0_0: "deliver a timed message at once: timed delivery came with 5.0; use a delay_level",
@@ -118,7 +118,7 @@ class Dispatcher:
     def _deadlines(self, attempt: SendAttempt, now_s: float) -> tuple[float, float]:
         """Return the deadline of an attempt that begins now, and its latest extension."""
         if attempt.request.verify_ids:
-            # Even a late answer is more certain than a check, so wait as long as for a check.
+            # A late answer is surer than a check, so wait for the answer as long as for a check.
             deadline_s = now_s + self._limits.stored_check_s
         else:
             deadline_s = self.unsent_deadline_s(attempt, now_s)
@@ -164,7 +164,7 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # A proxy gives its own address for every broker: a new look-up may ask another proxy.
+            # A new look-up may find another proxy; a proxy gives its own address for all brokers.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}

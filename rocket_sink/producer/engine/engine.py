@@ -165,7 +165,7 @@ class SendEngine:
             self.drive()
 
     def try_submit(self, request: SendRequest) -> bool:
-        """Submit a request if window and rate limit have room; return whether they had."""
+        """Submit a request if window and rate limit have room; return False if they have none."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
         if request.group is None:
@@ -475,7 +475,7 @@ class SendEngine:
         """Reset the engine after an interrupt in the middle of a step. All requests that can be
         found complete as not sent or unknown, and all connections are closed.
         """
-        # The counts may be wrong. Large values keep them from falling below zero.
+        # The window's counts may be wrong. Large counts cannot fall below zero meanwhile.
         self.window.requests = self.window.bytes = sys.maxsize
         for _ in range(_RESETS_MAX):
             try:

@@ -51,7 +51,7 @@ class GroupAttempt(SendAttempt):
         group = self.request.group
         assert group is not None
         self.size = self.open_count = len(group.messages)
-        """Messages in the group that have no answer yet."""
+        """Messages in the group; `open_count`: messages without an answer."""
         self.in_parts = group.in_parts
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []

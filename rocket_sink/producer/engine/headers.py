@@ -1,6 +1,6 @@
 """Templates of request headers, one per topic and kind of request, and the credentials that sign
-the headers. The credentials come from the options or from a callable, and are read again there when
-a broker refuses them.
+the headers. The credentials come from the options or from a callable. They are read again when a
+broker refuses them.
 """
 
 from __future__ import annotations

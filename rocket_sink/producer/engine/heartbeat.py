@@ -22,7 +22,7 @@ from rocket_sink.wire.frame import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
-"""Longest gap between ticks that counts in full; in a longer gap no thread drove the engine."""
+"""Limit of the driven time between two ticks; in a longer gap no thread drove the engine."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
 """A heartbeat asks for a sign of life once a connection with an unanswered request was silent for
@@ -80,7 +80,7 @@ class Heartbeats:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
         if self.stays_connected:
-            # Sends refresh routes, but this producer may only listen.
+            # Sends refresh routes, but a producer that listens for checks may never send.
             self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):

@@ -78,7 +78,7 @@ class Window:
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
-        """Count requests if one request of this size fits, so a group may exceed the limit."""
+        """Count `requests` if the window has room for one, so a group may exceed the limit."""
         if not self.has_room(size):
             return False
         self.requests += requests

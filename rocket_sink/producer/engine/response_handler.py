@@ -235,9 +235,9 @@ class ResponseHandler:
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The attempt has waited for a certain answer, and used up the request's time. So extend
-            # the time for the next attempt. Other errors extend nothing, because some do not count
-            # as attempts, and would repeat for ever.
+            # The wait for a reliable answer has used up the request's time, so the next attempt
+            # gets more time. Other errors extend nothing: some attempts do not count, and would be
+            # repeated for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
@@ -425,8 +425,8 @@ class ResponseHandler:
         """Return the completion of a request whose last attempt was not acknowledged.
 
         If an earlier attempt was stored less durably than asked for, its answer is the result.
-        Otherwise, if an earlier attempt's outcome is unknown, so is the request's outcome, with
-        that attempt's error.
+        Otherwise, if an earlier attempt's outcome is unknown, the request's outcome is unknown,
+        and its error is that of the earlier attempt.
         """
         history = attempt.known_history()
         if history.degraded is not None:

@@ -188,7 +188,7 @@ class _Topic:
         self.asked_s = float("-inf")
         self.fetching = False
         self.wanted = False
-        """A look-up starts as soon as `REFRESH_S` has passed since the last one."""
+        """Whether a look-up starts as soon as `REFRESH_S` has passed since the last one."""
         self.misses = 0
         self.error: SendError | None = None
         self.final = False
@@ -466,7 +466,7 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note that the topic does not exist; for good if all that answered know a broker."""
+        """Note a missing topic. This is final if all name servers that answered know a broker."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"

@@ -55,7 +55,7 @@ class SharedBrokerState:
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
-        """Return the executor's store for these name servers; an in-process one if files fail."""
+        """Return the executor's store for these name servers; an in-process store if files fail."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES

@@ -5,7 +5,7 @@ waits for their answers while the connection lives, up to `storedCheckTimeout`, 
 or frozen broker answers every request that it has read. Then it asks the broker for the ids.
 
 Some answers never come. A broker whose disk was busy for a second clears its send queue. It answers
-the requests in there, but drops finished batches whose answers wait there (BrokerFastFailure
+the queued requests, but drops finished batches whose answers are in the queue (BrokerFastFailure
 .cleanExpiredRequest polls the tasks of SendMessageProcessor.sendBatchMessage; seen with 5.5.0 after
 a freeze). So the wait also ends after `ANSWER_LOST_S` if the broker has stored a later request.
 
@@ -13,15 +13,15 @@ a freeze). So the wait also ends after `ANSWER_LOST_S` if the broker has stored 
 - Not stored: the broker has no id. This counts after `storedCheckDelay`, because the request may
   wait in the send queue (200 ms, BrokerFastFailure), or its index entry may come some milliseconds
   later (more on a busy machine).
-- Partly stored: a broker normally appends a batch as a whole (CommitLog.asyncPutMessages), but was
-  killed in the middle (seen). It has one of the ids, or a message without all of its properties
+- Partly stored: a broker appends a batch as a whole (CommitLog.asyncPutMessages), but may be killed
+  in the middle (seen). Then it has one of the two ids, or a message without all of its properties
   (`StoredMessage.torn`). The outcome stays unknown; the error's fact `partly_stored` names the
   broker.
 - No answer within `storedCheckTimeout`: the outcome stays unknown.
 
-The check can be wrong if the network or a starved broker holds a request back for longer, if the
-master changed and lost the message, if the index is switched off (`messageIndexEnable`), or if a
-killed broker kept the first message's body and not its id.
+The check can be wrong if the network or a starved broker delays a request for longer than
+`storedCheckDelay`, if a new master lacks the message, if the index is switched off
+(`messageIndexEnable`), or if a killed broker kept the first message's body and not its id.
 
 The broker looks ids up in its index (QueryMessageProcessor.queryMessage, IndexService.buildIndex),
 which is kept as long as the log. After a crash it drops the index's newest file (IndexService.load)
@@ -75,7 +75,7 @@ LACKS_SUB: Final = (
 )
 """The advice to a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""Wait after the first miss: the index entry follows the usual time of an answer by about 2 ms."""
+"""Wait after the first miss: an index entry usually comes some 2 ms after its answer is due."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 

@@ -46,7 +46,7 @@ class OrderedQueues:
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """Remove an ended request; return the next request in its line if that may go now."""
+        """Remove an ended request; return the next request in the same line if it may go now."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
         first = line[0] is attempt
@@ -84,7 +84,7 @@ class WaitingRequests:
         """Keep an attempt until its wait is over.
 
         Args:
-            due_s: the latest end of the wait; a wait for a route or a turn ignores it.
+            due_s: the latest end of the wait; not used for a wait for a route or a turn.
         """
         attempt.waits = wait
         self.size += 1
