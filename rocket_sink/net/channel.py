@@ -86,7 +86,7 @@ class WriteQueue:
         return self.first_owner if self._first_done else None
 
     def disown(self, owner: Any) -> None:
-        """Keep the owner's frame in the queue, without the owner."""
+        """Keep the owner's frame in the queue, and forget its owner."""
         for position, (entry_owner, buffers, size) in enumerate(self._entries):
             if entry_owner is owner:
                 self._entries[position] = (None, buffers, size)

@@ -2,7 +2,7 @@
 
 `poll` calls `prepare`, `wait` and `process`. A driver that shares the client between threads holds
 the driver's lock during `prepare` and `process`, and releases the lock during `wait`. Meanwhile
-other threads that hold the lock may use the channels. If they queue data, the wait ends.
+other threads that hold the lock may use the channels. If these threads queue data, the wait ends.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from rocket_sink.text import clean, clean_trace
 BURST: Final = 10
 EVERY_S: Final = 10.0
 _KINDS: Final = 1000
-"""Limit of counters by kind, because names of peers come from the network."""
+"""Limit of counted kinds, because a kind contains the name of a peer from the network."""
 _RECORD_CHARS: Final = 4000
 _ELSEWHERE: Final = "other peers"
 _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"

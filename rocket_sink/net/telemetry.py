@@ -77,7 +77,7 @@ class ClientMetrics:
             attributes["server.port"] = int(port)
         if error is not None:
             attributes["error.type"] = error.code
-        # Two dictionaries, because SDK 1.30 keeps them without a copy.
+        # Make a second dictionary, because SDK 1.30 keeps each without a copy.
         self._duration.record(duration_s, {**attributes, "messaging.operation.type": "send"})
         if getattr(error, "outcome", Outcome.ACKED) is not Outcome.NOT_SENT:
             self._sent.add(messages, attributes)

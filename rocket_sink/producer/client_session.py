@@ -1,7 +1,7 @@
 """The parts of a producer that belong to one process: engine, driver, locks, batches.
 
-A forked child makes a new session: it must not use its parent's connections, its locks may be held
-by the parent's threads, and brokers do not know its client id.
+A forked child makes a new session: it must not use the parent's connections, threads of the parent
+may hold the inherited locks, and brokers do not know the child's client id.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Sharing one engine between threads: leader and followers.
 
-A thread that waits for an answer drives the engine if no other thread does: it is the leader. Other
+A thread that waits for an answer leads, that is, drives the engine, if no other thread leads. Other
 threads follow: each sleeps until its request is complete, or until the leader has its own answer
 and wakes a follower to lead. The producer's own thread sends heartbeats while no caller drives;
-from the first asynchronous send on it leads.
+from the first asynchronous send on, this thread leads.
 
 The lock guards the engine. It is released while the leader waits for sockets, so that other threads
-can submit. Callbacks run without it on the leading thread, and may send.
+can submit. Callbacks run on the leading thread without the lock, and may send.
 
 An exception (Ctrl-C, or a signal handler that raises) may come between any two steps of a thread.
 So each thread sets a mark while it uses the engine. If the next thread sees a mark, the
@@ -643,8 +643,8 @@ class Driver:
 
     def abandon(self) -> None:
         """Let the producer's thread, if it runs, send all accepted messages, close the producer,
-        and end. A thread that only sends heartbeats notices at the next one. The garbage collector
-        calls this, perhaps in a thread that has the lock."""
+        and end. A thread that only sends heartbeats notices at the next heartbeat. The garbage
+        collector calls this, perhaps in a thread that has the lock."""
         self._is_abandoned = True
         self.engine.client.wake()
 
@@ -710,7 +710,7 @@ class Driver:
 
     def _begin_step(self) -> None:
         """Mark the engine as in use, under the lock. If a mark is left, its thread was interrupted:
-        reset the engine, and end the requests that it has lost."""
+        reset the engine, and end the requests that the engine has lost."""
         if self._in_step:
             self.engine.reset()
             self._look_at_futures()

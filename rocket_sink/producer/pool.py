@@ -1,7 +1,7 @@
 """A pool of the engines of a worker process, which tasks and epochs share.
 
-The key is the digest of all options. The first `acquire` after `producerCacheTimeout` closes an
-idle engine. The pool has no thread, because PySpark workers end with `os._exit`, without clean-up.
+The key is the digest of all options. `acquire` closes engines that were idle for
+`producerCacheTimeout`. The pool has no thread: PySpark workers end by `os._exit`, without clean-up.
 """
 
 from __future__ import annotations

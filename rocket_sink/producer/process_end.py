@@ -47,8 +47,8 @@ _SILENT_S: Final = 1.0
 class Calls:
     """Calls in daemon threads for which the end of the process waits.
 
-    Spark calls functions of streams in daemon threads. At its end Python stops such a thread when
-    it returns from native code, which crashes the process inside pyarrow or delta-rs.
+    Spark calls functions of streams in daemon threads. At the end Python stops such a thread on
+    its return from native code, which crashes the process inside pyarrow or delta-rs.
     """
 
     def __init__(self, what: str) -> None:

@@ -341,8 +341,8 @@ class Admin:
                 self._call(name, addresses[_MASTER], frame, {0})
 
     def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
-        """Return {broker: the topic's attributes, such as message.type}, without brokers before 5.0
-        and brokers that do not have the topic."""
+        """Return {broker: the topic's attributes, such as message.type}. Brokers before 5.0, and
+        brokers without the topic, are left out."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}

@@ -5,7 +5,7 @@ its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGI
 retention removes messages from such a topic. A resend has the client id of the dead letter, and the
 counter `ROCKET_SINK_RESENDS` is one higher. So a dead letter whose resend is in the origin topic is
 recognised, and not sent twice. The counter also limits the number of resends, because a resend that
-becomes a dead letter keeps it.
+becomes a dead letter keeps the counter.
 """
 
 from __future__ import annotations

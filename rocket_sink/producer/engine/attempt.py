@@ -119,7 +119,7 @@ class SendRequest:
             ones would ignore its special properties; 0: any.
         lacks_keys: a batch with a message without keys, which a compaction topic must not get.
         oneway: the request is complete, without a result, when it is written.
-        reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
+        reply: a reply (SEND_REPLY_MESSAGE_V2), which the broker pushes to the requester.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
         token: any value of the caller; the Completion has it.

@@ -160,10 +160,10 @@ class BrokerHealth:
         available: the broker is not isolated.
         available_in_ms: time until the isolation ends.
         reachable: the broker answered the last request, or a probe since.
-        suspect: a request has waited there for longer than usual; new requests go to other brokers
-            if there are any.
+        suspect: a request waits at the broker for longer than usual; new requests go to other
+            brokers if there are any.
         latency_ms: smoothed time from write to answer; 0 before the first answer.
-        in_flight: requests sent there and not answered.
+        in_flight: requests sent to the broker and not answered.
     """
 
     broker_name: str
@@ -371,7 +371,7 @@ class Brokers:
             )
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
-        """Isolate a broker for one topic, which it does not take."""
+        """Isolate a broker for one topic, because the broker does not take the topic."""
         if self.enabled:
             self._note(self.table.isolate_topic(topic, name, now_s, cause))
 

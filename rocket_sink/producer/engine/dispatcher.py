@@ -263,7 +263,7 @@ class Dispatcher:
 
     def _is_new_enough(self, attempt: SendAttempt, now_s: float) -> bool:
         """Return True if the broker supports the request, and False while its version is unknown;
-        raise BrokerTooOldError if it does not."""
+        raise BrokerTooOldError if the broker is too old."""
         request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
         version = heartbeats.version(address, now_s)
         if version is None:

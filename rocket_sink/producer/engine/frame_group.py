@@ -88,7 +88,7 @@ class GroupAttempt(SendAttempt):
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
         """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
-        The new attempt has the group's queue and send time, and takes over places in flight.
+        The new attempt has the group's queue and send time, and the messages' places in flight.
         """
         last = index + 1 if last is None else last
         group = self.request.group

@@ -150,8 +150,8 @@ def local_directory() -> Path:
 
 
 def _remove_orphans(like: Path) -> None:
-    """Remove folders of processes that no longer exist, if the folders are old. Containers may
-    share the parent folder, and the processes of another container cannot be seen.
+    """Remove old folders of processes that no longer exist. Young folders stay, because they may
+    belong to another container, whose processes cannot be seen.
     """
     prefix = like.name.rpartition("-")[0]
     for folder in like.parent.glob(f"{prefix}-*"):
