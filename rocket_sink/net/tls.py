@@ -231,7 +231,7 @@ class TlsStream:
         Raises:
             NoTlsError: the peer's answer is not TLS.
             ConnectionAbortedError: the peer closed the connection.
-            OSError: the socket failed, or TLS did (ssl.SSLError).
+            OSError: the socket failed, or TLS failed (ssl.SSLError).
         """
         while True:
             try:
@@ -258,7 +258,7 @@ class TlsStream:
 
         Raises:
             BlockingIOError: nothing was received.
-            OSError: the socket failed, or TLS did (ssl.SSLError).
+            OSError: the socket failed, or TLS failed (ssl.SSLError).
         """
         while True:
             try:
@@ -277,7 +277,7 @@ class TlsStream:
         take no new bytes.
 
         Raises:
-            OSError: the socket failed, or TLS did; the peer got none of this call's bytes.
+            OSError: the socket or TLS failed; the peer got none of this call's bytes.
         """
         if self._unsent and not self._send():
             return 0

@@ -1,7 +1,7 @@
 """The end of a process, which first sends the messages that its producers have accepted.
 
-Python ends with its last non-daemon thread; a child of `multiprocessing` ends by `os._exit`. Both
-call `finish_all` first. A process that is killed, or calls `os._exit` itself, does not.
+Python ends with its last non-daemon thread; a child of `multiprocessing` ends by `os._exit`. In
+both cases `finish_all` runs first, but not if a process is killed, or calls `os._exit` itself.
 """
 
 from __future__ import annotations

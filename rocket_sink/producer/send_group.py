@@ -51,7 +51,7 @@ def group_request(requests: Sequence[SendRequest]) -> SendRequest:
 
 
 class SendGroup:
-    """Requests with the same `group_key`; for the engine a group, its messages and its token."""
+    """Requests with the same `group_key`. The engine's group, its messages and token in one."""
 
     in_parts = True
 

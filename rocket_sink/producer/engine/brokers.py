@@ -304,7 +304,7 @@ class Brokers:
             self.ranks_version += 1
 
     def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
-        """Rank the brokers of a route anew; brokers keep their turns."""
+        """Rank the brokers of a route anew; each broker keeps its turn (its next queue)."""
         if old is None and len(self._rankings) >= TOPICS_MAX:
             self.ranks_version += 1  # wake the requests of the forgotten topic
         ranking = old.ranking if old is not None and old.info is info else None

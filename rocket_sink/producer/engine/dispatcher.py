@@ -1,4 +1,4 @@
-"""Dispatch of attempts: route, queue, turn, header, connection.
+"""Dispatch of attempts: the choice of queue and broker, and the write to the connection.
 
 The dispatcher never retries. If it cannot write an attempt, it returns the event to wait for
 (`Wait`), or raises an error.
@@ -116,7 +116,7 @@ class Dispatcher:
         return None
 
     def _deadlines(self, attempt: SendAttempt, now_s: float) -> tuple[float, float]:
-        """Return the deadline of an attempt that begins now, and its latest extension."""
+        """Return the deadline of an attempt that begins now, and the limit of its extension."""
         if attempt.request.verify_ids:
             # A late answer is surer than a check, so wait for the answer as long as for a check.
             deadline_s = now_s + self._limits.stored_check_s

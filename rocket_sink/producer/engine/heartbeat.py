@@ -107,7 +107,7 @@ class Heartbeats:
         )
 
     def connections(self) -> Iterator[tuple[str, float | None, float]]:
-        """Yield the arguments of `Brokers.update_suspicion`, one for each connection and broker."""
+        """Yield the items for `Brokers.update_suspicion`, one for each connection and broker."""
         # A proxy has one address for all brokers.
         names: defaultdict[str, list[str]] = defaultdict(list)
         for name, address in self._routes.addresses().items():

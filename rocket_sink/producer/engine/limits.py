@@ -74,7 +74,7 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter of the window is free: waiting threads are woken then, many at once."""
+        """Whether a quarter of the window is free; only then waiting threads wake, many at once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:

@@ -52,7 +52,7 @@ class Questions:
         """Ask the broker, unless the question is under way.
 
         Raises:
-            SendError: the question failed after `since_s`; the message would fail like it.
+            SendError: the question failed after `since_s`; the message would get the same error.
         """
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):

@@ -162,7 +162,7 @@ class ResponseHandler:
         now_s: float,
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
         """Handle answers to a group's messages, or the group's failure. Return the attempts of the
-        messages that leave the group, with their ends. Stored messages stay, for `part_ended`.
+        messages that leave the group, with their ends. Stored messages stay until `part_ended`.
         """
         match result:
             case SendAnswers():

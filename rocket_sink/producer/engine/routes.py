@@ -72,8 +72,8 @@ class NameServers:
     def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
         """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them.
 
-        `done(answers, None, now)` gets the answer of the server that knows the topic. If none does,
-        or with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`
+        `done(answers, None, now)` gets the answer of the server that knows the topic. With
+        `of_all`, or if no server knows it, `done` gets all answers. `done({}, error, now)`
         says that no server answered; a TlsRefusedError says that each server refused TLS, and will
         refuse it again.
         """

@@ -4,7 +4,7 @@ PySpark forks one worker per task slot. When one worker learns that a broker is 
 know at once, and new workers know from the start. The file is in the executor's own local directory
 (`SPARK_LOCAL_DIRS`), else in a directory that belongs to the user and the parent process. Its name
 is a hash of the name servers, because broker names are only unique within a cluster, and of the
-boot id, because times are of the system's monotonic clock. If the directory cannot be written, each
+boot id, because the clock of its times begins at boot. If the directory cannot be written, each
 process has its own state.
 """
 

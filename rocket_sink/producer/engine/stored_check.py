@@ -66,7 +66,7 @@ ANSWER_LOST_S: Final = 15.0
 """Time after which an answer counts as lost. By default a broker waits up to 10 s for its disk and
 its slave before it answers (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
-"""Limit of messages per look-up (defaultQueryMaxNum); other ids may have the same hash."""
+"""Limit of messages per look-up (defaultQueryMaxNum), which also returns ids of equal hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 LACKS_SUB: Final = (
@@ -75,7 +75,7 @@ LACKS_SUB: Final = (
 )
 """The advice to a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""Wait after the first miss: an index entry usually comes some 2 ms after its answer is due."""
+"""Wait after the first miss: an index entry usually comes some 2 ms after the answer is due."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 
