@@ -275,8 +275,8 @@ class Channel:
         return f"{self.address} does not speak RocketMQ's protocol: {error}"
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long the peer has sent nothing while the oldest request, which is written,
-        waits for its answer; 0 if no written request waits."""
+        """Return for how long the peer has sent nothing while a written request waits for its
+        answer; 0 if no written request waits."""
         oldest = self.connection.oldest
         if oldest is None or oldest.sent_s is None:
             return 0.0

@@ -1,7 +1,7 @@
 """A non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
 
 This module converts exceptions of sockets and TLS: failures to connect become ConnectError,
-UnknownHostError or TlsError, failures of an open stream `StreamEnded`.
+UnknownHostError or TlsError; failures of an open stream become `StreamEnded`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ The lock guards the engine. It is released while the leader waits for sockets, s
 can submit. Callbacks run on the leading thread without the lock, and may send.
 
 An exception (Ctrl-C, or a signal handler that raises) may come between any two steps of a thread.
-So each thread sets a mark while it uses the engine. If the next thread sees a mark, the
-marking thread was interrupted: the next thread resets the engine, and ends the requests that the
-engine has lost (`Token.in_engine`). No thread waits without a deadline. Futures that were lost
+So each thread sets a mark while it uses the engine. If the next thread sees a mark, the marking
+thread was interrupted: the next thread resets the engine, and ends the requests that the engine has
+lost (`Token.in_engine`). No thread waits without a deadline. Futures that were lost
 before their request was queued, for example in an automatic batch, end after their deadlines.
 """
 
@@ -71,7 +71,7 @@ _LOST_S: Final = 5.0
 _FUTURES: Final = 4096
 """Number of futures above which ended ones are dropped at once, instead of every `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
-"""Larger bodies bypass the submission queue, which limits its requests and not their bytes."""
+"""Larger bodies bypass the submission queue, which limits the number, not the size."""
 
 
 class Waiter:
