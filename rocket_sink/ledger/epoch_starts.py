@@ -1,4 +1,4 @@
-"""Notes by which an epoch, a batch write or a query is known to have begun before.
+"""Notes that tell whether an epoch, a batch write or a query has begun before.
 
 Kinds of notes:
 
@@ -6,18 +6,18 @@ Kinds of notes:
 
     <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
 
-The attempt then reads the other notes of its epoch. The epoch may have left messages on the brokers
-if there is a note of another run (a restart), or of another attempt of the partition (a retry) or
-of the stage, or if the query has begun a later epoch (its checkpoint was cut back). Otherwise
-nothing of the epoch was sent. Each run of a query has a generation, one above those of the notes
-that it finds. A task that sees a later generation must stop: a second driver runs the query, or
-this worker has outlived its driver.
+The attempt then reads the query's other notes. Its epoch may have left messages on the brokers if
+the epoch has a note of another run (a restart) or of another attempt at the partition or the stage
+(a retry), or if a later epoch has a note (the checkpoint was cut back). Otherwise nothing of the
+epoch was sent. Each run of a query has a generation, one above the highest of the earlier notes. A
+task that sees a later generation must stop: a second driver runs the query, or this worker has
+outlived its driver.
 
 `epochs`: the last epoch that a driver of the foreachBatch lane began. If the epoch died before
 Delta's commit, it has no rows in the ledger, but may have sent messages.
 
-`writes`: a batch write of an `appId`, until it has ended well. A write that finds the note repeats
-the noted write.
+`writes`: a batch write of an `appId`, which removes the note when it has succeeded. A write that
+finds such a note repeats the noted write.
 
 `queries`: the streaming query of an `appId`, by the id that Spark keeps in the checkpoint. Another
 id means that the checkpoint was deleted or belongs to another query: epochs would begin at 0 again,
@@ -47,7 +47,7 @@ _WRITES: Final = "writes"
 _QUERIES: Final = "queries"
 _ENDS: Final = "ends"
 _KEPT: Final = 3
-"""Number of epochs whose files are kept; the newest is enough to detect a cut-back checkpoint."""
+"""Number of epochs whose notes are kept; one epoch is enough to detect a cut-back checkpoint."""
 _CACHED_CLAIMS: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two looks for a later run: an object store takes some 50 ms to list a
@@ -62,7 +62,7 @@ class PriorAttempts:
     """Earlier attempts at an epoch, which may have sent messages.
 
     Attributes:
-        since_ms: start of the first attempt, ms since 1970 by its own clock.
+        since_ms: start of the first attempt, in ms since 1970 by the clock of its worker.
         brokers: {topic: names of the brokers that the attempts may have sent to}.
     """
 
@@ -164,7 +164,7 @@ class EpochStarts:
         return path_part(ctx.run_id), ctx.partition, ctx.stage_attempt
 
     def _others(self, store: NoteStore, own: str) -> list[str]:
-        """Return the paths of attempts that may have sent the rows that this one will send."""
+        """Return the notes of other attempts that may have sent the rows of this attempt."""
         run, partition, stage_attempt = map(str, self._mine())
         notes = self._notes(store)
         self._prune(store, {note.epoch for note in notes})
@@ -191,7 +191,7 @@ class EpochStarts:
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch was begun before.
-    Return False if the folder cannot be read or written: only counts depend on the answer."""
+    Return False if the folder cannot be read or written: the answer matters for counts only."""
     name, last = folder_part(query_id), -1
     try:
         store = NoteStore(place, _EPOCHS)
@@ -211,8 +211,8 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
         write: name of the write.
 
     Returns:
-        The name of an earlier write that has not ended, and True: the ledger lacks its sends.
-        `write` and False if there is none, or if the folder cannot be read or written.
+        The name of an earlier write that has not ended (`write` if its note has no name), and True:
+        the ledger lacks its sends. `write` and False if there is none, or if the folder fails.
     """
     note = {"at_ms": now_ms(), "write": write}
     try:
@@ -238,7 +238,7 @@ def forget_tasks(place: LedgerPath, query_id: str) -> None:
 
 @functools.lru_cache(maxsize=_CACHED_CLAIMS)
 def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
-    """Note that the `appId` names this query of Spark's; checked once per process.
+    """Note that the `appId` names this streaming query, once per process; refuse another query.
 
     Raises:
         CheckpointError: the `appId` names another query.
@@ -284,7 +284,7 @@ class CommitMarker:
 
     The holder of `ENDS_LOCK` writes the note before the first request, and removes it when the
     ledger has the epoch's end. If the note exists already, some half messages may be committed.
-    Query the brokers first then: a broker commits a half message at each request.
+    Then query the brokers first: a broker that gets the request twice stores the message twice.
     """
 
     def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:

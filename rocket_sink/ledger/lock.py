@@ -105,7 +105,7 @@ class Lease:
         """Raise unless the lock is held; call this before work that no two processes may do.
 
         Args:
-            ahead_s: longest time that the work takes, for which the lock has to be held from now.
+            ahead_s: time for which the lock must be held from now: the longest that the work takes.
 
         Raises:
             LedgerError: the lock could not be renewed in time, and another process may hold it.
@@ -136,7 +136,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # A live process may also have lost its lease, after an outage of the store: measure time.
+        # Measure time: a live owner, too, may have lost its lease while the store was away.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)
@@ -234,7 +234,7 @@ class LedgerLock:
     def check(self, ahead_s: float = 0.0) -> None:
         """Raise unless the lock is held for `ahead_s` from now (`Lease.check`).
 
-        The kernel's lock of a local ledger is held until its process ends.
+        On a local ledger the kernel holds the lock until this process ends.
         """
         if isinstance(self._lock, Lease):
             self._lock.check(ahead_s)

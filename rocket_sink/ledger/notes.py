@@ -54,7 +54,7 @@ _SETTLE_S: Final = 3.0
 class NoteStore:
     """The notes of one kind of one ledger, by name; a name may have folders in it.
 
-    Make it anew for each use, because a file system's handles must not cross a fork.
+    Make a new store for each use, because a file system's handles must not cross a fork.
 
     Raises:
         LedgerError: from `LedgerPath.filesystem`.
@@ -94,7 +94,7 @@ class NoteStore:
         """Return the content of a note; None if there is no note.
 
         Raises:
-            ValueError: no JSON.
+            ValueError: the note is no JSON.
         """
         data = read_bytes(self._files, self.where(name))
         return None if data is None else json.loads(data)
@@ -142,7 +142,7 @@ class NoteStore:
         claim, error = self._claim(name), None
         if is_s3(self._place.uri) and keeps_transactions():
             error = _commit_claim(self._place, self._claim_table(name), data)
-        # The store may not support conditions, or refuse delta-rs's credentials.
+        # delta-rs writes no claim outside S3, or if the store refuses: then write the claim here.
         if read_bytes(self._files, claim) is None:
             self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)
@@ -158,7 +158,7 @@ class NoteStore:
 
 
 def _commit_claim(place: LedgerPath, table: str, data: bytes) -> Exception | None:
-    """Put a note's text into its claim unless one is there; returns the error, if any."""
+    """Put a note's text into its claim, unless it has a claim; return the error, if any."""
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError

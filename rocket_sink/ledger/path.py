@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
-"""Folder below the table's; Delta looks into no folder whose name starts with `_`."""
+"""Folder of spool files in the table's folder; Delta ignores names that start with `_`."""
 NOTES: Final = "_notes"
 PARTIAL: Final = ".part"
 """Suffix of a file that is still being written."""
@@ -93,7 +93,7 @@ class LedgerPath:
 
     @property
     def driver_folder(self) -> LedgerPath:
-        """Folder for rows that Spark brought to the driver and that the store cannot hold.
+        """Folder for rows that Spark brought to the driver and that cannot go to the store.
 
         It is below `$XDG_STATE_HOME`, for this host and user; only its spool is used.
         """
@@ -104,7 +104,7 @@ class LedgerPath:
 
     @property
     def spools(self) -> tuple[LedgerPath, ...]:
-        """The places of the ledger's spool files; the first one is written to."""
+        """The places of the ledger's spool files; new files go into the first place."""
         if self.is_local:
             return (self,)
         return (self.driver_folder,) if self.problem else (self, self.driver_folder)
@@ -137,7 +137,7 @@ def failing(
     """Raise errors of the block as a LedgerError: `before: the error's text`, then `after`.
 
     Raises:
-        LedgerError: for an error of these kinds; its fact `path` is `path`.
+        LedgerError: the block raised one of `kinds`; the LedgerError has `path` as a fact.
     """
     try:
         yield
@@ -166,9 +166,9 @@ def first_line(error: BaseException) -> str:
 def path_part(text: str) -> str:
     """Return `text`, for example a query's id, as one component of a path.
 
-    The result has no `_`, so `_` may join parts. Two texts may give one component; `claim_app_id`
-    refuses the second of such queries. A long text is cut and ends in a digest, because two texts
-    may differ at their ends only.
+    The result has no `_`, so `_` may join parts. Two appIds may give the same component; then
+    `claim_app_id` refuses the second one. A long text is cut and ends in a digest, because two
+    texts may differ at their ends only.
     """
     part = re.sub(r"[^A-Za-z0-9.-]", "-", text)
     if len(part) <= _PART_LENGTH:
@@ -202,8 +202,8 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the place of a ledger. Relative paths become absolute, so call it on the driver.
 
-    The `uri` of the result resolves to the same place. In a `file://` URI, `%` and two digits stand
-    for a character.
+    The `uri` of the result resolves to the same place. In a `file://` URI, `%` and two hex digits
+    stand for a byte.
 
     Raises:
         LedgerError: no path, or one that Spark, pyarrow and delta-rs would read differently.

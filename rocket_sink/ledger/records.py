@@ -52,7 +52,7 @@ def worker_name() -> str:
 class RunContext:
     """The columns that say who wrote a row; all rows of a task attempt share them.
 
-    A driver has no partition and no task. A batch has its own id as query id, and epoch 0.
+    A driver has no partition and no task. The id of a batch write is its query id; its epoch is 0.
     """
 
     query_id: str
@@ -68,7 +68,7 @@ class RunContext:
 
 
 BETWEEN_HALVES: Final = "\x02"
-"""Separator in the column `half_messages`. No message id has it: it ends a property on the wire."""
+"""Separator in the column `half_messages`. No message id has it: RocketMQ ends properties by it."""
 
 
 class GroupFacts(NamedTuple):
@@ -123,7 +123,7 @@ def send_rows(
         )
     }  # fmt: skip
     values["at"] = _millis([a.started_ms for a in attempts])
-    # A wait reached no broker, so it names none, or only the broker that it waited for.
+    # The row of a wait names the broker that the request waited for, or no broker.
     values["broker_name"] = [a.broker_name or None for a in attempts]
     values["broker_address"] = [a.broker_address or None for a in attempts]
     values["queue_id"] = [a.queue_id if a.queue_id >= 0 else None for a in attempts]
@@ -150,10 +150,10 @@ def in_flight_rows(
     message_count: Sequence[int], body_bytes: Sequence[int],
     message_id: Sequence[str | None] | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
-    """Return rows to append before the answers, so that a killed worker's sends show up.
+    """Return rows to append before the answers, so that the ledger has a killed worker's sends.
 
-    `Ledger.sends` leaves out such a row if the request's answer is there too. The other rows are
-    sends with an unknown outcome, of attempts that died.
+    `Ledger.sends` leaves a row out once the ledger has the request's answer. A row without an
+    answer is a send of an attempt that died, and its outcome is unknown.
     """
     values: dict[str, Any] = {
         "request": list(requests), "topic": topic, "message_count": list(message_count),
@@ -197,7 +197,7 @@ def epoch_row(
 
     Args:
         counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and other columns of
-            the kind. Other names are ignored, so `TaskSummary.as_dict()` may be passed.
+            `epoch` rows. Other names are ignored, so `TaskSummary.as_dict()` may be passed.
         complete: the attempt reached the end of its input with every row accounted for.
     """
     column_names = set(columns_of(EPOCH))
@@ -228,7 +228,7 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
     """Return rows that resolve dead letters.
 
     Args:
-        columns: arrays, lists or single values of the kind's columns; `letter_id` and
+        columns: arrays, lists or single values of `resolution` rows; `letter_id` and
             `resolution` (resent, parked, dropped, unparked) are needed. `note` is made printable.
     """
     count = len(columns["letter_id"])
@@ -291,7 +291,7 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _FILE_ROWS: Final = 1 << 18
-"""Order numbers that each file of a fold gets: 2^14 files at most give less than 2^32 numbers."""
+"""Order numbers of each file in a fold: an append has 2^32 numbers, enough for 2^14 files."""
 _SEQUENCE: Final = LEDGER_SCHEMA.get_field_index(SEQUENCE)
 
 
@@ -306,7 +306,7 @@ def _nulls(count: int) -> tuple[pa.Array, ...]:
     return tuple(pa.nulls(count, field.type) for field in LEDGER_SCHEMA)
 
 
-# Cache columns of nulls: a task writes many small batches, in which they cost more than the others.
+# Cache columns of nulls: in the many small batches of a task they cost more than columns of values.
 _few_nulls = functools.lru_cache(maxsize=16)(_nulls)
 _FEW: Final = 64
 """Number of rows up to which columns of nulls are cached; larger ones would hold much memory."""
@@ -329,7 +329,7 @@ def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
 
 
 def _is_one_value(type_: pa.DataType, value: Sequence[Any]) -> bool:
-    """Return whether a list is one value of a list column (texts), not a column (lists)."""
+    """Return whether a list is one row's value for a list column, not the values of many rows."""
     nested = pa.types.is_list(type_) or pa.types.is_map(type_)
     return nested and all(isinstance(item, str) for item in value) and len(value) > 0
 
@@ -339,7 +339,7 @@ def _millis(values: Sequence[int]) -> pa.Array:
 
 
 _BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Bodies per record batch: well under the 2 GiB that a binary array can hold."""
+"""Limit of body bytes in a record batch, well under the 2 GiB that a binary array can hold."""
 _IGNORED: Final = frozenset({"order_by", "traceparent", "tracestate"})
 """Columns of the row contract that are not stored: `ordinal` keeps the order, and `properties` has
 the trace context."""
@@ -397,7 +397,7 @@ def _rows(
 
 
 def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns under the kind's own names, and with its types."""
+    """Return the columns to store, under the names of the ledger's dead letters."""
     values = {n: v for n, v in columns.items() if v is not None and n not in _IGNORED}
     if "delivery_timestamp_ms" in values:
         values["delivery_timestamp"] = values.pop("delivery_timestamp_ms")

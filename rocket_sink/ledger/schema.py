@@ -32,10 +32,10 @@ broken broker; a missing permission; no valid answer, so perhaps stored; an earl
 of the key; a consumer group that gave the message up (exported from its dead-letter topic)."""
 
 UNPARKED: Final = "unparked"
-"""The resolution that takes back the previous one, so the dead letter is pending again."""
+"""The resolution that takes back `parked` or `dropped`, so the dead letter is pending again."""
 
 RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
-"""Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
+"""Resolutions of a dead letter: stored by a later send; put aside by hand; not wanted; pending again."""
 
 MOMENTS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The first and the last of Python's datetimes (years 1 to 9999) in microseconds since 1970. Rows with a

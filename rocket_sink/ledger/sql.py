@@ -25,7 +25,7 @@ STORED: Final = "outcome IN ('acked', 'acked_degraded')"
 REQUESTS: Final = (
     "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
 )
-"""The number of send attempts; a row without bytes on the wire records a wait, not an attempt."""
+"""Term for the number of attempts; a row without bytes on the wire is a wait, not an attempt."""
 BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
 _CLASSES: Final = 100
 """Number of histogram classes between a value and e times the value: each is 1 % wide."""
@@ -33,7 +33,7 @@ _LEAST_MS: Final = 0.001
 _IDS_SHOWN: Final = 5
 GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
                         ("rtt_ms", 0.01))  # fmt: skip
-"""Percentile columns of a group's row: (column, share of the messages that it stands for)."""
+"""Percentile columns of a group: (column, share of the group's messages that it stands for)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def timestamp(moment: dt.datetime) -> str:
 
 
 def latencies(where: str, *columns: str) -> str:
-    """Return a query for the table (columns, class, weight): answers by class of their latency."""
+    """Return a query for the table (columns, ms, weight): the latencies of the answers."""
     names = ", ".join(f"{text}" for text in columns)
     rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
     parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]

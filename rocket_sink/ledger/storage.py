@@ -1,4 +1,4 @@
-"""Address and credentials of a ledger's object store: Hadoop's properties, for other readers, too.
+"""Address and credentials of a ledger's object store, from Hadoop's properties, for all readers.
 
 Spark reaches a store by `spark.hadoop.fs.*`; driver and tasks reach it by pyarrow as well, for the
 files beside the table, and the driver by delta-rs. Users set them once: the driver reads the
@@ -46,7 +46,7 @@ _remembered: dict[str, Properties] = {}
 
 
 def remember(properties: Properties, uri: str = "") -> None:
-    """Keep what `properties_for` returns for `uri`, or without `uri` for all other ledgers."""
+    """Remember the properties of the ledger at `uri`; without `uri`, those of all other ledgers."""
     _remembered[uri] = properties
 
 
@@ -153,8 +153,8 @@ def keeps_transactions() -> bool:
     A package manager may keep an old version that another package wants.
     """
     log_level = os.environ.get("RUST_LOG")
-    # delta-rs reads this at its import. By default it would warn when another commit came first,
-    # which is no fault.
+    # delta-rs reads RUST_LOG at its import. By default it would warn when another commit came
+    # first, which is no fault.
     os.environ["RUST_LOG"] = log_level or "error"
     try:
         from deltalake import __version__
@@ -165,7 +165,7 @@ def keeps_transactions() -> bool:
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
-    """Open S3; notes and spool files are small, so one request writes each if Arrow can."""
+    """Open S3, so that one request writes a small file (a note, a spool file) if Arrow can."""
     from pyarrow import fs
 
     try:

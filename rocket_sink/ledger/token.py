@@ -1,4 +1,4 @@
-"""Proof that driver and tasks have one ledger: a token that the driver made and the tasks find.
+"""Proof that driver and tasks have the same ledger: the tasks find the token that the driver made.
 
 The token is a note of the kind `tokens` with a random name. The driver makes it, or takes an
 existing one, before it hands the sink to its tasks. The name travels with the sink's configuration,
@@ -46,7 +46,7 @@ class LedgerToken:
     Attributes:
         uri: of the ledger, as Spark names it.
         name: name of the file; empty if the process that made the token cannot reach the driver's
-            files (a Spark Connect client). Then the driver has made the table, which must be there.
+            files (a Spark Connect client). Then tasks look for the table's log instead.
         spools: tasks write spool files.
         storage: address and credentials of the store, which only the driver's session knows.
     """
@@ -135,8 +135,8 @@ def _exists(place: LedgerPath, path: str) -> bool:
 
 
 def _write(place: LedgerPath, *, spools: bool) -> None:
-    """Make and remove a test object where the task will write. On file systems it is a folder,
-    because a fold takes files in the spool for rows."""
+    """Make and remove a test object where the task will write. Locally the object is a folder,
+    because a fold would read a file in the spool as rows."""
     name = f"_try-{uuid.uuid4().hex}"
     if place.is_local:
         folder = Path(place.spool if spools else place.root)
@@ -152,7 +152,7 @@ def _write(place: LedgerPath, *, spools: bool) -> None:
     make_folder_of(filesystem, path)
     with filesystem.open_output_stream(path) as file:
         file.write(b"-")
-    # Tasks need no right to delete; the remaining objects are one byte per worker process.
+    # Tasks need no right to delete. Without it, one byte per worker process remains.
     with contextlib.suppress(OSError):
         filesystem.delete_file(path)
 

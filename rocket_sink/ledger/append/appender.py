@@ -81,7 +81,7 @@ class Append(ABC):
         """Run the tasks and commit; do nothing if the table has the transaction already.
 
         Raises:
-            LedgerError: a task raised it, or the commit has failed.
+            LedgerError: a task has raised a LedgerError, or the commit has failed.
         """
         with task_errors(self.place):
             self._save(made)

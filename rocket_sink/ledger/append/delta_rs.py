@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyarrow import dataset, fs
 
 _TRIES: Final = 10
-"""Attempts at a commit; delta-rs alone needs 15 requests for each."""
+"""Number of attempts at a commit; each attempt takes at least the 15 requests of delta-rs."""
 _USER_METADATA: Final = "userMetadata"
 """Entry of a commit that Spark's Delta sets by an option and shows in the history."""
 _ESCAPED: Final = frozenset("%#?")
@@ -65,10 +65,10 @@ _seen: set[LedgerPath] = set()
 
 
 def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
-    """Open the newest version; return None if Spark's Delta must say what is wrong.
+    """Open the newest version; return None if there is no table, or Spark's Delta has to use it.
 
     Args:
-        must: raise instead of returning None, because only delta-rs may commit to the table.
+        must: raise if the store fails now, instead of returning None: only delta-rs may commit.
 
     Raises:
         LedgerError: the table's log is damaged, or has links or pipes in it; or (`must`) its store
@@ -159,9 +159,9 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
 
 
 def _spoilt_files(place: LedgerPath) -> list[str] | None:
-    """Return the files (`_last_checkpoint`, checkpoints) whose removal makes the log readable,
-    tried on a copy of it. The list is empty if no removal helps. None: the whole copy can be read,
-    so the log is sound and the store failed for a moment."""
+    """Return the files (`_last_checkpoint`, checkpoints) whose removal makes a copy of the log
+    readable. The list is empty if no removal helps. Return None if the whole copy can be read: the
+    log is sound, and the store failed for a moment."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
     from pyarrow import fs
@@ -413,7 +413,7 @@ def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
 def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
     """Raise unless a local table consists of plain files.
 
-    Delta's readers follow links and wait for pipes, and VACUUM deletes what links show.
+    Delta's readers follow links and wait for pipes, and VACUUM deletes the files behind links.
 
     Raises:
         LedgerError: the folder has other files; the error names one.
@@ -520,7 +520,7 @@ def write_version(
     table.create_write_transaction(
         actions, "append", table.schema(), ["kind"],
         commit_properties=CommitProperties(metadata, app_transactions=transactions),
-        # An error of a hook would look as if the commit had failed.
+        # Run no hooks after the commit: if a hook failed, the commit would seem to have failed.
         post_commithook_properties=PostCommitHookProperties(False, False),
     )  # fmt: skip
 
@@ -539,7 +539,7 @@ def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:
 
 
 def _reason(error: BaseException) -> str:
-    """Return delta-rs's text on one line; it has a coloured tree of causes, or a stack."""
+    """Return delta-rs's error text on one line, without its colours and its stack."""
     text = _STACK.split(_COLOURS.sub("", str(error)))[0][:_LONGEST_REASON]
     lines = [line.strip(" \u21b3") for line in text.splitlines()]
     return ": ".join(line.rstrip(":.") for line in lines if line) or type(error).__name__

@@ -36,8 +36,8 @@ _CONDITION: Final = "fs.option.create.conditional.overwrite"
 _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
 """Settings of S3A; the second one is the older name."""
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
-"""Texts of S3A's error for an existing object (3.5.0: the last text and the first); other errors
-say nothing about conditions."""
+"""Texts of S3A's error for an existing object (Hadoop 3.5.0 uses the first and the last text);
+other errors say nothing about conditions."""
 
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
 """Pauses before the test of a store is repeated after an I/O error."""

@@ -1,6 +1,6 @@
 """Follows the commits of a ledger's table, and reads each new row once.
 
-It reads the `add` actions in the files of Delta's log (`_delta_log/<version>.json`).
+The follower reads the `add` actions in the files of Delta's log (`_delta_log/<version>.json`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LedgerFollower:
 
         Raises:
             LedgerError: pyarrow has no file system for the ledger.
-            OSError: the ledger cannot be reached. FileNotFoundError: the log was cleaned up since.
+            OSError: the ledger cannot be reached. FileNotFoundError: the log lacks `since` by now.
         """
         self._place = place
         self._columns = list(columns)

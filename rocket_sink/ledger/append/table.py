@@ -53,7 +53,7 @@ _CONFLICT: Final = re.compile(
 )
 """Text of Delta's error when another commit came first."""
 _AWAY: Final = re.compile(r"AccessDenied|Forbidden|SocketTimeout|ConnectException|UnknownHost")
-"""Words in errors of a store that say nothing about the table."""
+"""Words in errors about the store; such errors say nothing about the table."""
 _SESSIONS: Final = {
     "JavaPackage": "this Spark session has no Delta Lake, by which the ledger is made and read: "
     "start it with rocket_sink.build_session, or give spark-submit --packages "
@@ -208,7 +208,7 @@ def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) ->
 def _below(uri: str, file: str) -> tuple[str, str]:
     """Return (path below the table's folder, kind) of a file that Spark names."""
     (store, name), (own_store, root) = (_store_and_path(unquote(text)) for text in (file, uri))
-    # A URI without a host is on Spark's default file system, whose host is in Spark's paths.
+    # If the ledger's URI has no host, ignore the host of the default file system in Spark's paths.
     if not own_store or store == own_store:
         name = name.removeprefix(f"{root}/")
     return name, name.partition("/")[0].removeprefix("kind=")
@@ -304,7 +304,7 @@ def check_not_ahead(
     `first_epoch` itself: the driver died after the append, before Spark noted the epoch's end.
 
     Raises:
-        CheckpointError: says what is ahead of what and how to go on.
+        CheckpointError: the ledger is ahead of the checkpoint; the text says how to go on.
     """
     place = resolve_path(ledger_path)
     last = last_txn_version(spark, place, txn_app_id(query_id))
@@ -322,8 +322,8 @@ def check_not_ahead(
 
 def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
     """Make the table if needed, set its schema version, and return its identity. Several queries
-    may start on one ledger. Setting the version makes every running append fail; that of
-    `write_batch` fails after its sends. So one process at a time checks and sets it, under a lock.
+    may start on one ledger. Setting the version makes every running append fail (an append of
+    `write_batch` after its sends), so a lock lets one process at a time check and set the version.
     If pyarrow cannot lock there, Delta accepts one change and the others read the table again."""
     # The import is here because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
@@ -523,7 +523,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
 
 def _refuse_foreign(place: LedgerPath) -> None:
-    """Check the folder before the first write; by delta-rs, because there may be no session.
+    """Check the folder by delta-rs before the first write, because there may be no Spark session.
 
     Raises:
         LedgerError: the folder is another Delta table.

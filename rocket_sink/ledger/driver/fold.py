@@ -254,7 +254,7 @@ class _Folder:
     Args:
         place: path of the table.
         spool: path of the spool files; differs from `place` if they wait on the driver's host.
-        summary: counts of the folds before.
+        summary: the counts so far, to which this work adds its own.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class _Folder:
                 self._complete(manifest)
                 self._add(recovered=1)
                 folded_paths.update(manifest.paths(self._spool))
-            else:  # The manifest is of a deleted table, whose rows are not in this one.
+            else:  # The manifest's fold went to a deleted table: fold its files into this table.
                 self._notes.remove(manifest.name)
         files = [info for info in files if info.path not in folded_paths]
         self._step("listed")
@@ -400,7 +400,7 @@ class _Folder:
     ) -> bool:
         """Append the rows, which were read here or are read by tasks; return `Append.is_own`."""
         paths = manifest.paths(self._spool)
-        # Stores get whole files only.
+        # Stores get whole files, so only a local file can be torn.
         torn = sum(not is_whole(path, self._fs) for path in paths) if self._spool.is_local else 0
         append = begin_append(self._spark, self._place, app_id, manifest.number, manifest.token)
         self._check_lock()
@@ -471,7 +471,7 @@ class _Folder:
 
 
 def _shares(files: list[fs.FileInfo], most_bytes: int) -> Iterator[list[fs.FileInfo]]:
-    """Yield the files in groups, each within the limits of one append or task if it can be."""
+    """Yield groups of files within the limits of an append or task; a larger file stays alone."""
     share: list[fs.FileInfo] = []
     size = 0
     for info in files:

@@ -155,7 +155,7 @@ class Ledger:
         return views.view(self.rows(spark), "sends")
 
     def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
-        """Return dead letters, in the columns of the row contract and their own.
+        """Return dead letters, in the columns of the row contract and columns of their own.
 
         A dead letter is pending if it is not `settled` and its task attempt counts: the dead
         letters of a failed attempt are superseded by those of the next attempt. Sort by `epoch`,
@@ -164,18 +164,18 @@ class Ledger:
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """Return the resolutions of dead letters; `unparked` cancels the earlier ones."""
+        """Return resolutions of dead letters; `unparked` takes back earlier ones but `resent`."""
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:
-        """Return `letter_id` of all resolved dead letters; unparked ones are unresolved."""
+        """Return `letter_id` of letters that were ever resent, or are parked or dropped now."""
         return views.view(self.rows(spark), "settled")
 
     def backfills(self, spark: SparkSession) -> DataFrame:
         """Return `letter_id`, `tries`, `open` of the letters that backfills were about to send.
 
         `tries` counts backfills that failed because of the dead letter itself, not because of an
-        unreachable broker. `open`: a backfill may have stored it without an answer.
+        unreachable broker. `open`: the letter may be stored: a backfill got no valid answer.
         """
         return views.view(self.rows(spark), "backfills")
 
@@ -184,9 +184,9 @@ class Ledger:
 
         `open`: the epoch is in the ledger, so it is decided, but not all brokers are known to have
         ended it; `pending` returns only open epochs. `halves` counts the messages that are to
-        become visible, `committed` those that are, `refused` those that their brokers do not have
-        any more. Half messages of attempts that failed before the epoch's append are in no ledger:
-        they are never committed, and brokers drop them.
+        become visible, `committed` those that are visible, `refused` those that their brokers no
+        longer have. Half messages of attempts that failed before the epoch's append are in no
+        ledger: they are never committed, and brokers drop them.
         """
         transactions = views.view(self.rows(spark), "transactions")
         return transactions.where("open") if pending else transactions
@@ -201,12 +201,12 @@ class Ledger:
         `adds_up`: each partition has a complete attempt, with rows_in = acked + degraded + dead +
         unknown + filtered, and there are no `missing_rows`. A failed send of a `TableProducer`
         counts as no rows, and adds up.
-        `missing_rows`: Spark handed them to tasks of a confirmed epoch, but no account has them,
+        `missing_rows`: rows that Spark handed to tasks of a confirmed epoch and no account has,
         because a task wrote to another folder or its file is gone.
         `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its rows.
         `num_input_rows`: rows that Spark read from its sources, by its own count.
-        `superseded_attempts`, `superseded_rows`: those of attempts that do not count, also killed
-        ones. Brokers may have stored these rows, and once more for the attempt that counts.
+        `superseded_attempts`, `superseded_rows`: attempts that do not count (also killed ones), and
+        their rows. Brokers may have stored these rows, and again for the attempt that counts.
         """
         return views.view(self.rows(spark), "epochs")
 
@@ -223,14 +223,14 @@ class Ledger:
     ) -> Report:  # fmt: skip
         """Return what `rocket-sink report` shows: the verdict and the figures, as a value.
 
-        This folds first, as the command does; while another process folds, `unfolded_epochs` says
+        First fold, as the command does; if another process folds meanwhile, `unfolded_epochs` says
         how many epochs are missing. Notebooks show the report as tables, `print(report)` shows
         text, and `ledger.report.to_html(report)` makes a page, with charts if `charts` is true.
 
         Args:
             query: a streaming query's id, or its beginning.
             since, until: the time of the rows; a naive time is in UTC.
-            epochs: the longest list of epochs wanted.
+            epochs: the number of epochs to list at most.
 
         Raises:
             LedgerError: also if no query, or several, have an id that begins so.
@@ -274,7 +274,7 @@ class Ledger:
         Files that were replaced are deleted six hours later.
 
         Args:
-            older_than: by kind of row; a kind that is not named stays.
+            older_than: least age of the rows to drop, by kind; a kind that is not named stays.
             settled_bodies: least time since a dead letter was settled; None: bodies stay.
             dry_run: only count.
 

@@ -7,13 +7,13 @@ which dead letters a killed one may have sent, and asks brokers about these only
 alone a dead letter that fails again and again.
 
 Two backfills at once would both send the same dead letters. A driver takes the ledger's lock
-`backfill` before it plans and keeps it to its end. A dead driver's lock is free at once (local), or
-when its heartbeats stop. A driver that was wrongly taken for dead, and workers that outlive a
-killed driver, must not send either: tasks read a note with the claim's token before they send, and
-stop if it is not theirs.
+`backfill` before it plans and keeps the lock to its end. A dead driver's lock is free at once
+(local), or when its lease has ended without a heartbeat. A driver that was wrongly taken for dead
+must send nothing more, nor must workers that outlive a killed driver. So tasks read a note with the
+claim's token before they send, and stop if the token is not theirs.
 
 A task may begin hours after its backfill was planned, and somebody may have parked dead letters
-since. So it reads the files of the few commits after the plan's version (`follower`).
+since. So the task reads the files of the few commits after the plan's version (`follower`).
 """
 
 from __future__ import annotations

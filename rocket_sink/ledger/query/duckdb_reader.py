@@ -86,8 +86,8 @@ class QuickLedger:
             "temp_directory": self._scratch.name,
             "preserve_insertion_order": "false",
         })  # fmt: skip
-        # The bar would go to standard output, amid the JSON, when a query takes 2 s. A notebook
-        # without ipywidgets has no bar, and the setting is an error there.
+        # DuckDB's progress bar would go to standard output, amid the JSON, when a query takes 2 s.
+        # In a notebook without ipywidgets it has no bar, and the setting is an error.
         with contextlib.suppress(duckdb.InvalidInputException):
             self._session.execute("SET enable_progress_bar = false")
         for statement in _SPARKS:
@@ -120,7 +120,7 @@ class QuickLedger:
         a view each time that a query names it, which takes 40 ms for the view of all rows.
 
         Args:
-            sources: {kind: DuckDB table with the kind's rows}.
+            sources: {kind: DuckDB's table, or call of a table function, with the kind's rows}.
             folded: a query for all rows of the table, used instead of `sources`.
         """
         no_rows = f"SELECT {_terms({})} WHERE false"
@@ -168,7 +168,7 @@ class QuickLedger:
             self._queries += 1
             if self._queries == 2 and self._files:
                 self._gather()
-            # Use views: a WITH that is named twice is read whole, in all its columns.
+            # Use views: DuckDB reads all columns of a WITH query that is named twice.
             for name in views_of(select):
                 if name not in self._views:
                     kind = "TABLE" if name in _TABLES else "VIEW"

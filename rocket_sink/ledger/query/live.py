@@ -158,7 +158,7 @@ class LiveFigures:
             self._add_accounts(rows.filter(pc.field("complete").is_valid()))
         elif kind == SEND:
             answered = rows.filter(pc.field("outcome") != IN_FLIGHT)
-            # An attempt that died has requests without an answer.
+            # A request without an answer may be of a dead attempt: query the views again.
             self._is_old |= len(answered) < len(rows)
             self._add_sends(answered)
         elif kind == ISOLATION:
@@ -354,8 +354,8 @@ _lock: Final = ForkLock()
 
 
 def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
-    """Make metrics of a ledger from now on; do nothing without OpenTelemetry's API, or twice for a
-    ledger.
+    """Make metrics of a ledger from now on. Do nothing without OpenTelemetry's API, or if the
+    ledger has metrics already.
 
     Raises:
         LedgerError, OSError: as `LiveFigures`.

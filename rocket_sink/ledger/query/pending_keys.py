@@ -72,7 +72,7 @@ class PendingKeys:
         self._earlier: list[str] = []
 
     def held_for(self, ctx: RunContext) -> Keys:
-        """Return the keys that a task must hold back, except those of its epoch's attempts."""
+        """Return the keys that other queries, or earlier epochs of the task's query, have noted."""
         query, held_keys = path_part(ctx.query_id), Keys()
         own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
@@ -196,7 +196,7 @@ class _Attempts:
         return note.attempt in self._counts or self._is_past(note)
 
     def overruled(self, note: _Note) -> bool:
-        """Return whether another attempt is known to count instead of this one."""
+        """Return whether the note's attempt does not count; ask only if the table `knows` it."""
         return not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:

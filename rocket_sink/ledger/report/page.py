@@ -84,7 +84,7 @@ def page_html(
     Args:
         figures: `Report.as_dict()`.
         tables: the tables of the same report.
-        series: the charts; None: the page has no charts.
+        series: the figures of the charts; None: the page has no charts.
         tuning: the suggestions for the report's scope; None: the page has none.
     """
     library = chart_library() if series is not None else ""
@@ -291,7 +291,7 @@ def _cell(column: Column, value: Any) -> str:
 
 
 QUERY_SHOWN: Final = 8
-"""Number of characters of a query's id that are shown; `--query` accepts so short an id."""
+"""Number of characters of a query's id that are shown; `--query` accepts an id of this length."""
 
 
 def _at(moment: dt.datetime) -> str:

@@ -247,7 +247,7 @@ def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
 
 
 def _stored_elsewhere(absence: Absence) -> str:
-    """Return the term that counts what other brokers stored during an outage."""
+    """Return the term that counts the requests that other brokers stored during an outage."""
     name = f"others_{micros(absence.since)}_{absence.broker.encode().hex()}"
     end_sql = "" if absence.back_at is None else f" AND at < {timestamp(absence.back_at)}"
     return (
@@ -273,8 +273,8 @@ def successors(read: Scoped) -> list[Successor]:
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
-    """Return the pending dead letters with keys, by the broker that they wait for. The broker of a
-    key also comes from letters outside of the scope."""
+    """Return the pending dead letters with keys, by the broker that they wait for. A key's broker
+    comes from all its pending letters, also from those outside of the scope."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
             min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden

@@ -38,7 +38,7 @@ _OTHERS: Final = "(others)"
 _QUEUES: Final = 240
 _ISOLATIONS: Final = 400
 _PER_STEP: Final = 6
-"""Epochs of a step and broker whose attempts are shown."""
+"""Rows that `behind` keeps of a step and broker, or `failures` of a step, broker and error."""
 _BEHIND: Final = 2000
 _FAILURES: Final = 800
 _EPOCHS: Final = 1500
@@ -71,8 +71,8 @@ class Series:
         cells: numbers of sent messages, and how their time was spent.
         heat, latency: percentiles (ms) by step and broker, and by broker and topic.
         letters: dead letters given up, and settled, in the step.
-        behind: the epochs of a step and broker that failed most or took longest, with partition,
-            message and attempt of the longest send.
+        behind: for each step and broker, the epochs with the most failures or the longest sends.
+            Each row names partition, message and attempt of its longest send.
         failures: the first failed attempts of each step, broker and error.
         epochs: the epochs of `behind`, and those that do not add up.
     """
@@ -199,8 +199,8 @@ def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> list[tupl
 
 
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
-    """Count given-up and settled letters per step; a settlement that was taken back counts only if
-    the letter was sent."""
+    """Count given-up and settled letters per step. A settlement that was taken back does not count,
+    but a resent letter always does."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
             SELECT letter_id, resolution, at, sequence AS _order,
                 max(CASE WHEN resolution = '{UNPARKED}' THEN sequence END)

@@ -13,9 +13,9 @@ from rocket_sink.ledger.sql import Scope
 @dataclass(frozen=True)
 class BrokerFigures:
     """The send attempts to one broker. `messages` and `body_bytes` count what it stored; a failed
-    attempt's messages count at its retry. Latencies are from the last byte to the answer, in ms, of
-    answered attempts; None when there were none. `last_at` is the start of the last attempt, after
-    which the broker may have left the route; `last_stored_at` is the start of the last stored one.
+    attempt's messages count at its retry. Latencies (ms) are from a request's last byte to its
+    answer; they are None without answers. `last_at` is the start of the last attempt, after which
+    the broker may have left the route; `last_stored_at` is the start of the last stored one.
     `broker` is "-" for attempts that reached no broker. Percentiles are those of a histogram whose
     classes are 1 % wide, so they are off by 0.5 % at most."""
 
@@ -103,7 +103,7 @@ class IsolationFigures:
 
 @dataclass(frozen=True)
 class IsolationSums:
-    """The isolations of one broker, also of rows that are not folded yet.
+    """The isolations of one broker, from folded and unfolded rows.
 
     Overlapping isolations count as one in `times`; `length_ms` is the time that all of them cover.
     `first_start`, `last_start` and `last_end` are the first and last start, and the last end.
@@ -138,7 +138,7 @@ class DeadLetterFigures:
 @dataclass(frozen=True)
 class ErrorFigures:
     """Attempts that failed with one error; `messages` counts the messages of a request once,
-    however often it was tried. `example` is one of the remarks."""
+    however often it was tried. `example` is the remark of one attempt."""
 
     error_code: str
     response_code: int | None
@@ -199,7 +199,7 @@ class Finding:
         name: name of its rule.
         level: "problem", "warning", "note" or "well".
         text: one sentence.
-        next: the command or action that mends it; empty if there is none.
+        next: the command or action that mends the fault; empty if there is none.
     """
 
     name: str

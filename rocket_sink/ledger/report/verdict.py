@@ -23,7 +23,7 @@ LINES: Final = 3
 """Number of findings that a console shows above all tables."""
 SLOW_TIMES: Final = 3.0
 SLOW_MS: Final = 50.0
-"""A broker is slow if its p99 is `SLOW_TIMES` the median of other brokers, and `SLOW_MS` above."""
+"""A slow broker's p99 is at least `SLOW_TIMES` the others' median, and `SLOW_MS` above it."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
 _NAMES: Final = 80
@@ -75,8 +75,8 @@ def backfill_command(ledger: str) -> str:
 
 
 def name_servers() -> str:
-    """Return the name servers for commands: those of NAMESRV_ADDR where that is set, because the
-    ledger does not know any."""
+    """Return the name servers for commands: NAMESRV_ADDR, or a placeholder if that is not set. The
+    ledger does not record name servers."""
     return shlex.quote(clean(os.environ.get("NAMESRV_ADDR") or "HOST:9876"))
 
 
@@ -203,8 +203,8 @@ def _letters(facts: Figures, *reasons: str) -> Iterator[Case]:
 
 
 def _sent_again(facts: Figures) -> Iterator[Case]:
-    """Yield the pending letters that a backfill may send, unless the findings about brokers and
-    waiting keys count the same ones."""
+    """Yield the pending letters that a backfill may send, unless all of them have keys that wait:
+    then other findings count these letters."""
     waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
         if case["count"] != waiting_rows:

@@ -75,8 +75,8 @@ class RowsByAccumulator:
     """The accumulator of one ledger's rows; pickled to the tasks."""
 
     def __init__(self, accumulator: Accumulator[Rows]) -> None:
-        # Keep the accumulator pickled until it is used: each one that a task loads costs the driver
-        # an update.
+        # Keep the accumulator pickled until a task adds rows: the driver gets an update for each
+        # accumulator that a task loads.
         self._pickled = pickle.dumps(accumulator)
 
     def add(self, rows: HandedRows) -> None:

@@ -55,7 +55,7 @@ _MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
-    """Return a new name without suffix, `<query>/<epoch>/<file>`; with `_` if not `folders`."""
+    """Return a new name without suffix, `<query>/<epoch>/<file>`; `_` replaces `/` in stores."""
     partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"

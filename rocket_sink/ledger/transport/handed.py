@@ -1,6 +1,6 @@
-"""Ledger rows that Spark brings to the driver, where a task does not reach the ledger's folder.
+"""Ledger rows that Spark brings to the driver for tasks that do not reach the ledger's folder.
 
-They go with the task's result: in the commit message of the data source, in an accumulator of
+They go with the task's result: in the commit message of the data source, or in an accumulator of
 foreach (`transport.accumulator`). So the ledger has no record of the sends of a failed or killed
 task, and a task's rows stay in memory until its end. On the driver they go to the spool.
 """

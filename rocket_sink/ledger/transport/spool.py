@@ -34,8 +34,8 @@ _MKDIR_TRIES: Final = 20
 class SpoolWriter:
     """A `RowTransport`: a task attempt's rows, in a file under `<ledger>/_spool`.
 
-    The first `append` makes the file; the first one after a `seal` makes another. For one thread of
-    one process.
+    The first `append` makes the file; the first `append` after a `seal` makes another file. For one
+    thread of one process.
 
     Args:
         ledger_path: absolute, or a URI (`Ledger(path).uri`, made on the driver).
@@ -56,7 +56,7 @@ class SpoolWriter:
         self._name = ""
 
     def append(self, *batches: pa.RecordBatch) -> None:
-        """Write rows; they outlive a kill of this process, not a crash of the machine."""
+        """Write rows; a local file outlives a kill of this process, not a crash of the machine."""
         with self._errors():
             for batch in batches:
                 if batch.num_rows:

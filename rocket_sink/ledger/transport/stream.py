@@ -80,8 +80,8 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
 
     Raises:
         DamagedSpoolError: the content was changed, not only cut.
-        LedgerError: its storage cannot be read.
-        FileNotFoundError
+        LedgerError: the file's storage cannot be read.
+        FileNotFoundError: the file is gone.
     """
     try:
         with filesystem.open_input_file(path) as file:
@@ -129,8 +129,8 @@ def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, i
 
 
 def _has_frame(data: bytes, seed: int) -> bool:
-    """Return whether a whole frame follows the first byte; if the seed is unknown, any mark is
-    enough."""
+    """Return whether a whole frame follows the first byte. As long as the first frame's checksum
+    (`seed`) is unknown, a frame's mark is enough."""
     for match in _MARKS.finditer(data, 1):
         mark, number, length, crc = _unpacked(data[match.start() : match.start() + _SIZE])
         content = memoryview(data)[match.start() + _SIZE :][:length]
@@ -161,7 +161,7 @@ def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBa
         batch = pa.ipc.read_record_batch(content, LEDGER_SCHEMA)
         batch.validate(full=True)
         _check_values(batch)
-    # Arrow raises its own errors, OSError, ValueError or MemoryError.
+    # Arrow raises OSError, ValueError, MemoryError or errors of its own.
     except Exception as error:
         raise _damaged(path, first_line(error)) from error
     if is_complete:

@@ -40,11 +40,11 @@ class Attempts:
     Attributes:
         start_s: seconds since 1970.
         wait_ms, rtt_ms: until the request was on the wire, and from there to its end.
-        group_ms: (p50, p95, p99) of a group's answers, NaN for one request; n by 3.
+        group_ms: for each attempt p50, p95 and p99 of its group's answers; NaN without a group.
         broker, host: indices into `brokers` and `hosts`. Workers of a host share one fault table.
         stored: acknowledged.
         isolates: a failure for which the broker is isolated.
-        request: number of the request, the same for its attempts; -1: the only one, stored.
+        request: number that a request's attempts share; -1: the first attempt stored the message.
     """
 
     start_s: Any
@@ -101,7 +101,7 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
 class Replayed(NamedTuple):
     """The result of a profile for the recorded attempts. `isolations` and `isolated_s` are sums of
     all hosts. `moved` and `unsent` (last attempt failed) count messages. `latency_ms` has the
-    latencies of sent messages, ascending; `weight` is the number of messages up to each."""
+    latencies of sent messages, ascending; `weight` has the number of messages up to each."""
 
     isolations: int
     isolated_s: float

@@ -23,7 +23,7 @@ from rocket_sink.routing.fault import PROFILES, FaultProfile
 LIMIT: Final = 200_000
 """Number of the newest attempts that are replayed; a candidate takes some seconds."""
 _VARIANTS_MS: Final = (100, 250, 1000, 2000)
-"""Latencies from which the variants of the profile 5.x (further candidates) isolate a broker."""
+"""Latencies at which variants of the profile 5.x isolate; each variant is a further candidate."""
 _BETTER: Final = 0.8
 """A candidate replaces the default if its p99.9 is below this share of the default's."""
 _AS_GOOD: Final = 1.05
@@ -101,8 +101,8 @@ def profiles() -> dict[str, FaultProfile | None]:
 def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     """Return how many suspicions each value of `suspectAfterMs` would have raised, right or false.
 
-    A suspicion is right if the request fails, or if its answer is both slow enough to isolate the
-    broker and unusually slow for it. Otherwise it is a false alarm.
+    A suspicion is right if the attempt's failure isolates the broker, or if its answer is both slow
+    enough to isolate the broker and unusually slow for it. Otherwise it is a false alarm.
     """
     usual_ms = np.array(
         [_p95(attempts.rtt_ms[attempts.stored & (attempts.broker == number)])

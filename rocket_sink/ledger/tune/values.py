@@ -22,8 +22,8 @@ DEFAULTS_FIT: Final = "The defaults fit these sends."
 class Candidate:
     """A latency table, and its result for the recorded sends. Times in ms.
 
-    `isolated_s` is summed over hosts and brokers, `moved` are messages; percentiles are of
-    acknowledged messages, from submit to answer, with their earlier attempts.
+    `isolated_s` is the sum over hosts and brokers; `moved` counts messages. Percentiles are of
+    acknowledged messages, from submit to answer, including their earlier attempts.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SuspicionFigures:
-    """A value of `suspectAfterMs`.
+    """A value of `suspectAfterMs`, and its result for the recorded sends.
 
-    `late_share` is the share of usual requests that took longer: false alarms. `troubles` counts
-    the failures and unusually slow requests that took longer; `sooner_s` is the sum of the times
-    from a suspicion to the end of such a request.
+    `late_share` is the share of usual requests that took longer than the value: false alarms.
+    `troubles` counts failures and unusually slow requests that took longer than the value.
+    `sooner_s` is the sum of their times from the suspicion to the end.
     """
 
     suspect_after_ms: int

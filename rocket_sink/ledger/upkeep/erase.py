@@ -1,6 +1,6 @@
-"""Erasure: it deletes the contents of dead letters for good, and keeps their accounts. It writes
-the letters' files anew without the contents, and deletes the old files at once, also those of
-earlier versions of the table. A reader that uses an old file fails. The table's log holds no
+"""Erasure: the contents of dead letters are deleted for good, and their accounts stay. The letters'
+files are written anew without the contents. The old files are deleted at once, also those of
+earlier versions of the table, so a reader that uses an old file fails. The table's log holds no
 contents: its statistics are of ids and times."""
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Erased:
         letters: dead letters whose contents are gone.
         dropped: number of these letters that were pending; they have the resolution `dropped` now.
         deleted_files: number of deleted files with such contents.
-        loose_files: number of kept files with dead letters that are in no version of the table.
-            They belong to task attempts that run or died. A vacuum deletes those of dead attempts.
+        loose_files: number of kept files that cannot be read, or whose dead letters are not in the
+            newest version (of running or dead attempts, or expired). A vacuum deletes those that
+            stay unused.
         quarantined: damaged spool files, which may hold anything.
     """
 
@@ -50,7 +51,7 @@ class Erased:
 
 
 def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> Erased:
-    """Erase the contents of these dead letters, and finish erasures that were killed.
+    """Erase the contents of these dead letters, and finish earlier erasures that were killed.
 
     Raises:
         LedgerError: Spark's Delta commits to the ledger, or other processes keep rewriting it.
@@ -97,10 +98,8 @@ def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> 
 
 
 def _delete_old(place: LedgerPath) -> tuple[int, int]:
-    """Delete files that hold an erased letter and are not in the table's newest version.
-
-    Returns the numbers of deleted files, and of files whose letters are in no version of the table.
-    """
+    """Delete files that hold an erased letter and are not in the table's newest version. Return the
+    numbers of deleted files and of `loose_files` (see `Erased`)."""
     newest = open_table(place)
     assert newest is not None
     files = [file for file in stored_files(place, newest) if file.kind == DEAD_LETTER]

@@ -56,7 +56,7 @@ class Retention:
     """How long rows stay, in ms; a kind that is not named stays for ever.
 
     Attributes:
-        rows_ms: by kind.
+        rows_ms: of rows, by kind.
         bodies_ms: of bodies of settled dead letters; None: as long as their rows.
     """
 
@@ -75,7 +75,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Expired:
-    """The result of an expiry, or of a trial.
+    """The result of an expiry, or of a dry run, which only counts.
 
     Attributes:
         rows: number of dropped rows by kind.
@@ -118,8 +118,8 @@ def expire_ledger(
 
 
 def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -> None:
-    """Expire a ledger if the last expiry by any process is at least a day ago; a ledger without one
-    expires after a day.
+    """Expire a ledger if the last expiry by any process is at least a day ago. The first expiry
+    comes a day after the first call.
 
     Raises:
         LedgerError, OSError: the ledger cannot be read or written.

@@ -1,8 +1,8 @@
 """Merging of small files; checkpoints of the table's log, and removal of old files.
 
-Every fold makes a file per kind and a commit. Files of a kind are merged by size: when a tier has
-`_FAN` files, they and all smaller ones become one. So a row is written about four times, and
-a kind has some twenty files that are not full.
+Every fold makes a file per kind and a commit. Files of a kind are merged by tiers of size: when a
+tier has `_FAN` files, these and all smaller files become one file. So a row is written about four
+times, and a kind has some twenty files that are not full.
 
 Files that were replaced, and old commits, stay for `RETENTION`, for readers that are open and for
 time travel.
@@ -81,7 +81,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # Rows that compress well take as much time as others: count `_ROW_BYTES` for each.
+        # A row that compresses well takes as long as another: count `_ROW_BYTES` at least.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
