@@ -64,13 +64,15 @@ class Retention:
     bodies_ms: int | None = None
 
     def or_longer(self, other: Retention) -> Retention:
-        """Return the longer limits of both, for two queries with one ledger."""
+        """Return the limits for two queries with one ledger: the longer ones, and for a kind that
+        only one query names, its limit. Bodies stay as long as their rows if one query says so."""
         rows_ms = {
             kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
             for kind in {*self.rows_ms, *other.rows_ms}
         }
-        bodies = [ms for ms in (self.bodies_ms, other.bodies_ms) if ms is not None]
-        return Retention(rows_ms, max(bodies, default=None))
+        if self.bodies_ms is None or other.bodies_ms is None:
+            return Retention(rows_ms)
+        return Retention(rows_ms, max(self.bodies_ms, other.bodies_ms))
 
 
 @dataclass(frozen=True)
