@@ -1,8 +1,8 @@
 """A real local Apache RocketMQ, name server and brokers on loopback, for demo, tests and users.
 
-A `LocalCluster` ends with its object or its process; `up`, `status` and `down` manage a detached
-cluster. PySpark's Ivy fetches RocketMQ once from Maven Central. RocketMQ runs on Spark's Java.
-POSIX only.
+A `LocalCluster` ends by `stop`, or when the process that started it ends; `up`, `status` and `down`
+manage a detached cluster. PySpark's Ivy fetches RocketMQ once from Maven Central. RocketMQ runs on
+Spark's Java. POSIX only.
 """
 
 from rocket_sink.cluster.detached import (

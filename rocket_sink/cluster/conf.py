@@ -61,7 +61,7 @@ def is_free(port: int) -> bool:
     """Return whether `port` can be bound now, on loopback and on all interfaces."""
     for host in (LOOPBACK, ""):
         with socket.socket() as probe:
-            # The JVM sets this, too: a port in TIME_WAIT is free for it.
+            # The JVM sets this option, too, so it can bind a port in TIME_WAIT.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -75,7 +75,7 @@ def is_free(port: int) -> bool:
 def choose_ports(
     brokers: int, *, wanted: Ports | None = None, free: Callable[[int], bool] = is_free
 ) -> Ports:
-    """Return free ports for a name server and `brokers` brokers; `wanted` if all of them are free.
+    """Return free ports for a name server and `brokers` brokers: `wanted` if its ports are free.
 
     The brokers' blocks of ports do not overlap. Raises ClusterError if there are too few free ones.
     """
@@ -134,7 +134,7 @@ BROKER_DEFAULTS: Mapping[str, str] = {
 }
 
 DISK_NEARLY_FULL_RATIO = 0.85
-"""The used part of the disk from which a broker is started with NEARLY_FULL_DISK."""
+"""If more of the disk than this part is used, a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
     # A broker refuses messages once its clean-up sees a disk above 90 %, and that limit cannot be
@@ -177,7 +177,7 @@ _LOGBACK = """<configuration>
 </configuration>
 """
 LOG_FILE = "rocketmq.log"
-"""The log of a process, in its folder. With one older file it has at most 32 MiB."""
+"""A process's log, in the process's folder. The log and one older file have up to 16 MiB each."""
 
 _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
@@ -278,8 +278,8 @@ def jvm_command(
 ) -> list[str]:
     """Return the command line of a process, without arguments; its class path is in CLASSPATH.
 
-    `role` is name-server, broker, admin or proxy; `folder` is rocketmq.home.dir and user.home, for
-    stores and logs.
+    `role` is name-server, broker, admin or proxy. `folder` is the value of rocketmq.home.dir and
+    user.home, below which RocketMQ puts stores and logs.
     """
     opens = [*_ADD_OPENS]
     if is_4x(version):

@@ -77,7 +77,7 @@ class ClusterState:
 
     @property
     def running(self) -> bool:
-        """Whether the start was completed and all processes exist; a frozen one (SIGSTOP) does."""
+        """Whether the start was completed and all processes exist, running or frozen (SIGSTOP)."""
         return self.ready and all(node.alive for node in self.nodes)
 
     def client_options(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
 
 
 def _fits(state: ClusterState, wanted: Wanted) -> bool:
-    """Return whether the cluster is the wanted one, apart from dead brokers."""
+    """Return whether the cluster runs with the wanted settings; brokers may be dead."""
     server_alive = any(node.alive for node in state.nodes if node.name == NAME_SERVER)
     settings = (wanted.version, wanted.brokers, wanted.queues, wanted.tls)
     return state.ready and server_alive and _settings(state) == settings
@@ -172,7 +172,7 @@ def _launch_detached(
     wanted: Wanted, runtime: Runtime, keep: ClusterState | None, timeout_s: float,
     progress: Progress | None,
 ) -> ClusterState:  # fmt: skip
-    """Start all processes; with `keep`, only its dead ones."""
+    """Start all processes; with `keep`, only the dead processes of that cluster."""
     alive = [node for node in keep.nodes if node.alive] if keep else []
 
     def spawned(nodes: Nodes) -> None:
@@ -302,7 +302,7 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_mode & stat.S_IWOTH:
-            # Brokers write files with predictable names there, and follow links.
+            # Brokers follow links: others could put a link where a broker will write a file.
             raise ClusterError(
                 f"Everybody may write to the cluster's folder {folder}: choose another one, or "
                 f"`chmod o-w {folder}` if its files are yours."

@@ -1,7 +1,7 @@
 """Kills a cluster's processes when its owner process ends, even by SIGKILL.
 
 `Guard` runs this file as a process that leads a process group, which the cluster's JVMs join. When
-the owner's end of a pipe closes, or the owner is no longer its parent, this process kills the group
+the owner's end of a pipe closes, or this process gets another parent, this process kills the group
 and itself. Unlike Linux's PR_SET_PDEATHSIG this does not depend on the thread that started a
 broker, and works on macOS. A process group's number is not reused while a member lives.
 """

@@ -6,8 +6,8 @@ the user's cache folder. It is filled in a scratch folder and renamed, under a f
 A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
 `group:name:version[:classifier] sha256`. With a lock file several Ivy processes fetch the jars in
 parallel (each with an Ivy cache of its own, because two cannot share one), and the digests are
-checked. Without it one Ivy process resolves all dependencies, which takes minutes, checks the
-registry's SHA-1, and the digests are noted. Each use of the cache checks the jars again.
+checked. Without a lock file one Ivy process resolves all dependencies in some minutes, and checks
+the registry's SHA-1. The digests are then noted. Each use of the cache checks the jars again.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class IvyRun:
 
 
 def find_ivy() -> Path:
-    """Return PySpark's Ivy jar; raise ClusterError if it has none."""
+    """Return PySpark's Ivy jar; raise ClusterError if PySpark has none."""
     spec = find_spec("pyspark")
     home = Path(spec.origin).parent if spec and spec.origin else None
     ivy_jars = sorted(home.glob("jars/ivy-*.jar")) if home else []
@@ -246,7 +246,7 @@ class Artifact:
 
 
 def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
-    """Return the artifacts of a lock file, in its order.
+    """Return the artifacts of a lock file, in the file's order.
 
     Raises ClusterError for a malformed line, and for two artifacts with the same file name.
     """

@@ -28,7 +28,7 @@ from rocket_sink.text import counted
 
 NAME_SERVER = "name-server"
 MARK_PROPERTY = "rocket.sink.cluster"
-"""A JVM property with a random value, which tells the process from a later one with its pid."""
+"""A JVM property with a random value, which a later process with the same pid lacks."""
 
 _PORT_TRIES = 3
 _MOST_BROKERS = 64
@@ -77,7 +77,7 @@ class Runtime:
     ) -> Runtime:
         """Find Java and the jars, and make certificates; raise ClusterError if one fails."""
         if "," in str(home):
-            # A comma is MixAll.MULTI_PATH_SPLITTER: the store would be in two folders.
+            # Brokers take a comma (MixAll.MULTI_PATH_SPLITTER) for the end of the store's path.
             raise ClusterError(
                 f"The folder {home} has a comma in its name, which brokers take for the end of a "
                 "path: choose another home (or TMPDIR)."
@@ -95,7 +95,7 @@ class Runtime:
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 
     def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:
-        """Write the files of the folder of process `name`; return its command line."""
+        """Write the files that process `name` needs; return the process's command line."""
         folder = self.home / name
         conf.write_rocketmq_home(folder, wanted.version, wanted.acl)
         return tuple(
@@ -119,7 +119,7 @@ class Nodes:
     probe: Probe
 
     def stop(self) -> None:
-        """Stop all in parallel (SIGTERM), which takes brokers some 15 s; idempotent."""
+        """Stop all processes in parallel (SIGTERM). Brokers take some 15 s. Idempotent."""
         nodes = [*self.brokers, self.name_server]
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(lambda node: node.stop(), nodes))
@@ -142,7 +142,7 @@ def launch(
 ) -> Nodes:
     """Start a cluster in `runtime.home` and return when every broker has stored a message.
 
-    `spawned` is called when a process was started. The processes named in `alive` run already, on
+    `spawned` is called after each process start. The processes named in `alive` run already, on
     `ports`; their nodes in the result are not started. On an error, kill the processes that were
     started and raise ClusterError; if another process took a port meanwhile, try other ports.
     """
@@ -171,7 +171,7 @@ def launch(
 def build(
     wanted: Wanted, runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]
 ) -> Nodes:
-    """Write all configuration files; return the processes, which are not started."""
+    """Write all configuration files; return the processes. The caller has to start them."""
     free_mb = shutil.disk_usage(runtime.home).free >> 20
     if free_mb < conf.LEAST_FREE_MB:
         raise ClusterError(
@@ -212,7 +212,7 @@ def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
         NAME_SERVER,
         NAME_SERVER,
         *("-Xms32m", "-Xmx128m"),
-        # The process does too little work for a compilation to optimised code to pay.
+        # A name server does little work: to optimise its code costs more CPU than it saves.
         "-XX:TieredStopAtLevel=1",
     )
     folder = runtime.home / NAME_SERVER

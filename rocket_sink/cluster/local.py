@@ -39,8 +39,8 @@ class LocalCluster:
         heap_mb: the heap of each broker.
         tls_client_auth: "none", "optional" or "require": whether clients need `tls_client`.
 
-    The processes end with this one even if it is killed (see `guard`). Not thread-safe, and not for
-    use in a forked child.
+    The cluster's processes end with this process, even if it is killed (see `guard`). Not
+    thread-safe, and not for use in a forked child.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class LocalCluster:
 
     @property
     def tls_ca(self) -> Path | None:
-        """The certificate (PEM) of the authority that signed the others; None without TLS."""
+        """The certificate (PEM) of the authority that signs all others; None without TLS."""
         certificates = self._prepared().certificates
         return certificates.ca if certificates else None
 

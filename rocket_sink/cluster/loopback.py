@@ -4,7 +4,7 @@ The setting `bindAddress` exists from 5.0 on, and only for the ports that serve 
 version a broker binds its replication port by `new InetSocketAddress(port)`, on all interfaces, and
 anybody who reaches the port gets the whole commit log without a password. Before 5.0 all ports are
 bound in this way. No setting changes that: brokers with `duplicationEnable` open no replication
-port, but show no messages.
+port, but consumers get no messages.
 
 The copies come first on the class path. Where the original code makes an `InetSocketAddress(port)`,
 a copy calls Netty's `SocketUtils.socketAddress("127.0.0.1", port)`. Both expressions have the same
@@ -43,9 +43,9 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
     """Write a jar with changed copies of all classes of `jars` that bind all interfaces; return its
     path.
 
-    The jar is beside the others, so that all clusters have the same class path: a JVM uses an
-    archive of classes (CDS) only with its own class path. If the cache is read-only, the jar is
-    in `home`.
+    The jar is beside the others, so that all clusters have the same class path. A JVM uses an
+    archive of classes (CDS) only with the class path for which the archive was made. If the cache
+    is read-only, the jar is in `home`.
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as copies:
@@ -55,12 +55,12 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
             with zipfile.ZipFile(jar) as archive:
                 for name in archive.namelist():
                     if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
-                        # Keep the bytes equal by a fixed date; the default is the present time.
+                        # `ZipInfo` has a fixed date by default, so equal classes give equal bytes.
                         copies.writestr(zipfile.ZipInfo(name), copy)
     for folder in (jars[0].parent, home):
         path = folder / "loopback.jar"
         try:
-            # Keep an equal file: a JVM refuses an archive of classes whose jar has another time.
+            # Do not write an equal file again: its new time would make CDS archives useless.
             if not path.is_file() or path.read_bytes() != content.getvalue():
                 part = folder / f"loopback-{uuid.uuid4().hex}.part"
                 part.write_bytes(content.getvalue())

@@ -37,7 +37,7 @@ class NodeSpec:
     class_path: str
     settings: Mapping[str, str] = field(repr=False)
     host: str = LOOPBACK
-    """The name or address by which clients reach it."""
+    """The name or address by which clients reach the process."""
 
     @property
     def settings_file(self) -> Path:
@@ -211,7 +211,7 @@ class Node:
         )
 
     def log_tail(self) -> str:
-        """Return the last lines of its output and its log."""
+        """Return the last lines of the process's output and log."""
         lines: list[str] = []
         for file in (self.spec.console, self.spec.folder / LOG_FILE):
             with suppress(OSError), file.open("rb") as log:
@@ -261,7 +261,7 @@ class Broker(Node):
         )
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
-        """Wait until the check passes; if the broker listens and the check fails, make it
+        """Wait until `check` passes. If it keeps failing while the broker listens, make the broker
         register."""
         listens_since_s = 0.0
 

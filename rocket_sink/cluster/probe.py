@@ -58,11 +58,11 @@ class Probe:
             raise ProbeFailed(f"{name} at {address} does not store messages (code {code})")
 
     def register_now(self, address: str, permission: int) -> None:
-        """Make the broker register at the name server; raise ProbeFailed if it does not.
+        """Make the broker register at the name server; raise ProbeFailed if the request fails.
 
-        A broker's first registration may fail, because it is not connected yet; it tries again ten
-        seconds later. It registers at once when its permission is set, even to the present value
-        (AdminBrokerProcessor.updateBrokerConfig).
+        A broker's first registration may fail, because the broker is not connected yet, and the
+        second follows ten seconds later. A broker whose permission is set, even to the present
+        value, registers at once (AdminBrokerProcessor.updateBrokerConfig).
         """
         code, _ = self._ask(
             address, _UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode()
@@ -75,7 +75,7 @@ class Probe:
         code, body = self._ask(name_server, _GET_ROUTE, {"topic": topic}, b"")
         if code != 0:
             raise ProbeFailed(f"the name server knows no route of {topic} (code {code})")
-        # Search the text: before 5.x the answer's numeric keys are not legal JSON.
+        # Search the text: name servers before 4.9.4 write numbers as keys, which is no legal JSON.
         for address in addresses:
             if f'"{address}"'.encode() not in body:
                 raise ProbeFailed(f"the route of {topic} lacks {address}: {body[:500]!r}")

@@ -263,7 +263,7 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    # The run chooses the letters again, because other processes may have changed the ledger.
+    # The run chose letters anew, without those that other processes had settled meanwhile.
     pending = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
     if as_json:

@@ -244,8 +244,8 @@ def _lane_bench(
 
 @dataclass(frozen=True)
 class Change:
-    """A figure beside the baseline's. `relative` is its change divided by the median change of all
-    cases. `worse` says whether it is worse by more than the tolerance."""
+    """A figure of a case, before (in the baseline) and now. `relative`: the change divided by the
+    median change of all cases. `worse`: the figure is worse by more than the tolerance."""
 
     case: str
     figure: str

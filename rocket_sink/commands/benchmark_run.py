@@ -286,7 +286,7 @@ class LaneBench:
         )  # fmt: skip
 
     def _cpu_s(self) -> float:
-        """Return the CPU seconds of all processes; parents have those of ended children."""
+        """Return the CPU seconds of this process, the JVM and all their children, ended or not."""
         processes = {proc.pid: proc for proc in (psutil.Process(), self._jvm)}
         processes |= {proc.pid: proc for proc in self._jvm.children(recursive=True)}
         total = 0.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _WRITE = 2
 _MASTER = 0
 _RECENT = dt.timedelta(days=1)
-"""Age of a broker's last send in the ledger above which the broker is not reported as missing."""
+"""A missing broker is reported only if its last send in the ledger is younger than this."""
 _DISK_FULL = 0.9
 """Used part of a disk above which a broker may refuse messages (the highest value of
 DefaultMessageStore.getDiskSpaceWarningLevelRatio)."""
@@ -50,7 +50,7 @@ _WANTS = {
     "PRIORITY": "rows with a priority",
     "LITE": "rows with a lite_topic",
 }
-"""{type of a topic: its messages} (TopicMessageType.parseFromMessageProperty)."""
+"""{type of a topic: the messages that fit it} (TopicMessageType.parseFromMessageProperty)."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
 
 
 def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
-    """Ask each name server which brokers it knows, compare, and return whether any answers."""
+    """Compare the brokers that each name server knows; return whether any name server answers."""
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.route import broker_addresses
 
@@ -261,14 +261,14 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
-    """Report brokers to which the ledger has sends of the topic, and which its route lacks."""
+    """Report brokers to which the ledger has recent sends, but which the topic's route lacks."""
     from rocket_sink.ledger.query.duckdb_reader import open_quick
     from rocket_sink.ledger.sql import timestamp
 
     try:
         ledger = open_quick(absolute(options.ledger))
     except RocketSinkError:
-        return  # The finding about the ledger has the error.
+        return  # Another finding reports this error.
     if ledger is None:
         return
     recent = dt.datetime.now(dt.timezone.utc) - _RECENT
@@ -306,8 +306,8 @@ def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     """Report the topic's type and cleanup policy, if set, and messages that do not fit them.
 
-    Brokers accept any type (5.3: a label of their metrics); proxies check it
-    (enableTopicMessageTypeCheck, TopicMessageType).
+    Brokers accept messages of any type (in 5.3 the type only labels metrics); proxies refuse
+    messages of another type (enableTopicMessageTypeCheck, TopicMessageType).
     """
     subject = f"topic {options.topic}"
     try:

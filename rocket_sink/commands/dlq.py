@@ -42,8 +42,8 @@ _selection = together(
 
 
 def _selecting(function: Decorated) -> Decorated:
-    """Add options that select messages of --group to a command, which gets group and selection as
-    `query`. If the command does not require --group, `query` is None without it.
+    """Give a command the options that select messages of --group. The command gets them as `query`;
+    if the command does not require --group, `query` is None without --group.
     """
 
     @functools.wraps(function)

@@ -1,7 +1,7 @@
 """`rocket-sink options`: the option table in a terminal, as JSON and Markdown; configuration files.
 
-A configuration file has `name = value` lines and `#` comments. `[section]` heads are allowed, and
-only structure it. Names may have any spelling of `rocket_sink.options`.
+A configuration file has `name = value` lines and `#` comments. `[section]` heads are allowed,
+but have no meaning. Names may have any spelling of `rocket_sink.options`.
 """
 
 from __future__ import annotations

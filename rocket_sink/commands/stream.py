@@ -1,4 +1,4 @@
-"""`rocket-sink stream` and `jobs/stream.py`: from any Spark source into a topic."""
+"""`rocket-sink stream` and `jobs/stream.py`: send rows of any Spark source to a topic."""
 
 from __future__ import annotations
 

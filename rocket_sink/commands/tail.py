@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _IDLE_S = 0.5
 _DISPATCH_S = 3.0
 """Longest wait until brokers have dispatched all messages to their queues. Under steady traffic
-they never have."""
+there is always a message that is not dispatched yet."""
 
 
 @click.command(
@@ -115,8 +115,8 @@ def _messages(
         if time.monotonic() - asked_s >= every_s:
             asked_s = time.monotonic()
             with contextlib.suppress(RocketSinkError):  # Go on with the known queues.
-                # Read new queues from their beginning, because a broker gets a topic with the
-                # topic's first message there.
+                # Read new queues from their beginning: a broker may create a topic when the
+                # topic's first message arrives, and that message must be printed, too.
                 for queue in set(admin.queues(admin.options.topic)) - offsets.keys():
                     offsets[queue] = admin.min_offset(queue)
         for queue, offset in offsets.items():

@@ -29,7 +29,7 @@ class FaultProfile:
     """If no broker is available, 4.x takes a broker of the better half, 5.x a reachable broker."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """Return the isolation after a request of this latency; after a failure if `isolation`."""
+        """Return the isolation (ms) for this latency; if `isolation`, for a failure instead."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         for limit, duration in zip(
             reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True
@@ -79,7 +79,7 @@ PROFILES: Final = {
 
 
 TOPIC_ISOLATION_MS: Final = 30_000
-"""Isolation of a topic on a broker, until the next look-up, whose route should omit the broker."""
+"""Isolation of a topic on a broker. A route looked up in that time should omit the broker."""
 EXTENSION_S: Final = 1.0
 """Shortest extension of an isolation that is reported as another event, so that a thousand requests
 that fail together cause one event."""
@@ -191,7 +191,7 @@ class LatencyFaultTolerance:
         reachable: bool,
         cause: str = "",
     ) -> Isolation | None:
-        """Note the end of a request to a broker; return an event if that isolates the broker.
+        """Note the end of a request to a broker; return an event if the broker is now isolated.
 
         Java: MQFaultStrategy.updateFaultItem. Quick successes add no entry to the table.
         """
@@ -243,8 +243,8 @@ class LatencyFaultTolerance:
         """Return the better half of these brokers, at least one. Profile 4.x chooses among them if
         no broker is available.
 
-        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. There a dead broker is the fastest
-        one, because its connections are refused quickly; here unreachable brokers come last.
+        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. In Java a dead broker counts as the
+        fastest, because its connections are refused quickly; here unreachable brokers come last.
         """
         items = [self.store.get(name) or FaultItem(name) for name in names]
         items.sort(

@@ -101,7 +101,7 @@ def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
     while going.any():
         bucket[going] = jump[going].astype(np.int64)
         state = state * np.uint64(2862933555777941757) + np.uint64(1)
-        # Guava's int overflows at 2^31, and a negative jump ends the search.
+        # Let int32 overflow as Guava's int does: a negative jump then ends the search.
         step = (state >> np.uint64(33)).astype(np.int32) + np.int32(1)
         jump = np.floor((bucket + 1) / (step / 2.0**31))
         going &= (jump >= 0) & (jump < counts)

@@ -17,7 +17,7 @@ PROXY_PLACES: Final = 120
 
 A proxy drops an answer if more than 64 KiB of earlier answers wait to be written on its connection
 (`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). The answer to a
-message has 260 to 420 bytes; a place is 512 bytes of answers."""
+message has 260 to 420 bytes; a place stands for 512 bytes of answers."""
 PROXY_BATCH: Final = 500
 """Limit of messages in a batch to a proxy. Two such batches fit into the window."""
 
@@ -32,7 +32,7 @@ class TokenBucket:
     """A token bucket that starts empty, so that many short-lived senders keep a common limit.
 
     In t seconds from the start at most `per_second` * t is spent, and at most `BURST_S` more after
-    idle time. An amount above the capacity passes when the bucket is full, and makes it negative.
+    idle time. An amount above the capacity passes when the bucket is full, and leaves a debt.
     """
 
     __slots__ = ("_at_s", "_capacity", "_saved", "per_second")
@@ -88,9 +88,9 @@ class AimdWindow:
         self.limit = min(self._most, self.limit + 1.0 / self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:
-        """Return how many requests of a group may be sent now; 0 if the group must wait. It waits
-        until half of the window is free. When it only waited for a quarter, a message took twice
-        the CPU, and sixteen senders on the brokers' machine reached two thirds of the rate."""
+        """Return how many requests of a group may be sent now; 0 if the group must wait until half
+        of the window is free. When a quarter was enough, a message took twice the CPU, and sixteen
+        senders on the brokers' machine reached two thirds of the rate."""
         limit = int(self.limit)
         room = limit - in_flight
         if room >= requests:

@@ -118,7 +118,7 @@ class Decision:
     """Choose this broker for the next attempt only if there is no other."""
     refresh_route: bool = False
     isolate: Isolate = Isolate.NOTHING
-    """BROKER: LatencyFaultTolerance.update(isolation=True); TOPIC: isolate_topic."""
+    """BROKER: the caller isolates by `update(isolation=True)`; TOPIC: by `isolate_topic`."""
     reachable: bool = True
     """Whether the broker's address has answered, for the fault table."""
     reconnect: bool = False
@@ -142,9 +142,9 @@ def attempt_deadline(
 ) -> float:
     """Return the deadline of the attempt that starts now.
 
-    An attempt gets an equal share of the remaining time (at least ATTEMPT_FLOOR_S), or `cap_s`
-    (Java: sendMsgMaxTimeoutPerRequest). The last attempt gets all of it. So does every attempt with
-    strict order, because no message may overtake a written request without an answer.
+    An attempt gets `cap_s` (Java: sendMsgMaxTimeoutPerRequest), else an equal share of the
+    remaining time, at least ATTEMPT_FLOOR_S. The last attempt gets all remaining time. With strict
+    order each attempt gets all of it: no message may overtake a written, unanswered request.
 
     Args:
         attempts_left: number of this attempt and possible later ones; at least 1.
@@ -251,7 +251,7 @@ def _costs_only_time(error: SendError | MessageError) -> bool:
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:
-    """Return a retry fact of the error's class; False if the class, a MessageError, lacks it."""
+    """Return the error's retry attribute `fact`; False if a MessageError has no such attribute."""
     return bool(getattr(error, fact, False))
 
 

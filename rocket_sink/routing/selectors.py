@@ -270,8 +270,8 @@ class Ranking(Generic[Target]):
         return bool(self._least & SILENT)
 
     def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:
-        """Return the next queue for a request, or for a group of `requests`; None if it has to wait
-        for room at the best brokers.
+        """Return the next queue for a request, or for a group of `requests`; None if the best
+        brokers have no room, so that the request must wait.
 
         Args:
             last: the broker of the failed attempt. It ranks behind all reachable brokers, but is

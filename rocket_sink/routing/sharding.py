@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 LITE_TOPIC_HASH: Final = "lite_topic"
-"""The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the queues' number.
+"""The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the number of queues.
 
 RocketMQ's brokers (LiteShardingImpl) and proxies (SendMessageActivity) use it. A broker passes a
 lite topic's first message to waiting consumers only if this hash names the broker."""
 
 
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """Return the queue of the key, which strict order never leaves.
+    """Return the queue of the key. With strict order the key's messages go to no other queue.
 
     Raises:
         KeyError: no such hash.

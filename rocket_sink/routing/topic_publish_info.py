@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rocket_sink.wire.route import QueueData, QueueMapping, TopicRoute
 
 QUEUES_MAX: Final = 65_536
-"""Limit of the queues of a topic; Java has none."""
+"""Limit of the queues of a topic; Java has no limit."""
 BROKERS_MAX: Final = 4096
 TOPICS_MAX: Final = 10_000
 """Limit of topics whose routes and rankings a client keeps. A topic takes 4 KiB with two brokers of
@@ -35,7 +35,7 @@ _Value = TypeVar("_Value")
 
 
 class TopicCache(dict[_Key, _Value]):
-    """A dictionary of at most TOPICS_MAX entries. A full one drops the older half."""
+    """A dictionary of at most TOPICS_MAX entries. If it is full, it drops the older half."""
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         if len(self) >= TOPICS_MAX and key not in self:
@@ -226,7 +226,7 @@ class TopicPublishInfo:
         return addresses.pop() if len(addresses) == 1 else ""
 
     def proxy(self, name_servers: Container[str]) -> str:
-        """Return the address of the RocketMQ proxy that gave the route; empty for a name server's.
+        """Return the address of the proxy that gave the route; empty if a name server gave it.
 
         A proxy gives its own address for each broker, and is asked for routes at that address.
         """
@@ -240,7 +240,7 @@ class TopicPublishInfo:
         return self.static[queue][0] if queue in self.static else None
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Return the real broker of the queue, which differs from its name for static topics."""
+        """Return the queue's real broker; the queues of static topics name a logical broker."""
         if isinstance(self.queues, QueueList):
             return queue.broker_name
         return self.static[queue][1] if queue in self.static else queue.broker_name
@@ -260,7 +260,7 @@ def _masters(route: TopicRoute) -> Mapping[str, str]:
 
 
 def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
-    """Return the spans in the order of the text, as Java does; brokers without a master stay."""
+    """Return (broker, number of queues) in the order of `conf`; brokers need no master here."""
     spans: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, count = part.partition(":")
@@ -278,8 +278,8 @@ def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
 def _data_spans(
     queues: Iterable[QueueData], masters: Mapping[str, str], most: int | None
 ) -> list[tuple[str, int]]:
-    """Return the writable queues of brokers with a master, as spans. For a template topic, `most`
-    limits them."""
+    """Return (broker name, number of writable queues) of brokers with a master. `most` limits the
+    queues per broker, for a template topic."""
     spans: dict[str, int] = {}
     for data in sorted(queues, key=lambda data: data.broker_name):
         if data.writable and data.broker_name in masters:

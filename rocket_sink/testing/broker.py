@@ -225,7 +225,7 @@ class FakeBroker:
         )
 
     def _reply(self, request: Frame) -> Frame:
-        """Store the reply and push it to every client; its requester recognises the id."""
+        """Store the reply and push it to every client; the requester knows the correlation id."""
         answer = self._send(request)
         if answer.code == ResponseCode.SUCCESS:
             self.send_request(pushed_reply(request, now_ms()))

@@ -55,8 +55,8 @@ class Cutter:
 
     def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
         """Yield the pieces to forward now. With `whole`, hold each frame, from the next one on,
-        until it is complete; a caller that has set `whole` must keep it. Other streams (TLS) are
-        forwarded unchanged.
+        until it is complete; all later calls must set `whole`, too. Other streams than frames (TLS)
+        are forwarded unchanged.
         """
         while data:
             if self._remaining:

@@ -34,7 +34,7 @@ class MemoryStore:
         self._end = 0
 
     def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
-        """Append the message or the batch of a send request, with SEND_MESSAGE_V2's names."""
+        """Append the message or batch of a send request that has SEND_MESSAGE_V2's field names."""
         ext = request.ext or {}
         body = bytes(request.body or b"")
         sys_flag = int(ext.get("f", "0"))
@@ -122,7 +122,7 @@ class MemoryStore:
 
 
 def encode_message(message: StoredMessage) -> bytes:
-    """Return the message's bytes in an answer, with an inflated body."""
+    """Return the message's bytes in an answer; the body is not compressed."""
     return encode_stored(
         replace(
             message, sys_flag=message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
@@ -264,8 +264,8 @@ class Halves:
 
 
 def _wrong(half: StoredMessage | None, ext: Mapping[str, str]) -> str:
-    """Return why the half message does not fit the request; empty if it does (Java's
-    checkPrepareMessage)."""
+    """Return why the half message does not fit the request; empty if it fits
+    (Java's checkPrepareMessage)."""
     if half is None or half.topic != HALF_TOPIC:
         return "Find prepared transaction message failed"
     if half.properties.get(PGROUP) != ext["producerGroup"]:

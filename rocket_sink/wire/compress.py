@@ -18,7 +18,7 @@ from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.headers import DEFAULT_LIMITS
 
 DEFAULT_LEVEL: Final = -1
-"""The number for the level of `_DEFAULT_LEVELS`."""
+"""The number that stands for the type's level in `_DEFAULT_LEVELS`."""
 INFLATE_CAP: Final = DEFAULT_LIMITS.body_bytes
 
 _LZ4_MAGIC: Final = bytes.fromhex("04224d18")

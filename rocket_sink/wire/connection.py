@@ -255,7 +255,7 @@ class Connection:
     ) -> int:
         """Open `count` requests with consecutive opaque ids; return the first id.
 
-        The requests share a token and a deadline. Those that have no answer at the end become one
+        The requests share a token and a deadline. Requests that get no answer end together, as one
         `Expired` or one `Lost`.
         """
         self._check_open()
@@ -451,7 +451,7 @@ class Connection:
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
-            # `mark_written` looks for a token, and a later request may have the same one.
+            # Drop expired requests: `mark_written` stops at the first request with its token.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)

@@ -145,7 +145,7 @@ class FrameReader:
         if self._error is not None:
             raise self._error
         if self._at == len(self._data):
-            self._data = bytes(data)  # `bytes` copies only other types.
+            self._data = bytes(data)  # `bytes` copies `data` unless `data` is bytes already.
         elif type(self._data) is bytearray:
             # Deleting the front of a bytearray only moves its start: a long frame is copied once.
             del self._data[: self._at]

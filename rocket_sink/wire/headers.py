@@ -13,8 +13,8 @@ ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs
     int remark length, remark, int length of all pairs,
     then pairs of: short name length, name, int value length, value        (UTF-8, big-endian)
 
-Empty values are not written, because Java reads an empty text as null (`readStr`), which breaks a
-signature over it. Codes and versions of more than 16 bits are refused; Java truncates them.
+Empty values are not written, because Java reads an empty text as null (`readStr`): a signature that
+covers it would not match. Codes and versions of more than 16 bits are refused; Java truncates them.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
 
 
 _LONG: Final = 1024
-"""Length of a header above which it consists mostly of the ids of a batch's messages."""
+"""A header of more bytes consists mostly of the ids of a batch's messages."""
 _IDS_KEY: Final = b'"msgId":"'
 _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 

@@ -1,9 +1,9 @@
 """Message ids: the client's (UNIQ_KEY) and the broker's (offset message id); recall handles.
 
-Client id, 16 bytes (28 with IPv6) as upper-case hex (MessageClientIDSetter): address 4 or 16,
-process id 2, a 32-bit number 4 (Java: a class loader's hash), milliseconds since the start of the
-month 4, counter 2. Broker id (MessageDecoder.createMessageId): address 4 or 16, port 4, commit-log
-offset 8.
+A client id (MessageClientIDSetter) is upper-case hex of address (4 or 16 bytes), process id (2), a
+32-bit number (4; Java: a class loader's hash), milliseconds since the start of the month (4), and a
+counter (2). A broker id (MessageDecoder.createMessageId) has address (4 or 16), port (4), and
+commit-log offset (8).
 
 The caller passes the address, process id, time, and 32 random bits. The random bits keep ids unique
 between containers, whose process ids are often equal, and after a fork, if the child makes a new

@@ -64,7 +64,7 @@ def send_message_v2(
 ) -> Frame:
     """Make the request that sends a message or a batch (SendMessageRequestHeaderV2).
 
-    `properties` is wire text; a batch has WAIT alone. Without `body` the caller writes the body.
+    `properties` is wire text; a batch has only WAIT. Without `body` the caller writes the body.
     """
     return request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,

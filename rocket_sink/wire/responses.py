@@ -159,7 +159,7 @@ PULL_CODES: Final = frozenset(
         ResponseCode.PULL_OFFSET_MOVED,
     }
 )
-"""Response codes of a pull that has an answer (Java: PullStatus)."""
+"""Response codes of a pull whose answer has offsets (Java: PullStatus); others are errors."""
 
 
 def decode_pull_answer(

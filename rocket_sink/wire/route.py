@@ -108,7 +108,7 @@ class TopicRoute:
 
 
 def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str, str]]:
-    """Return the (name, address) pairs of brokers, because clusters may share names."""
+    """Return (name, address) of each broker, because brokers of two clusters may share a name."""
     return {(name, address) for name in brokers for address in brokers[name].values()}
 
 

@@ -83,7 +83,7 @@ _FORMS: Final[dict[type[Trace], str]] = {
 
 
 def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the body text and the keys of each trace message, as few messages as the limits allow.
+    """Yield the body texts and keys of as few trace messages as the limits allow.
 
     Raises:
         LocalProtocolError: a field holds a separator.

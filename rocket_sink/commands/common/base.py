@@ -33,7 +33,7 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JS
 
 
 class Command(click.Command):
-    """A command with an example in its help; it also takes `--debug` after its name."""
+    """A command with an example in its help; `--debug` may follow the command's name."""
 
     DEBUG: ClassVar[str] = "rocket_sink.debug"
 
@@ -43,7 +43,7 @@ class Command(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, hidden=True))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does; for an option without its value add the command to the error."""
+        """Parse as click does. If an option lacks its value, add the command to the error."""
         try:
             return super().parse_args(context, args)
         except click.UsageError as error:
@@ -81,7 +81,7 @@ class Group(click.Group):
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their whole first sentence, which click would cut."""
+        """List each command with the whole first sentence of its help, which click would cut."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
@@ -173,7 +173,7 @@ def usage_line(error: click.ClickException) -> str:
 
 
 def _says_what_to_do(error: click.ClickException, text: str) -> bool:
-    """Return whether the error's text says what to do; click's text about a path does not."""
+    """Return whether the error's text says what to do; click's texts about paths give no advice."""
     if text.endswith("?") or ";" in text:
         return True
     if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):
@@ -311,7 +311,7 @@ def until_signal() -> Iterator[Stop]:
     try:
         yield stop
     except KeyboardInterrupt:
-        # The handler of a Spark session has replaced `leave`, and raised this.
+        # A Spark session's handler of Ctrl-C had replaced `leave`, and raised KeyboardInterrupt.
         stop.number = stop.number or signal.SIGINT
     except BaseException:
         if stop.number is None:

@@ -84,7 +84,7 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
 
 @contextlib.contextmanager
 def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
-    """Yield a session for small plans, from a command's flags, and the ledger.
+    """Yield a Spark session with the command's flags, for small plans, and the ledger.
 
     Raises:
         LedgerError: the path has no ledger.

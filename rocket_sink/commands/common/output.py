@@ -48,7 +48,7 @@ def escape_what_streams_lack() -> None:
 
 
 def ignore_odd_sizes() -> None:
-    """Forget a $COLUMNS or $LINES that is no number: rich takes `²` for one, and fails."""
+    """Forget a $COLUMNS or $LINES that is no number: rich takes `²` for a number, and fails."""
     for name in ("COLUMNS", "LINES"):
         if not os.environ.get(name, "0").isdecimal():
             del os.environ[name]
@@ -108,7 +108,7 @@ def note_lines(text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise click.BadParameter if a file cannot be written, before the work for it is done."""
+    """Raise click.BadParameter if a file cannot be written; commands call this before the work."""
     existed = path.exists()
     try:
         path.open("ab").close()
@@ -154,8 +154,8 @@ class Steps:
 
 
 def show(*things: RenderableType) -> None:
-    """Print tables and texts on standard output. If it is no terminal, they are as wide as
-    $COLUMNS says."""
+    """Print tables and texts on standard output. If standard output is no terminal, $COLUMNS is
+    their width."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
@@ -168,7 +168,7 @@ def rows_table(
     title: str, names: Sequence[str], rows: Iterable[Any], *, numbers: str = "",
     most: int | None = None,
 ) -> Table:  # fmt: skip
-    """Return a table of these columns of the rows, with their names without underscores as heads.
+    """Return a table of the columns `names` of the rows. Heads are the names without underscores.
 
     Args:
         numbers: see `table`.

@@ -1,4 +1,4 @@
-"""Flags of commands that start Spark, and their session."""
+"""Flags of commands that start Spark, and the Spark session of these commands."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _STDERR: Final = 2
 _JVM_ENDS_S: Final = 5.0
 _SMALL_PLANS: Final = {
-    # Compilation would take half of a command's CPU time for a ledger's rows. With one compiler the
-    # JVM's code cache is small by default; when it is full, the JVM says so on standard output.
+    # Compilation would take half of the CPU time of a command that reads a ledger. With only C1 the
+    # JVM's code cache is small by default; a JVM whose cache is full writes to standard output.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -91,7 +91,7 @@ def spark_session(
             with _quiet_loggers(shows_plans=log is None):
                 yield spark
         except BaseException as error:
-            # After Ctrl-C Spark's JVM may be busy, or gone.
+            # After Ctrl-C do not call Spark's JVM, which may be busy, or gone.
             if not (end.came or isinstance(error, KeyboardInterrupt)):
                 spark.stop()
             raise
@@ -101,11 +101,11 @@ def spark_session(
 
 @contextlib.contextmanager
 def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
-    """Silence loggers in this context: that of `spark.console`, because commands show a query's
-    figures themselves; and, unless `shows_plans`, PySpark's loggers of failed queries.
+    """Silence the logger of `spark.console` in this context, because commands print a query's
+    figures themselves. Unless `shows_plans`, silence PySpark's loggers of failed queries, too.
 
-    PySpark's loggers write the whole plan and Java's trace to standard error, whatever the root
-    logger does; the error says the same in a line.
+    PySpark's loggers write the whole plan and Java's trace to standard error, even if the root
+    logger is silent; the command's error says the same in a line.
     """
     from pyspark.logger import PySparkLogger
 
@@ -124,11 +124,11 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
 
 
 class _CtrlC:
-    """A handler of SIGINT. It ends the processes that were started since it was made: otherwise a
+    """A handler of SIGINT that ends all processes started since the handler was made. Otherwise a
     JVM that starts, or works on a job, would run until it has finished.
 
-    It ends them before it raises KeyboardInterrupt: Spark's code catches the exception and waits
-    for the running call, until the JVM is gone.
+    The handler ends them first and then raises KeyboardInterrupt, because Spark's code catches the
+    exception and waits for the running call until the JVM is gone.
     """
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ class RunView:
 _POLL_S: Final = 0.3
 _STOP_POLL_S: Final = 0.02
 _WITH_FIXED_SCHEMA: Final = ("rate", "rate-micro-batch", "kafka", "socket", "delta")
-"""Streaming sources that have a schema; that of file sources is inferred from their files."""
+"""Streaming sources that have a schema; file sources infer their schema from the files."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
     """Return the id of the batch write that ended since `began`; None if none or several did.
 
-    The data source makes the id in another process, so it is not known here.
+    The data source makes the id in another process, so this process does not know it.
     """
     since = epochs.where((epochs.lane == "batch") & (epochs.at >= began))
     ids = [row.query_id for row in since.select("query_id").limit(2).collect()]
@@ -394,7 +394,7 @@ def _in_order(sink: RocketSink, frame: DataFrame) -> DataFrame:
 
     Raises:
         ColumnError: the frame does not fit the row contract.
-        ConfigurationError: an `ordering`, and neither a sharding key nor queues.
+        ConfigurationError: `ordering` is set, but the frame has no sharding key and no queues.
     """
     plan = sink.check(frame)
     by_queue = plan.source("sharding_key") is None and plan.source("queue_id") is not None

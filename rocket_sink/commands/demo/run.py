@@ -46,7 +46,7 @@ _RESTART_TIMEOUT_S: Final = 60.0
 
 class FaultInjector:
     """Freezes or kills one broker during the run, repairs it, and restarts other dead brokers. The
-    caller calls `step` often; it acts when something is due.
+    caller calls `step` often; `step` acts when its time has come.
 
     Args:
         fault: freeze (SIGSTOP), kill (SIGKILL) or none.
@@ -80,7 +80,7 @@ class FaultInjector:
         self.say(self.events[-1])
 
     def step(self, *, due: bool) -> None:
-        """Break the broker when first `due`; repair it when its time is over."""
+        """Break the broker at the first call with `due`; repair it `seconds` later."""
         now_s = self._clock()
         if due and not self.done:
             self.done = True
@@ -194,7 +194,7 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
     from rocket_sink.cluster.local import LocalCluster
 
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
-    # A temporary store needs no clean shutdown.
+    # `stop` kills brokers with a temporary home, because they need no clean shutdown.
     home = settings.cluster if keep else None
     cluster = LocalCluster(settings.brokers, home, progress=Steps())
     try:

@@ -69,7 +69,7 @@ class Verifier:
         self._altered = self._foreign = self._new_ids = 0
 
     def feed(self, broker_name: str, message: StoredMessage) -> None:
-        """Add one stored message of the queue `broker_name`, `message.queue_id`."""
+        """Add one stored message of the broker's queue `message.queue_id`."""
         properties = message.properties
         row = _number(properties.get("row"))
         if row is None or not 0 <= row < len(self._copies):
@@ -142,13 +142,13 @@ class DemoSummary:
 
     @property
     def accounted(self) -> int:
-        """Rows with an outcome in the ledger."""
+        """The number of rows with an outcome in the ledger."""
         totals = self.report.totals
         return totals.acked + totals.degraded + totals.dead + totals.unknown + totals.filtered
 
     @property
     def announced(self) -> int:
-        """The number of possible duplicates, by the ledger."""
+        """The number of possible duplicates that the ledger reports."""
         totals = self.report.totals
         return totals.duplicates_possible + totals.superseded_rows + totals.unknown
 
@@ -249,7 +249,7 @@ class DemoSummary:
         return table(title, names, rows, numbers="latency_ms length_s")
 
     def _explained(self) -> RenderableType:
-        """Name the faults, and say how tables show requests without an answer."""
+        """Return the demo's actions, and advice for reading failed requests and isolations."""
         failed = [f"{e.attempts:,} {e.error_code}" for e in self.report.errors]
         shown = f" ({', '.join(failed)})" if failed else ""
         advice = (

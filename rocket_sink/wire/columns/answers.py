@@ -190,7 +190,7 @@ class AnswerShape:
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """Return the shape of a header; None if it is not that of a usual answer."""
+        """Return the shape of a header; None if the header is not that of a usual answer."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
         try:
@@ -289,8 +289,8 @@ class AnswerShapes:
     def _read_mixed(
         self, data: bytes | bytearray, at: int
     ) -> tuple[list[SendAnswers | PlainAnswers], int]:
-        """Read frames of several lengths, because the queue offsets in them have more or fewer
-        digits."""
+        """Read frames of several lengths; frames of one form differ in length because queue
+        offsets have more or fewer digits."""
         if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
         begin, starts = at, defaultdict[int, list[int]](list)
@@ -305,7 +305,7 @@ class AnswerShapes:
             answers = self._read_alike(frames)
             alike = 0 if answers is None else len(answers)
             if alike < len(begins):
-                at = min(at, begins[alike])  # Return only frames before the first other shape.
+                at = min(at, begins[alike])  # Stop before the first frame of another shape.
             several.append((begins, answers))
         return [
             answers.take(slice(0, bisect_left(begins, at)))

@@ -26,7 +26,7 @@ INT32_MAX: Final = 2**31 - 1
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether the values are text, or binary that holds text."""
+    """Return whether `kind` is string or binary, or the large form of one."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -166,7 +166,7 @@ def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
 
 
 def _shared_by_all(text: bytes, count: int) -> Piece:
-    """Repeat `text` in a column, because the join kernel takes the number of rows from one."""
+    """Repeat `text` in a column, because the join kernel takes the number of rows from a column."""
     return np.full(count, np.void(text)) if text else pa.nulls(count, pa.binary())
 
 

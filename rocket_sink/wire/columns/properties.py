@@ -84,7 +84,7 @@ def property_pieces(count: int, **columns: Column) -> PropertyPieces:
         keys: a string array, or a list of strings per row, joined with one blank.
         properties: map<string, string> without null maps or values; user properties.
         wait_store: booleans; null, or no array, is true.
-        delay_level, delay_ms, delivery_timestamp_ms, priority: integers; null, level 0: left out.
+        delay_level, delay_ms, delivery_timestamp_ms, priority: integers; null or level 0: left out.
         event_time_ms: integers, written as the user property `__event_time_ms`.
     """
     pieces: list[Piece] = []
