@@ -1,10 +1,10 @@
 """The queue of a sharding key, for one key and for a column of keys (option `shardingHash`).
 
 `java` and `java_long` agree with Java's SelectMessageQueueByHash for a String or a Long, and
-`siphash24` agrees with the gRPC clients' own choice. Keys are texts; `java_long` hashes the text of a whole
-number as a number. With these three, a changed number of queues moves most keys. `rendezvous` moves
-as few keys as possible: it chooses a broker, weighted by its queues, and there a queue by jump
-hashing.
+`siphash24` agrees with the gRPC clients' own choice. Keys are texts; `java_long` hashes the text of
+a whole number as a number. With these three, a changed number of queues moves most keys.
+`rendezvous` moves as few keys as possible: it chooses a broker, weighted by its queues, and there a
+queue by jump hashing.
 
 A lite topic's queue does not depend on the option: see `LITE_TOPIC_HASH`.
 """
