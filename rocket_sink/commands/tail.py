@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import heapq
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ there is always a message that is not dispatched yet."""
     "--since", callback=time_value, metavar="TIME", help="Begin at a time (UTC), or 10m ago."
 )
 @click.option(
-    "--last", type=click.IntRange(0), metavar="N", help="Begin N messages per queue back."
+    "--last", type=click.IntRange(0), metavar="N", help="Begin with the newest N messages."
 )
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages. Default: yes.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
@@ -79,7 +80,7 @@ def tail(
             queue: _first_offset(admin, queue, from_start, since_ms, last)
             for queue in admin.queues(options.topic)
         }
-        for queue, message in _messages(admin, offsets, follow=follow):
+        for queue, message in _messages(admin, offsets, last, follow=follow):
             # Brokers before 5.2 return the newest message's offset for any later time.
             if (
                 (since_ms is None or message.store_ms >= since_ms)
@@ -104,11 +105,13 @@ def _first_offset(
 
 
 def _messages(
-    admin: Admin, offsets: dict[MessageQueue, int], *, follow: bool
+    admin: Admin, offsets: dict[MessageQueue, int], last: int | None, *, follow: bool
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Yield the stored messages in the order of their times, then, with `follow`, new ones."""
+    """Yield the stored messages, or the `last` of them, in the order of their times; then, with
+    `follow`, new ones."""
     stored = (_stored(admin, queue, offsets) for queue in [*offsets])
-    yield from heapq.merge(*stored, key=_stored_ms)
+    merged = heapq.merge(*stored, key=_stored_ms)
+    yield from merged if last is None else deque(merged, last)
     asked_s, every_s = time.monotonic(), admin.options.poll_name_server_interval_ms / 1000
     while follow:
         arrived: list[tuple[MessageQueue, StoredMessage]] = []

@@ -54,10 +54,13 @@ def test_nothing_from_before_the_time(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.count("old") == 1
 
 
-@pytest.mark.parametrize("begin", [["--last", "3"], ["--from-start"]])
+@pytest.mark.parametrize(
+    ("begin", "count"), [(["--last", "3"], 3), (["--last", "0"], 0), (["--from-start"], 12)]
+)
 def test_what_is_stored_is_in_the_order_of_time(
-    begin: list[str], capsys: pytest.CaptureFixture[str]
+    begin: list[str], count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The last are the newest of all queues."""
     with FakeCluster(brokers=2) as cluster:
         cluster.create_topic("t", 2)
         for second in range(12):
@@ -73,7 +76,7 @@ def test_what_is_stored_is_in_the_order_of_time(
             == 0
         )
     shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]
-    assert shown == [str(second) for second in range(12)]
+    assert shown == [str(second) for second in range(12 - count, 12)]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "koi8-r"])
