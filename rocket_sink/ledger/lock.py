@@ -241,7 +241,7 @@ class LedgerLock:
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
         return failing(
-            f"cannot use the lock {self._path} of the ledger {self._place.uri}", self._path,
+            f"cannot use the lock {self._path} of the ledger {self._place}", self._path,
             ". Who folds or starts queries needs to write below the ledger's folder, and to own "
             "the locks there",
         )  # fmt: skip

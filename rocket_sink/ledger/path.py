@@ -78,6 +78,10 @@ class LedgerPath:
     problem: str = field(default="", compare=False, repr=False)
     storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
+    def __str__(self) -> str:
+        """Return the folder as users name it."""
+        return plain_path(self.uri)
+
     @property
     def spool(self) -> str:
         return f"{self.root}/{SPOOL}"
@@ -197,6 +201,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     """Return whether the path names a store, without asking any store."""
     text = os.fspath(path).strip()
     return _SCHEME.match(text) is not None and not text.startswith("file:")
+
+
+def plain_path(uri: str) -> str:
+    """Return a ledger's `LedgerPath.uri` as users name it: a local one without its scheme."""
+    return uri.removeprefix("file:")
 
 
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from rocket_sink.ledger.append.follower import LedgerFollower
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LedgerPath, plain_path
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.transport.files import spooled_epochs, spooled_rows
 from rocket_sink.ledger.views import OUTCOMES
@@ -37,7 +37,7 @@ def say_start(options: SinkOptions, lane: str, query: str) -> None:
     log.tell(
         LOG, "the query %s sends to %s by %s, delivery %s, ledger %s", query,
         f"the topic {options.topic}" if options.topic else "the topics of its rows", lane,
-        options.delivery, options.ledger or "none",
+        options.delivery, plain_path(options.ledger) or "none",
     )  # fmt: skip
 
 
@@ -46,10 +46,22 @@ def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -
     shown = [f"{counted(counts['rows_in'], 'row')} in"]
     shown += [f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]]
     shown += [counted(counts["dead"], "dead letter")] if counts["dead"] else []
+    ledger = plain_path(ledger) or "none"
     cells = [text.partition(" ")[::-2] for text in shown]
     log.tell(
-        LOG, "%s ended: %s%s; ledger %s", what, ", ".join(shown), more, ledger or "none",
-        html=html_table(f"{what} ended{more}", [*cells, ("ledger", ledger or "none")]),
+        LOG, "%s ended: %s%s; ledger %s", what, ", ".join(shown), more, ledger,
+        html=html_table(f"{what} ended{more}", [*cells, ("ledger", ledger)]),
+    )  # fmt: skip
+
+
+def say_no_rows(query: str, ledger: str, *, is_early: bool) -> None:
+    """Log the end of a query without rows, or warn if it ended before its first epoch did."""
+    if not is_early:
+        say_end(f"the query {query}", Counter(), ledger)
+        return
+    LOG.warning(
+        "the query %s ended before its first epoch was done: the ledger %s has no row of this run. "
+        "Call query.awaitTermination() before the end of the script", query, plain_path(ledger),
     )  # fmt: skip
 
 
@@ -62,7 +74,7 @@ def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
             f"{lost:,} of {counted(counts['rows_in'], 'row')}", what,
             counted(counts["dead"], "dead letter"), counts["unknown"],
             f", the first for: {error}" if (error := counts["first_error"]) else "",
-            shlex.quote(clean(ledger)),
+            shlex.quote(clean(plain_path(ledger))),
         )  # fmt: skip
 
 
@@ -105,8 +117,9 @@ class Accounts:
     def say_end(self, run: str, query: str) -> Counter[str]:
         """Log the accounts of a run that ended, and return them; do nothing if the ledger has no
         rows of it."""
-        if (counts := self._sums.pop(run, None)) is not None:
+        counts = self._sums.pop(run, Counter())
+        if counts["rows_in"]:
             waits = spooled_epochs(self._place)
             more = "; the last epochs wait for `rocket-sink ledger fold`" if waits else ""
             say_end(f"the query {query}", counts, self._place.uri, more)
-        return counts or Counter()
+        return counts

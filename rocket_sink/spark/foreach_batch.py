@@ -364,7 +364,7 @@ def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator
     with _writing:
         if _written.get((place, query)) == (run, epoch):
             raise ConfigurationError(
-                f"the epoch {epoch} of this query is written to the ledger {place.uri} by another "
+                f"the epoch {epoch} of this query is written to the ledger {place} by another "
                 "write_batch. A second one would be taken for the epoch run again, and skipped. "
                 "Give each sink an appId of its own, or write one frame with the rows of all"
             )
@@ -396,7 +396,7 @@ def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: in
         row = confirmed_row(ctx, num_input_rows=rows, rows_in=rows)
         append.save_rows(list(in_order([row], append.sequence)))
     except Exception as error:
-        _LOG.warning("cannot note in the ledger %s that a write is done: %s", place.uri, error)
+        _LOG.warning("cannot note in the ledger %s that a write is done: %s", place, error)
 
 
 def _accounts_of(rows: DataFrame) -> list[Any]:

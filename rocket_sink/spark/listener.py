@@ -34,7 +34,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
-from rocket_sink.spark.console import Accounts, say_start
+from rocket_sink.spark.console import Accounts, say_no_rows, say_start
 from rocket_sink.spark.session_checks import query_schema, refuse_query
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     try:
         observe(place, lambda: follow(session, place))
     except (LedgerError, OSError) as error:
-        _LOG.warning("no metrics of the ledger %s: %s", place.uri, first_line(error))
+        _LOG.warning("no metrics of the ledger %s: %s", place, first_line(error))
     return folder
 
 
@@ -111,6 +111,10 @@ class FoldThread:
         """Runs whose start Spark has reported, but not their end."""
         self._queries: dict[str, str] = {}
         """{run: query} of runs whose end was not logged yet."""
+        self._sinks: dict[str, str] = {}
+        """{run: ledger} of runs with a sink that is known at the start: not for foreachBatch."""
+        self._begun: set[str] = set()
+        """Runs that finished an epoch, or that waited for rows."""
         self._accounts: dict[LedgerPath, Accounts] = {}
         self._thread: threading.Thread | None = None
         self._ended: set[str] = set()
@@ -167,14 +171,25 @@ class FoldThread:
             with contextlib.suppress(LedgerError, OSError):  # The first fold logs the error.
                 self._accounts[place] = Accounts(place)
 
+    def note_sink(self, run_id: str, ledger: str) -> None:
+        """Note the ledger of a run, whose end is logged even if it sends no rows."""
+        self._sinks[run_id] = ledger
+
+    def idled(self, run_id: str) -> None:
+        """Note that a query waits for rows."""
+        self._begun.add(run_id)
+
     def progressed(self, progress: Any) -> None:
         """Note that a query finished an epoch."""
+        self._begun.add(str(progress.runId))
         if self._intervals:
             self._notify([progress], urgent=False)
 
     def ended(self, run_id: str | None = None, error: str | None = None) -> None:
         """Note the end of a query, and fold at once, so that its last rows do not wait."""
         lineage.failed(run_id or "", error or "")
+        if error:
+            self._sinks.pop(run_id or "", None)
         with self._wake:
             self._running.discard(run_id or "")
             self._ended.add(run_id or "")
@@ -214,6 +229,7 @@ class FoldThread:
                 urgent, self._urgent = self._urgent, False
                 ended_runs, self._ended = self._ended, set()
                 places = dict(self._intervals)
+            is_all_folded = urgent
             for place, interval_s in places.items():
                 # Confirm before each fold: `Ledger.sync` waits for events only briefly, and a fold
                 # of all ledgers takes longer.
@@ -225,6 +241,7 @@ class FoldThread:
                     # A fold may have missed the files of epochs that are noted while it runs.
                     noted = list(self._uncounted.get(place, ()))
                     is_folded = self._fold(place)
+                    is_all_folded &= is_folded
                     now = folded[place] = time.monotonic()
                     self._read_accounts(place)
                     if is_folded and not self._is_finished:
@@ -236,7 +253,7 @@ class FoldThread:
                     if is_folded and is_due and not self._is_finished:
                         self._count(place, noted)
                         counted[place] = time.monotonic()
-            self._say_ends(ended_runs)
+            self._say_ends(ended_runs, without_rows=is_all_folded)
             if self._is_finished:
                 return
 
@@ -245,17 +262,22 @@ class FoldThread:
             if place in self._accounts:
                 self._accounts[place].read(self._queries, is_last=is_last)
         except Exception as error:
-            _LOG.info("the ledger %s cannot be followed now: %s", place.uri, first_line(error))
+            _LOG.info("the ledger %s cannot be followed now: %s", place, first_line(error))
 
-    def _say_ends(self, runs: set[str]) -> None:
-        """Log the accounts of these runs, which have ended."""
+    def _say_ends(self, runs: set[str], *, without_rows: bool = True) -> None:
+        """Log the accounts of these runs, which have ended. A fold fails if the session is stopped:
+        leave runs without rows to `finish` then, which looks into the spool, too."""
         runs &= set(self._queries)
         for run in runs:
             counts = Counter[str]()
             for accounts in list(self._accounts.values()):
                 counts += accounts.say_end(run, self._queries[run])
+            if not (counts or without_rows):
+                continue
+            query, ledger = self._queries.pop(run), self._sinks.pop(run, "")
+            if ledger and not counts and ledger in [place.uri for place in self._accounts]:
+                say_no_rows(query, ledger, is_early=run not in self._begun)
             lineage.ended(run, counts)
-            del self._queries[run]
 
     def _fold(self, place: LedgerPath) -> bool:
         """Fold a ledger; return whether all finished files are in the table."""
@@ -268,7 +290,7 @@ class FoldThread:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
             # session goes away under the fold, which is no error.
             if self._session.sparkContext._jsc is not None:
-                _LOG.warning("the ledger %s is not folded yet: %s", place.uri, first_line(error))
+                _LOG.warning("the ledger %s is not folded yet: %s", place, first_line(error))
             return False
 
     def _expire(self, place: LedgerPath) -> None:
@@ -278,7 +300,7 @@ class FoldThread:
                 expire_daily(self._session, place, self._retentions[place])
         except Exception as error:
             if self._session.sparkContext._jsc is not None:
-                _LOG.warning("nothing of %s expires now: %s", place.uri, first_line(error))
+                _LOG.warning("nothing of %s expires now: %s", place, first_line(error))
 
     def _confirm_new(self) -> None:
         """Note the epochs that Spark has reported since the last call, for all ledgers."""
@@ -307,7 +329,7 @@ class FoldThread:
             except Exception as error:
                 _LOG.warning(
                     "cannot note in the ledger %s that epoch %s of the query %s is done: %s",
-                    place.uri, progress.batchId, progress.id, first_line(error),
+                    place, progress.batchId, progress.id, first_line(error),
                 )  # fmt: skip
 
     def _note(self, place: LedgerPath, query: str, progress: Any) -> None:
@@ -393,11 +415,11 @@ class FoldThread:
                         "the ledger %s was deleted while its query ran, so nobody can tell whether "
                         "it lacks rows. Put the folder back from a backup; if it was deleted on "
                         "purpose, stop the queries that write to it, because they make a new "
-                        "ledger there", place.uri,
+                        "ledger there", place,
                     )  # fmt: skip
                 return
             uncounted.update(waiting)
-            _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
+            _LOG.warning("cannot count the rows in %s: %s", place, first_line(error))
             return
         self._deleted.discard(place)
         for key, handed in waiting.items():
@@ -407,7 +429,7 @@ class FoldThread:
                     "epoch %d of the query %s: workers wrote to another folder than the driver's, "
                     "or files of its _spool are gone. Dead letters may be among them: look for the "
                     "same path on the disks of the workers",
-                    place.uri, handed - rows, handed, key[2], key[0],
+                    place, handed - rows, handed, key[2], key[0],
                 )  # fmt: skip
 
     def _is_deleted(self, place: LedgerPath) -> bool:
@@ -438,6 +460,7 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
             sink = refuse_query(session, str(event.id), folder.ledgers)
             if sink is not None:
                 say_start(*sink, str(event.id))
+                folder.note_sink(str(event.runId), sink[0].ledger)
                 if lineage.is_on() and (schema := query_schema(session, str(event.id))):
                     lineage.started(sink[0], str(event.runId), str(event.id), schema)
 
@@ -445,7 +468,7 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
             folder.progressed(event.progress)
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-            pass
+            folder.idled(str(event.runId))
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
             folder.ended(str(event.runId), event.exception)

@@ -588,7 +588,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
         # Only warn: a server without Delta can run the lane if its ledger is folded elsewhere.
         _LOG.warning(
             "the server cannot make the table of the ledger %s (%s): it is not proved that the "
-            "workers share its folder with the driver", place.uri, first_line(error),
+            "workers share its folder with the driver", place, first_line(error),
         )  # fmt: skip
         return None
     return LedgerToken(place.uri, "", spools=True)

@@ -86,11 +86,28 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(ledger: str, tmp_path:
     assert done.out == ""
 
 
+@pytest.mark.parametrize("start", ["file:", "file://"])
+def test_a_ledger_named_by_a_uri_is_the_folder(
+    ledger: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read both forms of a local URI without Spark, as the folder's path."""
+    monkeypatch.setattr("rocket_sink.commands.common.ledger_input.spark_session", None)
+    wanted = report("--ledger", ledger).out
+    assert report("--ledger", start + str(Path(ledger).absolute())).out == wanted
+
+
 @pytest.mark.parametrize("path", ["none", "file"])
 def test_a_missing_ledger(tmp_path: Path, path: str) -> None:
     where = str(tmp_path) if path == "none" else (tmp_path / "x").as_uri()
     done = report("--ledger", where, code=1)
     assert done.err == f"rocket-sink: there is no ledger in {where}: check the path\n"
+
+
+def test_a_ledger_without_rows(tmp_path: Path) -> None:
+    """A query that ends before its first epoch leaves the notes of its start."""
+    (tmp_path / "_notes" / "tokens").mkdir(parents=True)
+    done = report("--ledger", str(tmp_path), code=1)
+    assert done.err == f"rocket-sink: no task has written to the ledger {tmp_path} yet\n"
 
 
 @pytest.mark.parametrize("closed", ["", "_delta_log"])

@@ -26,6 +26,7 @@ def test_a_local_path_that_is_resolved_again_names_the_same_folder(
     place = resolve_path(f"{tmp_path}/{name}/ledger")
     assert Path(place.root) == tmp_path / name / "ledger"
     assert resolve_path(place.uri) == place
+    assert str(place) == place.root and str(resolve_path(str(place))) == place.root
 
 
 def test_two_slashes_at_the_start_are_one() -> None:

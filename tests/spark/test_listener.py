@@ -47,9 +47,9 @@ def done(epoch: int, rows: int) -> Any:
     )  # fmt: skip
 
 
-def write(folder: Path, epoch: int, rows: int) -> None:
+def write(folder: Path, epoch: int, rows: int, **facts: Any) -> None:
     """Write the spool file of a task."""
-    ctx = context(query_id=QUERY, epoch=epoch, task_attempt_id=10 + epoch)
+    ctx = context(query_id=QUERY, epoch=epoch, task_attempt_id=10 + epoch, **facts)
     spool = SpoolWriter(resolve_path(folder), ctx)
     spool.append(accounts(ctx, acked=rows))
     spool.seal()
@@ -85,7 +85,7 @@ def test_a_deleted_ledger_is_told_of_once(
         thread.ended()
         wait_for(lambda: not Ledger(other).unfolded_epochs())
     (said,) = told(caplog)
-    assert f"the ledger {ledger.uri} was deleted while its query ran" in said
+    assert f"the ledger {ledger.path} was deleted while its query ran" in said
     assert "stop the queries" in said
     assert not folder.exists()
 
@@ -206,6 +206,44 @@ def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
     loss, end = (record for record in caplog.records if record.name == "rocket_sink.spark.console")
     assert loss.levelname == "WARNING" and loss.message.startswith("1 of 2 rows of epoch ")
     assert f"the query {QUERY} ended: 2 rows in, 1 acknowledged, 1 dead letter; " in end.message
+
+
+def test_an_end_whose_fold_fails_is_told_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`spark.stop()` right after `awaitTermination` stops the session under the last fold."""
+    caplog.set_level("INFO", "rocket_sink")
+    thread, place = FoldThread(running()), resolve_path(tmp_path)
+    thread.add(place, interval_s=0.0)
+    thread.started("run-1", QUERY)
+    write(tmp_path, 0, 5, run_id="run-1")
+    thread.ended("run-1")
+    thread.finish()
+    (end,) = (record for record in caplog.records if record.name == "rocket_sink.spark.console")
+    assert f"the query {QUERY} ended: 5 rows in, 5 acknowledged; " in end.message
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_the_end_of_a_query_without_rows_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_idle: bool
+) -> None:
+    caplog.set_level("INFO", "rocket_sink")
+    thread, place = FoldThread(running("run-1")), resolve_path(tmp_path)
+    thread.add(place, interval_s=0.0)
+    for run, query in (("run-1", QUERY), ("run-2", "foreign"), ("run-3", "failed")):
+        thread.started(run, query)
+    thread.note_sink("run-1", place.uri)
+    thread.note_sink("run-3", place.uri)
+    thread.ended("run-3", "an error that the query raises")
+    if is_idle:
+        thread.idled("run-1")
+    thread.finish()
+    (end,) = (record for record in caplog.records if record.name == "rocket_sink.spark.console")
+    if is_idle:
+        assert end.message == f"the query {QUERY} ended: 0 rows in; ledger {tmp_path}"
+    else:
+        assert end.levelname == "WARNING"
+        assert end.message.startswith(f"the query {QUERY} ended before its first epoch was done")
 
 
 def test_an_end_that_is_never_told_is_waited_for_once() -> None:

@@ -129,7 +129,7 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
     Raises:
         LedgerError: the path has neither a table nor a spool, or this user may not read them.
     """
-    from rocket_sink.ledger.path import LOG_FOLDER, SPOOL, is_remote, resolve_path
+    from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, resolve_path
 
     if spark is None and is_remote(path):
         return
@@ -154,5 +154,7 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
             return  # Spark may have the store's address and keys.
         # On an object store a folder exists if it contains an object.
         has_ledger = any(info.type.name != "NotFound" for info in infos)
+    if not has_ledger and place.is_local and Path(place.root, NOTES).is_dir():
+        raise LedgerError(f"no task has written to the ledger {path} yet", path=path)
     if not has_ledger:
         raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

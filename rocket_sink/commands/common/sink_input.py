@@ -7,6 +7,7 @@ of `rocket-sink cluster up`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -177,4 +178,4 @@ def _local_name_server() -> str | None:
 
 def absolute(path: str) -> str:
     """Return a local path as an absolute path, for Spark's processes; URIs are unchanged."""
-    return path if "://" in path else str(Path(path).expanduser().absolute())
+    return path if re.match(r"[\w+.-]{2,}:/", path) else str(Path(path).expanduser().absolute())

@@ -147,7 +147,7 @@ class _ByDeltaRs(Append):
         if self._is_held:
             _LOG.info(
                 "the ledger %s has %s %d already: nothing is sent",
-                self.place.uri, self._app_id, self._version,
+                self.place, self._app_id, self._version,
             )  # fmt: skip
             return
         self._commit(named_files(made.collect()))
@@ -242,7 +242,7 @@ class _BySpark(Append):
 
 def _deleted(place: LedgerPath, done: str) -> LedgerError:
     return LedgerError(
-        f"the ledger {place.uri} was deleted while a query wrote to it; {done}. Put the folder "
+        f"the ledger {place} was deleted while a query wrote to it; {done}. Put the folder "
         "back from a backup, or start the query again, which makes a new ledger",
         path=place.uri,
     )

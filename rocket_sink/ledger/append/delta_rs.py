@@ -222,7 +222,7 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
         if open_table(place) is not None:
             return False
         raise LedgerError(
-            f"cannot make the ledger table at {place.uri}: {_reason(error)}", path=place.uri
+            f"cannot make the ledger table at {place}: {_reason(error)}", path=place.uri
         ) from error
     return True
 
@@ -388,7 +388,7 @@ def _added(table: DeltaTable, *names: str) -> list[tuple[Any, ...]]:
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:
     """Return the error of an existing table that cannot be read."""
-    text = f"{before}Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. {remedy}"
+    text = f"{before}Delta cannot read the ledger {place}: {why.rstrip('.')}. {remedy}"
     return LedgerError(text, path=place.uri)
 
 
@@ -421,7 +421,7 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
     # The import is here because the processes that plan and commit a stream open no table.
     from rocket_sink.plain_files import check_plain
 
-    with failing(f"the ledger {place.uri} is not used", place.uri):
+    with failing(f"the ledger {place} is not used", place.uri):
         root = Path(place.root)
         names = [] if log_only or not root.is_dir() else [path.name for path in root.iterdir()]
         folders = [name for name in names if name.startswith("kind=")]
@@ -531,7 +531,7 @@ def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:
-    return LedgerError(f"cannot commit to the ledger {place.uri}: {reason}", path=place.uri)
+    return LedgerError(f"cannot commit to the ledger {place}: {reason}", path=place.uri)
 
 
 def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:

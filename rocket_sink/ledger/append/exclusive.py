@@ -62,11 +62,11 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
             return _ask(spark, place)
         except Exception as error:
             if not _may_pass(spark, error):
-                _LOG.info("cannot test whether %s refuses a second write: %s", place.uri, error)
+                _LOG.info("cannot test whether %s refuses a second write: %s", place, error)
                 return False
             if pause_s is None:
                 raise LedgerError(
-                    f"the store of the ledger {place.uri} cannot be asked now whether it refuses a "
+                    f"the store of the ledger {place} cannot be asked now whether it refuses a "
                     f"second write: {_java_text(error)}. Nothing was sent; try again. The driver "
                     "needs to write below the ledger's _tries",
                     path=place.uri,
@@ -99,7 +99,7 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
         "the commit of the other, whose rows are lost. Delta's log store for S3 "
         "(S3SingleDriverLogStore) is for one driver; fold, park and backfill in this one, or while "
         "it is stopped",
-        place.uri,
+        place,
     )
 
 

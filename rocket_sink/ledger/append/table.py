@@ -150,13 +150,13 @@ def _checked(place: LedgerPath, identity: _Identity) -> str:
     version = identity.version
     if version is None:
         raise LedgerError(
-            f"the Delta table at {place.uri} is not a ledger of rocket-sink; give another folder "
+            f"the Delta table at {place} is not a ledger of rocket-sink; give another folder "
             "as ledger",
             path=place.uri,
         )
     if version != str(SCHEMA_VERSION):
         raise LedgerError(
-            f"the ledger at {place.uri} has schema version {version}, this rocket-sink knows "
+            f"the ledger at {place} has schema version {version}, this rocket-sink knows "
             f"{SCHEMA_VERSION}: install the rocket-sink that wrote it, or begin a new ledger",
             path=place.uri, version=version,
         )  # fmt: skip
@@ -190,7 +190,7 @@ def has_delta(spark: SparkSession) -> bool:
 def no_delta(place: LedgerPath) -> str:
     """Return the advice for places where only Spark's Delta works."""
     return (
-        f"the ledger {place.uri} needs Spark's Delta, which this session does not have: add the "
+        f"the ledger {place} needs Spark's Delta, which this session does not have: add the "
         "package io.delta:delta-spark and Delta's settings (spark.sql.extensions, "
         "spark.sql.catalog.spark_catalog); rocket_sink.build_session does"
     )
@@ -222,8 +222,8 @@ def _store_and_path(uri: str) -> tuple[str, str]:
 def missing(place: LedgerPath) -> LedgerError:
     """Return the error for a ledger that does not exist."""
     return LedgerError(
-        f"there is no ledger at {place.uri}: no query has written to it yet (run one with "
-        f"ledger={place.root if place.is_local else place.uri}, or `rocket-sink ledger fold` when "
+        f"there is no ledger at {place}: no query has written to it yet (run one with "
+        f"ledger={place}, or `rocket-sink ledger fold` when "
         "tasks have), or the path is wrong",
         path=place.uri,
     )
@@ -311,7 +311,7 @@ def check_not_ahead(
     if last is None or last <= first_epoch:
         return
     raise CheckpointError(
-        f"the ledger {place.uri} holds epochs up to {last} of the query {query_id}, but its "
+        f"the ledger {place} holds epochs up to {last} of the query {query_id}, but its "
         f"checkpoint starts at epoch {first_epoch}: the checkpoint was restored or cut back. "
         f"Delta would skip the epochs {first_epoch} to {last}, and no row of them would be sent. "
         "Use the checkpoint that belongs to the ledger, or a new checkpoint folder (a new query "
@@ -371,7 +371,7 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
     except Exception as error:
         if not _is_conflict(error) and not is_table(spark, place):
             raise LedgerError(
-                f"cannot make the ledger table at {place.uri}: {first_line(error)}. The session "
+                f"cannot make the ledger table at {place}: {first_line(error)}. The session "
                 "needs Delta's settings (spark.sql.extensions, spark.sql.catalog.spark_catalog); "
                 "rocket_sink.build_session sets them",
                 path=place.uri,
@@ -461,13 +461,13 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
     except (Py4JError, PySparkException, TypeError) as error:
         wrong = next((words for sign, words in _SESSIONS.items() if sign in str(error)), None)
         if wrong is not None:
-            raise LedgerError(f"{before}{wrong} (ledger {place.uri})", path=place.uri) from error
+            raise LedgerError(f"{before}{wrong} (ledger {place})", path=place.uri) from error
         if isinstance(error, TypeError):
             raise
         line = first_line(error)
         if _AWAY.search(line):
             raise LedgerError(
-                f"{before}the store of the ledger {place.uri} cannot be asked now: {line}. It "
+                f"{before}the store of the ledger {place} cannot be asked now: {line}. It "
                 "denies access, or is away; the ledger may be sound. Try again when it answers",
                 path=place.uri,
             ) from error
@@ -517,7 +517,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
     except OSError as error:
         raise LedgerError(
             f"the driver, in {worker_and_user()}, cannot read and write "
-            f"the ledger {place.uri}: {error}. Nothing was sent; {place.remedy}",
+            f"the ledger {place}: {error}. Nothing was sent; {place.remedy}",
             path=place.uri,
         ) from error
 
@@ -596,7 +596,7 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
         if has_executors(spark):
             _prove(spark, place, token)
     except LedgerError as error:
-        _LOG.warning("Spark's Delta commits to the ledger %s: %s", place.uri, error)
+        _LOG.warning("Spark's Delta commits to the ledger %s: %s", place, error)
         return False
     return True
 

@@ -207,7 +207,7 @@ def fold(
         if not lock.acquire(wait_s):
             return replace(summary, busy=True, holder=lock.holder())
         # The file system refuses links, which somebody else may have put there.
-        refused = failing(f"cannot fold the ledger {place.uri}", place.uri, "", (PermissionError,))
+        refused = failing(f"cannot fold the ledger {place}", place.uri, "", (PermissionError,))
         try:
             with refused:
                 summary = _Folder(
@@ -419,7 +419,7 @@ class _Folder:
                 rows = append.row_count()
         except Exception as error:
             raise LedgerError(
-                f"cannot append to the ledger {self._place.uri}: {first_line(error)}. The rows are "
+                f"cannot append to the ledger {self._place}: {first_line(error)}. The rows are "
                 "safe in its _spool; the next fold takes them",
                 path=self._place.uri,
             ) from error
@@ -443,13 +443,13 @@ class _Folder:
             return
         path = self._notes.where(manifest.name)
         text = (
-            f"two folds of the ledger {self._place.uri} ran at once, and the other one took the "
+            f"two folds of the ledger {self._place} ran at once, and the other one took the "
             f"number {manifest.number}; delete {path} and fold again: no row is lost"
         )
         if is_ours is None:
             text = (
                 f"it is not known whether the rows of an unfinished fold of the ledger "
-                f"{self._place.uri} are in, for the table's log no longer reaches back to it. If "
+                f"{self._place} are in, for the table's log no longer reaches back to it. If "
                 f"the table holds the rows of the spool files that {path} lists (query and epoch "
                 "are in their names), delete these files, then the manifest; else delete the "
                 "manifest"

@@ -111,7 +111,7 @@ class ClaimCheck:
             current_token = notes.read(_TOKEN)
         if current_token != self._token:
             raise LedgerError(
-                f"another backfill of the ledger {self._place.uri} has taken over: the driver of "
+                f"another backfill of the ledger {self._place} has taken over: the driver of "
                 "this one was killed, or taken for dead. This one sends nothing more",
                 path=path,
             )
@@ -140,7 +140,7 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
     """
     last: dict[str, str] = {}
     with failing(
-        f"cannot read what was settled in the ledger {place.uri} since version {version}",
+        f"cannot read what was settled in the ledger {place} since version {version}",
         place.uri, kinds=(OSError, pa.ArrowException, ValueError, KeyError),
     ):  # fmt: skip
         follower = LedgerFollower(place, ("letter_id", "resolution"), (RESOLUTION,), version)

@@ -26,7 +26,7 @@ from rocket_sink.ledger.append.delta_rs import (
     unreadable,
 )
 from rocket_sink.ledger.append.table import is_table, read_table
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, is_remote, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, KINDS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.transport.files import quarantined, spooled_epochs, unfolded_rows
@@ -276,7 +276,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     Raises:
         LedgerError: its log is damaged, has no commit, or names files that are not a ledger's.
     """
-    if find_spec("duckdb") is None or "://" in os.fspath(path):
+    if find_spec("duckdb") is None or is_remote(path):
         return None
     place = resolve_path(path)
     table, log_folder = open_table(place), Path(place.root, LOG_FOLDER)

@@ -146,7 +146,7 @@ class LiveFigures:
                     self._is_old = False
             except Exception as error:  # Spark may fail: its session may have ended.
                 _LOG.warning(
-                    "the ledger %s cannot be followed now: %s", self.place.uri, first_line(error)
+                    "the ledger %s cannot be followed now: %s", self.place, first_line(error)
                 )
             self._read_s = time.monotonic()
             return has_new_rows

@@ -246,6 +246,6 @@ def _read(store: NoteStore, name: str) -> dict[str, list[str]]:
 
 def _errors(place: LedgerPath) -> AbstractContextManager[None]:
     return failing(
-        f"the pending keys of the ledger {place.uri} cannot be read or written", place.uri,
+        f"the pending keys of the ledger {place} cannot be read or written", place.uri,
         ". onPendingKey=hold needs a ledger folder that tasks can write to",
     )  # fmt: skip

@@ -61,7 +61,7 @@ class _RowsOnDriver(_RowsInTask):
                 _LOG.error(
                     "the ledger %s lacks the rows of %d tasks that have sent: %s. They are kept in "
                     "memory until the next task ends",
-                    self._place.uri, len(rows), first_line(error),
+                    self._place, len(rows), first_line(error),
                 )  # fmt: skip
                 break
             del rows[0]

@@ -56,7 +56,7 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
     import pyarrow.compute as pc
 
     errors = partial(
-        failing, f"cannot write data files of the ledger {place.uri}", place.uri,
+        failing, f"cannot write data files of the ledger {place}", place.uri,
         ". Driver and executors need to write below the ledger's folder",
         (OSError, pa.ArrowException),
     )  # fmt: skip

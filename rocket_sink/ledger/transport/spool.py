@@ -171,13 +171,13 @@ class SpoolWriter:
             yield
         except FileNotFoundError as error:
             self._forget()
-            text = f"cannot write the spool of the ledger {self._place.uri}: {error}"
+            text = f"cannot write the spool of the ledger {self._place}: {error}"
             text = self._gone() if self._place.is_local else text
             raise LedgerError(text, path=self._path) from error
         except (OSError, pa.ArrowException) as error:
             self._leave()
             raise LedgerError(
-                f"cannot write the spool of the ledger {self._place.uri}: {error}. The executors "
+                f"cannot write the spool of the ledger {self._place}: {error}. The executors "
                 "need to write below the ledger's folder",
                 path=self._path,
             ) from error

@@ -61,7 +61,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
         table = open_table(place)
         if table is None:
             raise LedgerError(
-                f"nothing of the ledger {place.uri} can be erased: Spark's Delta commits to it, "
+                f"nothing of the ledger {place} can be erased: Spark's Delta commits to it, "
                 "which takes nothing out of an append-only table",
                 path=place.uri,
             )
@@ -76,8 +76,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
             deleted, loose = _delete_old(place)
             return Erased(sum(counts.values()), 0, deleted, loose)
     raise LedgerError(
-        f"other processes rewrite the ledger {place.uri} all the time: nothing was erased; try "
-        "again",
+        f"other processes rewrite the ledger {place} all the time: nothing was erased; try again",
         path=place.uri,
     )
 

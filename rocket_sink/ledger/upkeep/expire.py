@@ -108,7 +108,7 @@ def expire_ledger(
     table, query = open_for_commits(spark, place), reader_of(spark, place)
     if table is None or query is None:
         raise LedgerError(
-            f"rows of the ledger {place.uri} cannot be taken out: Spark's Delta commits to it, "
+            f"rows of the ledger {place} cannot be taken out: Spark's Delta commits to it, "
             "which takes none out of an append-only table. A ledger in a folder of the driver, or "
             "on S3 with Hadoop 3.4.2 and later, can expire",
             path=place.uri,
@@ -138,7 +138,7 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     if last_ms is not None:
         expired = expire_ledger(spark, place, retention)
         if expired.files:
-            _LOG.info("rows of the ledger %s have expired: %s", place.uri, expired)
+            _LOG.info("rows of the ledger %s have expired: %s", place, expired)
 
 
 def expire(

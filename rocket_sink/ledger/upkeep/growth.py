@@ -61,7 +61,7 @@ def keep_small(append: Append) -> None:
             merge(place, table)
             _write_checkpoint(place)
     except Exception as error:
-        _LOG.warning("the ledger %s is not kept small now: %s", place.uri, error)
+        _LOG.warning("the ledger %s is not kept small now: %s", place, error)
 
 
 def merge(place: LedgerPath, table: DeltaTable, *, everything: bool = False) -> tuple[int, int]:

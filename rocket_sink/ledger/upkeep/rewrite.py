@@ -105,7 +105,7 @@ def rewrite(
                 return True
             if newer is None or not isinstance(error, CommitFailedError):
                 raise LedgerError(
-                    f"cannot rewrite files of the ledger {place.uri}: {error}", path=place.uri
+                    f"cannot rewrite files of the ledger {place}: {error}", path=place.uri
                 ) from error
             if not names.issuperset(file.path for file in removed):
                 return False
