@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.common.base import Group, json_option
-from rocket_sink.commands.common.output import Steps, note, print_json, show, table
+from rocket_sink.commands.common.output import (
+    Steps,
+    line,
+    note,
+    note_lines,
+    print_json,
+    show,
+    table,
+)
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 from rocket_sink.text import counted
@@ -142,14 +150,13 @@ def _print(state: ClusterState, *, as_json: bool) -> None:
         (node["name"], node["address"], str(node["pid"]), "running" if node["alive"] else "ended")
         for node in facts["nodes"]
     ]
-    show(
-        table(f"RocketMQ {state.version} in {state.home}", ("process", "address", "pid", "state"),
-              rows, numbers="pid"),
-        f"name server: {state.name_server}",
-    )  # fmt: skip
+    line(f"RocketMQ {state.version} in {state.home}")
+    names = ("process", "address", "pid", "state")
+    show(table("", names, rows, numbers="pid"), f"name server: {state.name_server}")
     if state.running:
         folder = "" if state.home == default_home() else f" --home {shlex.quote(str(state.home))}"
         note("let commands find it, create a topic on all its brokers, stop it:")
-        note(f"  export NAMESRV_ADDR={state.name_server}")
-        note(f"  rocket-sink cluster topic NAME{folder}")
-        note(f"  rocket-sink cluster down{folder}")
+        note_lines(
+            f"  export NAMESRV_ADDR={state.name_server}\n  rocket-sink cluster topic NAME{folder}\n"
+            f"  rocket-sink cluster down{folder}"
+        )

@@ -114,7 +114,7 @@ class FoldThread:
         self._sinks: dict[str, str] = {}
         """{run: ledger} of runs with a sink that is known at the start: not for foreachBatch."""
         self._begun: set[str] = set()
-        """Runs that finished an epoch, or that waited for rows."""
+        """Runs that finished an epoch, waited for rows, or that Spark reports as ended."""
         self._accounts: dict[LedgerPath, Accounts] = {}
         self._thread: threading.Thread | None = None
         self._ended: set[str] = set()
@@ -190,6 +190,7 @@ class FoldThread:
         lineage.failed(run_id or "", error or "")
         if error:
             self._sinks.pop(run_id or "", None)
+        self._begun.add(run_id or "")
         with self._wake:
             self._running.discard(run_id or "")
             self._ended.add(run_id or "")

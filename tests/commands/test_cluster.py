@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_a_topic_is_made_on_all_brokers(
     assert "topic flights: 3 queues on each of broker-a, broker-b, broker-c" in err
     assert f"export NAMESRV_ADDR={fake.name_server}\n" in err
     assert "rocket-sink cluster down --home /home/clusters\n" in err
+
+
+def test_paths_and_commands_are_whole_lines_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Break no line that a user copies."""
+    home = Path("/home", *["clusters of mine"] * 5)
+    nodes = [NodeState("broker-a", "127.0.0.1:1", os.getpid(), 0.0, "m")]
+    monkeypatch.setattr(cluster, "status", lambda _: Running(home, "5.5.0", tuple(nodes)))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["cluster", "status"]) == 0
+    out, err = capsys.readouterr()
+    assert f"RocketMQ 5.5.0 in {home}\n" in out
+    assert f"  rocket-sink cluster down --home '{home}'\n" in err
 
 
 def test_without_a_cluster_it_says_how_to_get_one(

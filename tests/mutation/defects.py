@@ -2680,6 +2680,16 @@ SPARK: tuple[Defect, ...] = (
         "tail --last 4 prints four messages of each queue",
     ),
     Defect(
+        "commands-break-over-lines",
+        "rocket_sink/commands/cluster.py",
+        "        note_lines(\n",
+        "        note(\n",
+        (
+            "tests/commands/test_cluster.py::test_paths_and_commands_are_whole_lines_on_a_narrow_terminal",
+        ),
+        "the command that ends the cluster cannot be copied from a narrow terminal",
+    ),
+    Defect(
         "ends-without-accounts",
         "rocket_sink/spark/listener.py",
         "self._read_accounts(place, is_last=True)\n",

@@ -185,7 +185,7 @@ def _headline(settings: Settings) -> str:
     }[settings.fault]
     return (
         f"rocket-sink demo: {settings.rows:,} flights, {settings.brokers} brokers, {fault}, "
-        f"ordering {settings.ordering}"
+        f"ordering {settings.ordering}; all flights take 2 to 5 minutes"
     )
 
 

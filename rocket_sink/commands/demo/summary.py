@@ -254,8 +254,9 @@ class DemoSummary:
         shown = f" ({', '.join(failed)})" if failed else ""
         advice = (
             f"Requests that failed{shown} are not acked, and only those with an answer have a "
-            "latency. A broker is isolated after a failure, or after a slow answer (LATENCY), "
-            "which a busy machine may cause, too.\n"
+            "latency. A broker is isolated after a failure, or after a slow answer (LATENCY) "
+            "or a refusal because it is overloaded (BROKER_BUSY). A busy machine causes both, too."
+            "\n"
         )
         return "\n".join((*self.events, advice))
 
