@@ -46,7 +46,9 @@ def test_paths_and_commands_are_whole_lines_on_a_narrow_terminal(
 ) -> None:
     """Break no line that a user copies."""
     home = Path("/home", *["clusters of mine"] * 5)
-    nodes = [NodeState("broker-a", "127.0.0.1:1", os.getpid(), 0.0, "m")]
+    nodes = [
+        NodeState(n, "127.0.0.1:1", os.getpid(), 0.0, "m") for n in ("name-server", "broker-a")
+    ]
     monkeypatch.setattr(cluster, "status", lambda _: Running(home, "5.5.0", tuple(nodes)))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
