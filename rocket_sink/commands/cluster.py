@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.common.base import Group, json_option
-from rocket_sink.commands.common.output import (
-    Steps,
-    line,
-    note,
-    note_lines,
-    print_json,
-    show,
-    table,
-)
+from rocket_sink.commands.common.output import Steps, line, note, print_json, show, table
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 from rocket_sink.text import counted
@@ -156,7 +148,6 @@ def _print(state: ClusterState, *, as_json: bool) -> None:
     if state.running:
         folder = "" if state.home == default_home() else f" --home {shlex.quote(str(state.home))}"
         note("let commands find it, create a topic on all its brokers, stop it:")
-        note_lines(
-            f"  export NAMESRV_ADDR={state.name_server}\n  rocket-sink cluster topic NAME{folder}\n"
-            f"  rocket-sink cluster down{folder}"
-        )
+        note(f"  export NAMESRV_ADDR={state.name_server}")
+        note(f"  rocket-sink cluster topic NAME{folder}")
+        note(f"  rocket-sink cluster down{folder}")

@@ -111,9 +111,9 @@ class FoldThread:
         """Runs whose start Spark has reported, but not their end."""
         self._queries: dict[str, str] = {}
         """{run: query} of runs whose end was not logged yet."""
-        self._sinks: dict[str, str] = {}
+        self.sinks: dict[str, str] = {}
         """{run: ledger} of runs with a sink that is known at the start: not for foreachBatch."""
-        self._begun: set[str] = set()
+        self.begun: set[str] = set()
         """Runs that finished an epoch, waited for rows, or that Spark reports as ended."""
         self._accounts: dict[LedgerPath, Accounts] = {}
         self._thread: threading.Thread | None = None
@@ -171,17 +171,9 @@ class FoldThread:
             with contextlib.suppress(LedgerError, OSError):  # The first fold logs the error.
                 self._accounts[place] = Accounts(place)
 
-    def note_sink(self, run_id: str, ledger: str) -> None:
-        """Note the ledger of a run, whose end is logged even if it sends no rows."""
-        self._sinks[run_id] = ledger
-
-    def idled(self, run_id: str) -> None:
-        """Note that a query waits for rows."""
-        self._begun.add(run_id)
-
     def progressed(self, progress: Any) -> None:
         """Note that a query finished an epoch."""
-        self._begun.add(str(progress.runId))
+        self.begun.add(str(progress.runId))
         if self._intervals:
             self._notify([progress], urgent=False)
 
@@ -189,8 +181,8 @@ class FoldThread:
         """Note the end of a query, and fold at once, so that its last rows do not wait."""
         lineage.failed(run_id or "", error or "")
         if error:
-            self._sinks.pop(run_id or "", None)
-        self._begun.add(run_id or "")
+            self.sinks.pop(run_id or "", None)
+        self.begun.add(run_id or "")
         with self._wake:
             self._running.discard(run_id or "")
             self._ended.add(run_id or "")
@@ -275,9 +267,9 @@ class FoldThread:
                 counts += accounts.say_end(run, self._queries[run])
             if not (counts or without_rows):
                 continue
-            query, ledger = self._queries.pop(run), self._sinks.pop(run, "")
+            query, ledger = self._queries.pop(run), self.sinks.pop(run, "")
             if ledger and not counts and ledger in [place.uri for place in self._accounts]:
-                say_no_rows(query, ledger, is_early=run not in self._begun)
+                say_no_rows(query, ledger, is_early=run not in self.begun)
             lineage.ended(run, counts)
 
     def _fold(self, place: LedgerPath) -> bool:
@@ -461,7 +453,7 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
             sink = refuse_query(session, str(event.id), folder.ledgers)
             if sink is not None:
                 say_start(*sink, str(event.id))
-                folder.note_sink(str(event.runId), sink[0].ledger)
+                folder.sinks[str(event.runId)] = sink[0].ledger
                 if lineage.is_on() and (schema := query_schema(session, str(event.id))):
                     lineage.started(sink[0], str(event.runId), str(event.id), schema)
 
@@ -469,7 +461,7 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
             folder.progressed(event.progress)
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-            folder.idled(str(event.runId))
+            folder.begun.add(str(event.runId))
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
             folder.ended(str(event.runId), event.exception)

@@ -2681,9 +2681,9 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "commands-break-over-lines",
-        "rocket_sink/commands/cluster.py",
-        "        note_lines(\n",
-        "        note(\n",
+        "rocket_sink/commands/common/output.py",
+        '    if sys.stderr.isatty() and not text.startswith("  "):\n',
+        "    if sys.stderr.isatty():\n",
         (
             "tests/commands/test_cluster.py::test_paths_and_commands_are_whole_lines_on_a_narrow_terminal",
         ),

@@ -232,11 +232,10 @@ def test_the_end_of_a_query_without_rows_is_told(
     thread.add(place, interval_s=0.0)
     for run, query in (("run-1", QUERY), ("run-2", "foreign"), ("run-3", "failed")):
         thread.started(run, query)
-    thread.note_sink("run-1", place.uri)
-    thread.note_sink("run-3", place.uri)
+    thread.sinks.update({"run-1": place.uri, "run-3": place.uri})
     thread.ended("run-3", "an error that the query raises")
     if is_idle:
-        thread.idled("run-1")
+        thread.begun.add("run-1")
     thread.finish()
     (end,) = (record for record in caplog.records if record.name == "rocket_sink.spark.console")
     if is_idle:

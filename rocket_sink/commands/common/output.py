@@ -76,12 +76,12 @@ def line(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a line on standard error. For a terminal, which would break words, wrap the line at
-    blanks."""
+    blanks, unless it is an indented command."""
     text = clean(text)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not text.startswith("  "):
         text = textwrap.fill(
             text, _stderr_columns(), break_long_words=False, break_on_hyphens=False,
-            subsequent_indent=" " * (len(text) - len(text.lstrip()) + 2),
+            subsequent_indent="  ",
         )  # fmt: skip
     click.echo(text, err=True)
 
