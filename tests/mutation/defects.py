@@ -2682,7 +2682,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "commands-break-over-lines",
         "rocket_sink/commands/common/output.py",
-        '    if sys.stderr.isatty() and not text.startswith("  "):\n',
+        '    if sys.stderr.isatty() and not text.startswith("  rocket-sink "):\n',
         "    if sys.stderr.isatty():\n",
         (
             "tests/commands/test_cluster.py::test_paths_and_commands_are_whole_lines_on_a_narrow_terminal",
@@ -2854,8 +2854,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "tail-queue-by-queue",
         "rocket_sink/commands/tail.py",
-        "    yield from heapq.merge(*stored, key=_stored_ms)\n",
-        "    for queue in stored:\n        yield from queue\n",
+        "    merged = heapq.merge(*stored, key=_stored_ms)\n",
+        "    merged = (pair for queue in stored for pair in queue)\n",
         ("tests/commands/test_tail.py::test_what_is_stored_is_in_the_order_of_time",),
         "the last messages of a topic are shown in no order",
     ),

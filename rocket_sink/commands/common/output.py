@@ -76,12 +76,12 @@ def line(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a line on standard error. For a terminal, which would break words, wrap the line at
-    blanks, unless it is an indented command."""
+    blanks, unless it is a command."""
     text = clean(text)
-    if sys.stderr.isatty() and not text.startswith("  "):
+    if sys.stderr.isatty() and not text.startswith("  rocket-sink "):
         text = textwrap.fill(
             text, _stderr_columns(), break_long_words=False, break_on_hyphens=False,
-            subsequent_indent="  ",
+            subsequent_indent=" " * (len(text) - len(text.lstrip()) + 2),
         )  # fmt: skip
     click.echo(text, err=True)
 
