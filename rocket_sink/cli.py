@@ -1,8 +1,8 @@
 """The command line: `rocket-sink COMMAND`.
 
-A command's module is imported when it runs or prints its help, so that `rocket-sink --help` imports
-no Spark, Arrow or table library. Exit codes: 0 success; 1 failure, with one line on stderr; 2 wrong
-command line or option; 130 stopped by the user. Tracebacks are printed only with `--debug`.
+A command's module is imported when the command runs or prints its help. So `rocket-sink --help`
+imports no Spark, Arrow or table library. Exit codes: 0 success; 1 failure, with one line on stderr;
+2 wrong command line or option; 130 stopped by the user. Only `--debug` prints tracebacks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COMMANDS: Final = {
         "Measure sending to your cluster: rate, CPU, latency.",
     ),
 }
-"""Name -> (module:attribute below rocket_sink.commands, the line that --help shows)."""
+"""{command: (its module:attribute in rocket_sink.commands, its line in --help)}"""
 
 
 @click.group(

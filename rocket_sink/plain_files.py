@@ -1,7 +1,7 @@
 """A pyarrow file system of a folder that others may write to. It follows no link below that folder.
 
 A user who can write to a ledger's folder can put a link, a pipe or a device where its files are
-expected. So this file system opens each folder on the way to a file by itself (`openat` with
+expected. So this file system opens the folders on the way to a file one by one (`openat` with
 O_NOFOLLOW): nobody can replace a folder between the check and the use. It lists no links, and opens
 only plain files and folders. The folder itself and those above it may be links.
 """

@@ -78,7 +78,7 @@ class FileLock:
     """A kernel lock (`flock`) on a file, which the kernel releases when the process ends.
 
     The file is never removed, because two processes could then lock two files of one name. It
-    contains the name of its holder.
+    contains the name of the process that holds the lock.
 
     Raises from `acquire`:
         OSError: from `open_private`.

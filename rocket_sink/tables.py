@@ -103,7 +103,7 @@ def _widths(source: Table, room: int) -> list[int] | None:
             for n in short[:spare]:
                 widths[n] += 1
             spare -= min(spare, len(short))
-    # A long text in a narrow column would have one word a line.
+    # Refuse narrow columns with a long text, which would have one word a line.
     towers = (
         width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)
     )

@@ -101,8 +101,8 @@ def storable(
     if isinstance(text, bytes):
         text = text[: 8 * max_bytes].decode(errors="replace")
     text = masked(text, secrets)
-    # Mask before the final cut, which could leave a part of a credential that is not recognised.
-    # The cut here is far behind `max_bytes`.
+    # Mask before the final cut at `max_bytes`: a credential that is cut is not recognised. The
+    # first cut, far behind `max_bytes`, only limits the work.
     text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))
     encoded = text.encode()
     if len(encoded) <= max_bytes:

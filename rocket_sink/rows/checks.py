@@ -127,8 +127,8 @@ def drop_illegal(batch: RowBatch) -> RowBatch:
 
 
 def illegal_context(batch: RowBatch) -> dict[str, Mask]:
-    """Return {column: mask of rows whose value has not the W3C's form}; a `tracestate` is legal
-    only with a legal `traceparent`."""
+    """Return {column: mask of rows whose value does not have the W3C's form}. A `tracestate` is
+    legal only with a legal `traceparent`."""
     masks = {}
     has_parent = np.zeros(len(batch), np.bool_)
     if (parent := batch.traceparent) is not None:

@@ -220,7 +220,7 @@ def _with_context(
 
 
 def _entry_text(array: pa.Array) -> pa.Array:
-    """Return names or values as strings, without a check of binary ones (Kafka headers)."""
+    """Return names or values as strings; binary values (Kafka headers) count as text, unchecked."""
     array = _text(array)
     return array.view(pa.string()) if pa.types.is_binary(array.type) else array
 

@@ -46,7 +46,7 @@ GATHER_BYTES: Final = 16 << 20
 much again as an Arrow batch."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
-"""Number of rows after which the owner first calls `is_full` and notes when the wait began."""
+"""The owner first calls `is_full` after this many rows, and notes when the oldest row came."""
 
 
 class RowBatcher:
@@ -125,7 +125,7 @@ class RowBatcher:
             return _list_type(values)
         if first is not None:
             return type_of(first)
-        # A null body is an error of its row. Make the column binary, or the frame would be refused.
+        # Refuse only the rows with a null body: a body column of the type null would fail the task.
         is_body = name.lower() in (self._body_name, *_BODY_NAMES)
         return pa.binary() if is_body else pa.null()
 
@@ -152,8 +152,8 @@ class RowBuffer:
         self._look_in(_FIRST_LOOK)
 
     def _look_in(self, rows: int) -> None:
-        """Set `look_at` to `rows` more rows; to fewer if rows like the largest could fill more than
-        a quarter of the remaining room."""
+        """Let the owner call `is_full` after `rows` more rows; after fewer, if rows as large as the
+        largest could fill more than a quarter of the remaining room."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 

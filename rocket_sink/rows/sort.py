@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from rocket_sink.rows.row_batch import RowBatch
 
 _RUNS: Final = 64
-"""Number of runs that are merged at once; a block is this fraction of the memory limit."""
+"""Number of runs that are merged at once; a block is the memory limit divided by this number."""
 _MEMORY_BYTES: Final = 32 << 20
 _ROW: Final = "__row"
 """The number of a row in the input, which decides between equal values."""

@@ -77,9 +77,9 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     """Make `format("rocketmq")` known to the session.
 
     Args:
-        ledger: move what tasks write into this ledger's table while queries of the session run
-            ("fold"). A writer has no session and cannot fold; it logs a warning if the ledger of a
-            stream is not folded.
+        ledger: the ledger to fold while queries of the session run: a fold moves the rows that
+            tasks have spooled into the table. A writer has no session and cannot fold; it logs a
+            warning if the ledger of a stream is not folded.
     """
     warn_of_settings(spark)
     # The writer's process has no session, so it gets this session's facts as attributes of a class.
@@ -347,7 +347,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # Warn in the first epoch only: a new process for each epoch cannot suppress repeats.
+        # Warn in the first epoch only: the process of a later epoch does not know of the warning.
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in _spool: "

@@ -40,7 +40,7 @@ class DecidedEpoch:
     """An epoch with half messages whose rows are in the table, which decides to commit them.
 
     Attributes:
-        halves: the half messages, as `half_commits.HALVES`; some hundred bytes each.
+        halves: the half messages, with the schema `half_commits.HALVES`; some hundred bytes each.
         since_ms: time of the epoch's first answer, ms since 1970.
         is_ended: a row of the table says that all half messages are committed.
     """
@@ -102,7 +102,7 @@ def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
 
 
 def read_halves(sends: pa.Table) -> pa.Table:
-    """Return the half messages of `send` rows as `HALVES`; a row has one, or a group of them.
+    """Return the half messages of `send` rows as a table with the schema `HALVES`.
 
     Raises:
         DeliveryError: a row does not say where its half message is.

@@ -84,7 +84,7 @@ class Send:
 
     Args:
         again: an earlier attempt has begun the epoch, and the ledger lacks its sends.
-        token: proves that tasks have the driver's ledger; None where Spark alone writes to it.
+        token: proves that tasks have the driver's ledger; None where only Spark writes the ledger.
         sequence: number of the append in the table's order, which all of its rows share.
     """
 
@@ -187,7 +187,7 @@ class BatchWriter:
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
-        """Send a batch; return the sums of the ledger's rows, or of the tasks' without a ledger."""
+        """Send a batch; return the sums of its ledger rows, which without a ledger are not kept."""
         check_session(self._options, df.sparkSession)
         run = str(uuid.uuid4())
         lineage.started(self._options, run, "write", df.schema, is_stream=False)
@@ -270,7 +270,7 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Release the keys that a failed write holds. No later write has its id to release them."""
+        """Release the sharding keys that a failed write holds: a later write frees only its own."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the first error is being raised
@@ -353,7 +353,7 @@ class BatchWriter:
 def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
     """Refuse a second write of an epoch in one run: Delta would skip it, and lose its rows. A
     failed write may be repeated. If the run has no id (a call outside of a stream, a Connect
-    client), allow a second write, because it may be the epoch run again.
+    client), allow a second write, because Spark may run the epoch again.
 
     Raises:
         ConfigurationError: this run has written the epoch, or does so now.
@@ -380,7 +380,7 @@ def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator
 _written: dict[tuple[LedgerPath, str], tuple[str, int]] = {}
 """{(ledger, query): last written (run, epoch)}"""
 _writing = ForkLock()
-"""A function may write in several threads."""
+"""The lock of `_written`: a foreachBatch function may write in several threads."""
 
 
 def _append(results: DataFrame, append: Append) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _DRIVE_ROWS: Final = 500
-"""Rows between two looks for answers; Spark delivers them within some milliseconds."""
+"""`process` reads answers after this many new rows, which Spark delivers within milliseconds."""
 _ANSWERS_S: Final = 0.002
 """Time between two looks of the thread for answers while no row comes."""
 
@@ -85,7 +85,7 @@ class ForeachTask:
         self._answers_s = math.inf
         """The time at which the thread must look for answers."""
         self._sleeps_until_s = math.inf
-        # Spark converts each row with the one instance of `TimestampType`, which all tasks share.
+        # Spark converts times by this one instance of `TimestampType`, which all tasks share.
         TimestampType().__dict__["fromInternal"] = _time_of
 
     def process(self, row: Any) -> None:
@@ -190,7 +190,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # `process` has added rows, too few for it to call `_look`: set their time here.
+                # Rows came during the flush, perhaps without a `_look`: set their deadline here.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

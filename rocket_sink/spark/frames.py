@@ -21,7 +21,7 @@ def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
     """Return the plan: the meaning of the frame's columns.
 
     Raises:
-        ColumnError: names the column or option that mends it.
+        ColumnError: the columns do not fit; the text names the column or option to change.
         ConfigurationError: the ledger is inside a folder that the frame reads.
     """
     refuse_own_input(df, options.ledger)

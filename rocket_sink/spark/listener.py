@@ -1,9 +1,9 @@
 """Folds the spool into the ledger while queries run, and notes the epochs that Spark has confirmed.
 
 A session has one listener, and one background thread for all its ledgers. Spark's events come late,
-and at a shutdown perhaps never. So a fold takes all finished files, and only `Ledger.sync` is
-certain to fold. The thread is a daemon: at the driver's end the remaining files wait in the spool.
-The end of Python waits for a running fold, because a thread inside delta-rs would crash it.
+and at a shutdown perhaps never. So a fold does not wait for events, but takes all finished files;
+only `Ledger.sync` is certain to fold. The thread is a daemon: at the driver's end the remaining
+files wait in the spool. Python's end waits for a running fold: a thread in delta-rs would crash it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LAST_S: Final = 5.0
 _END_S: Final = 60.0
 """Longest wait for a fold when the driver ends."""
 _UNCOUNTED: Final = 10_000
-"""Limit of epochs that wait for a count. If no fold succeeds, the oldest are never counted."""
+"""Limit of epochs that wait for a count; beyond it the oldest epochs are dropped uncounted."""
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
@@ -147,8 +147,8 @@ class FoldThread:
         self, place: LedgerPath, interval_s: float, app_id: str = "",
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger from now on. `app_id` is that of its queries, if they have one. Several
-        calls for a ledger: the shortest interval and the longest retention count."""
+        """Fold this ledger from now on. `app_id` is the `appId` of its queries, or empty. After
+        several calls for one ledger, the shortest interval and the longest retention apply."""
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
@@ -231,7 +231,7 @@ class FoldThread:
                 if self._is_finished and not urgent:
                     continue
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
-                    # A fold may have missed the files of epochs that are noted while it runs.
+                    # Count only these later: the fold may miss files of epochs noted while it runs.
                     noted = list(self._uncounted.get(place, ()))
                     is_folded = self._fold(place)
                     is_all_folded &= is_folded
@@ -355,8 +355,8 @@ class FoldThread:
         for query_id in sorted(self._new.pop(place, ())):
             if self._is_finished:
                 return
-            # Confirm now: each look takes a while, and `Ledger.sync` waits for the events of ended
-            # queries only some seconds.
+            # Confirm now: each query of the table takes a while, and `Ledger.sync` waits only some
+            # seconds for the events of ended queries.
             self._confirm_new()
             try:
                 query = reader_of(self._session, place)
@@ -426,7 +426,7 @@ class FoldThread:
                 )  # fmt: skip
 
     def _is_deleted(self, place: LedgerPath) -> bool:
-        """Return whether the table is missing. It existed once: epochs are counted after a fold."""
+        """Return whether the table is gone. It existed: `_count` follows a fold, which makes it."""
         try:
             return not is_table(self._session, place)
         except Exception:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _R: Final = "reading"
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""The numbers of "latest" and "earliest", as in Spark's Kafka source."""
+"""The numbers that mean "latest" and "earliest", as in Spark's Kafka source."""
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -156,8 +156,8 @@ class QueueRange(InputPartition):
     to_ms: int = -1
 
     def takes(self, message: StoredMessage) -> bool:
-        """Return whether the message was stored in the time range: the offsets that brokers give
-        for a time are inexact."""
+        """Return whether the message was stored in the time range. Offsets do not suffice, because
+        brokers give inexact offsets for a time."""
         return message.store_ms >= self.from_ms and (
             self.to_ms < 0 or message.store_ms < self.to_ms
         )

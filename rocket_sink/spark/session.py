@@ -57,7 +57,7 @@ def build_session(
     """Return a session with Delta, in UTC, with quiet logs; an active one is returned as is.
 
     Args:
-        master: as in spark-submit; None: the one of spark-submit, else `local[*]`.
+        master: as in spark-submit; None: the master that spark-submit has set, else `local[*]`.
         conf: settings that override `DELTA_SETTINGS` and `QUIET_SETTINGS`.
         packages: further Maven coordinates besides Delta's.
 

@@ -111,7 +111,7 @@ def _look_up(options: SinkOptions) -> None:
 def check_rights(options: SinkOptions) -> None:
     """Check that the option `delivery` can work, before anything is sent. A replay of
     `delivery=effectively_once` would fail for ever if the user may not look messages up; behind a
-    proxy nobody may. If no broker answers now, leave the error to the first send.
+    proxy nobody may look up. If no broker answers now, leave the error to the first send.
 
     Raises:
         ConfigurationError: the user may not look up, or there is a proxy.
@@ -235,7 +235,7 @@ def refuse_query(
     if not reason:
         return (options, lane) if options is not None else None
     if kind == "ForeachBatchSink":
-        # Spark hides the function of a foreachBatch query, which may be foreign. So the error is
+        # Spark hides the function of a foreachBatch query, which may not be ours. So the error is
         # left to `write_batch`.
         refused_queries[query_id] = reason
         return None
@@ -287,7 +287,7 @@ refused_queries: Final[dict[str, str]] = {}
 
 
 class ForeachSink(NamedTuple):
-    """A sink that was pickled for `foreach`; `plan` is None if it was not made for one frame."""
+    """A sink that was pickled for `foreach`; `plan` is None if the sink is not for one frame."""
 
     options: SinkOptions
     plan: ColumnPlan | None
@@ -333,10 +333,10 @@ def _schema_of(plan: Any) -> StructType:
 
 
 def _wrong_columns(plan: Any, options: SinkOptions) -> str:
-    """Return the error text if the columns of a query do not fit the row contract; empty if they
-    do.
+    """Return an error text if the columns of a query do not fit the row contract; empty if all fit.
 
-    Tasks of a foreach query see values only, and do not recognise a TIMESTAMP_NTZ.
+    The tasks of a foreach query cannot do the whole check: they see only values, in which a
+    TIMESTAMP_NTZ looks like a TIMESTAMP.
     """
     try:
         resolve_columns(_schema_of(plan), options)
@@ -374,7 +374,7 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 
 
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
-    """Return the error text if the plan reads one of these folders; empty if it may run."""
+    """Return the error text if the plan would read one of `files`, else an empty text."""
     for folder in _input_folders(plan):
         for name, path in files:
             if _reads(_parts(folder), _parts(path)):
@@ -456,12 +456,12 @@ def setting(session: Any, name: str) -> str:
     """Return a setting of the session or its application; empty if it is not set."""
     try:
         if is_classic(session):
-            # Ask the application first: `getOrCreate` writes settings into the session that cannot
-            # change in a running application, such as spark.speculation.
+            # Ask the application first: `getOrCreate` writes into the session even settings that
+            # have no effect in a running application, such as spark.speculation.
             value = session.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
-        # The default is None, not "": a Connect server checks it by the setting's type.
+        # The default is None, not "": a Connect server refuses a default of the wrong type.
         return str(session.conf.get(name, None) or "")
     except Exception:
         # A Connect server hides some settings; treat them as not set.
@@ -570,8 +570,8 @@ def over_budget(
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
     """Return the token for tasks that write to the spool (foreach); None if they write no files. A
-    Spark Connect client may be on any host, so its files prove nothing. There the server makes the
-    table, and tasks check that the table exists.
+    Spark Connect client may be on any host, so its files prove nothing. For such a client the
+    server makes the table, and tasks check that the table exists.
 
     Raises:
         LedgerError: the driver cannot write files to the ledger's folder.
@@ -614,7 +614,7 @@ def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) ->
             elsewhere.
 
     Raises:
-        LedgerError: an option needs such files, and pyarrow cannot write them.
+        LedgerError: an option needs files beside the table, and pyarrow cannot write them.
     """
     needed = options.using_ledger_files
     if place.problem and needed:

@@ -8,8 +8,8 @@
 
 The constructor checks the options. The constructor and the pickling by `foreach()`, both on the
 driver, check speculation. `stream`, `check`, `write` and `write_batch` check the columns on the
-driver. A bare `foreach(sink)` sees no schema: a classic session's listener checks its columns at
-the query's start, and over Connect the first task does, before it sends its first rows.
+driver. A bare `foreach(sink)` sees no schema: a classic session's listener checks the columns at
+the query's start. Over Connect each task checks the columns before it sends its first rows.
 
 Behaviour of Spark that the foreach lane must bear (pyspark 4.2 `_construct_foreach_function`):
 
@@ -83,7 +83,7 @@ class RocketSink:
         """Check a frame's columns against the row contract, on the driver, and send nothing.
 
         Raises:
-            ColumnError: names the column or option that mends it.
+            ColumnError: the columns do not fit; the text names the column or option to change.
         """
         check_session(self._options, df.sparkSession)
         return plan_of(df, self._options)

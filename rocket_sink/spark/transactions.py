@@ -212,7 +212,7 @@ class TransactionCommitter:
 
 
 def check_ended(report: EndReport) -> None:
-    """Raise a DeliveryError if the epoch is not ended, or if messages of it are lost."""
+    """Raise a DeliveryError if the epoch is not ended, or if some of its messages are lost."""
     if report.busy:
         raise DeliveryError(
             f"epoch {report.epoch} is in the ledger, and its half messages are not committed: "
@@ -239,7 +239,7 @@ OnDecision = Callable[[HalfMark, str, TransactionState], None]
 
 
 class CheckBacks:
-    """Decides on one half message at a time; for one thread.
+    """Decides on half messages, one by one. Only one thread may call an instance.
 
     Args:
         members: returns the ids of an epoch's half messages, which never change; None if undecided.
@@ -305,7 +305,7 @@ class CheckBacks:
 
     def _is_undecided(self, epoch: tuple[str, int]) -> bool:
         """Return whether the epoch was undecided a moment ago. Brokers ask about thousands of
-        messages at once, so not each question reads the ledger."""
+        messages at once, and the ledger is not read for each of them."""
         undecided = self._undecided
         return undecided is not None and undecided[0] == epoch and self._clock() < undecided[1]
 
@@ -433,8 +433,8 @@ class Transactions(TransactionCommitter):
         check_ended(report)
 
     def _watch(self, *topics: str) -> None:
-        """Answer the brokers' questions about these topics. If that fails, only warn: half messages
-        without an answer are safe."""
+        """Answer the brokers' questions about these topics. If that fails, only warn: without an
+        answer a half message is neither committed nor rolled back."""
         try:
             driver_answerer(self._spark, self._options).watch(*topics)
         except RocketSinkError as error:

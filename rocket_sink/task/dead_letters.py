@@ -144,7 +144,7 @@ class DeadLetterTopic:
 
 
 def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield functions that make a message of the row. The second takes the body only, in case the
+    """Yield functions that make a message of the row. The second uses only the body, in case the
     first raises because of a property."""
     body = row["body"]
     if not body:
@@ -217,7 +217,7 @@ class DeadLetterWriter:
             self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """Return whether one of several messages may be to blame; if so, they are sent singly."""
+        """Return whether one of several messages may be to blame; if so, each is sent alone."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone
@@ -301,7 +301,7 @@ class DeadLetterWriter:
         return keys
 
     def _note(self, topic: Any, keys: pa.Array | None) -> set[str]:
-        """Add keys of dead letters to `self.keys`, and return them; no keys without an order."""
+        """Add keys of dead letters to `self.keys`, and return them; without `ordering` add none."""
         if not self._in_order or keys is None:
             return set()
         names = set(pc.unique(keys.drop_null()).to_pylist())

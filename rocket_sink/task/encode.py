@@ -1,4 +1,4 @@
-"""Queues of rows and their requests: whole columns at a time, pure.
+"""The queues of rows, and the encoding of rows into requests: whole columns at a time, pure.
 
 A row has one of three destinations:
 
@@ -6,8 +6,8 @@ A row has one of three destinations:
 - a home queue, which follows from its sharding key, equally in every task, epoch and language;
 - none: the engine's fault strategy spreads requests over the brokers.
 
-The module splits rows into groups that may share a batch request, and encodes the rows of a group
-into requests: ids, queues, bytes, cuts.
+The module splits rows into groups that may share a batch request. It gives the rows of a group
+their ids and queues, encodes them, and cuts the bytes into requests.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _bytes_of(column: pa.Array) -> int:
         return int(lengths.sum(dtype=np.int64)) + 8 * len(column)
     try:
         return int(column.nbytes)
-    except pa.ArrowTypeError:  # pyarrow 18, if a nested column has views.
+    except pa.ArrowTypeError:  # pyarrow 18 raises this if a nested column has views.
         return int(column.get_total_buffer_size())
 
 
@@ -135,7 +135,7 @@ def _patient(rows: RowBatch) -> Mask:
 
 
 _GROUP: Final = 512
-"""Limit of single messages in a group; with 256 a message took 1.3 times the CPU."""
+"""Limit of single messages in a group; a limit of 256 took 1.3 times the CPU per message."""
 _GROUPS: Final = 4
 """Least number of groups that must fit into the engine's window."""
 _NOT_A_QUEUE: Final = -1
@@ -222,7 +222,7 @@ def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | Non
 def place_rows(
     rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
 ) -> tuple[RowBatch, Assignment, list[Refused]]:
-    """Return the rows with a destination, the destinations, and the rows of unknown queues."""
+    """Return the rows that can be sent, their destinations, and the rows of unknown queues."""
     placed = assign(rows, info, sharding_hash)
     if not len(placed.refused):
         return rows, placed, []
@@ -247,7 +247,7 @@ def encode_requests(
     alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
-    # Without an order, put compressed and other bodies of a queue into separate groups.
+    # Group compressed and other bodies apart, if order allows: a request has one kind of body.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
     groups = group_by_queue(queues, kinds * placed.group_count)

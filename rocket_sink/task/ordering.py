@@ -5,9 +5,9 @@ until the request before it in the queue is answered. Small requests that wait f
 joined, so many queues do not mean many small requests. When a request is given up,
 
 - its sharding keys are *held*: their later rows in this task become dead letters, in order;
-- if strict order has waited for its queue in vain (`orderWaitMs`), the queue is *closed* for the
-rest of the task: its requests are held back at once, so a dead broker costs a task one wait, not
-one per request.
+- with strict order, if the wait for its queue was in vain (`orderWaitMs`), the queue is *closed*
+for the rest of the task: its requests are held back at once, so a dead broker costs a task one
+wait, not one per request.
 
 If too many requests wait for queues that answer, the input waits. Requests for a queue that does
 not answer must not stop the others, so they pile up, in bounded memory. A waiting request is at
@@ -132,7 +132,7 @@ class OrderedQueues:
     """The waiting rooms of all home queues of a task.
 
     Args:
-        max_messages, max_bytes: limits up to which waiting requests grow together.
+        max_messages, max_bytes: limits of a request into which waiting requests are joined.
         memory_bytes: limit of the bytes that wait in memory; the rest waits in a temporary file.
 
     Attributes:
@@ -152,13 +152,13 @@ class OrderedQueues:
 
     @property
     def waiting(self) -> int:
-        """Requests that are not submitted yet."""
+        """Number of requests that are not submitted yet."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
     def is_full(self) -> bool:
-        """Return whether more input should wait, because the queues that answer have enough
-        requests."""
+        """Whether more input should wait, because enough requests wait for the queues that
+        answer."""
         now_s = self._clock()
         flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
@@ -204,7 +204,7 @@ class OrderedQueues:
         following = lane.waiting.popleft()
         self._overflow.bring_back(following)
         now_s = self._clock()
-        # Parts of the previous request have not waited.
+        # Parts of the answered request have not waited, so they have no `waits_since_s`.
         if following.waits_since_s:
             following.waited_ms = (now_s - following.waits_since_s) * 1000
         return lane.give_out(following, now_s)

@@ -23,7 +23,7 @@ from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.properties import LITE_TOPIC, SHARDING_KEY
 
 _HEAD: Final = struct.Struct(">iiiii")
-"""Total size, magic, body CRC, flag, body length (MessageDecoder.encodeMessage)."""
+"""A message's head: size, magic, body CRC, flag, body length (MessageDecoder.encodeMessage)."""
 _SHORT: Final = struct.Struct(">h")
 
 
@@ -134,7 +134,7 @@ class PendingRequest:
         alone: each message is sent by itself: a half message, or one of a refused batch, in which
             one message may be to blame.
         waits_for_store: the messages' WAIT, which is one value per batch.
-        lacks_keys: one of several messages has no keys.
+        lacks_keys: at least one message of a batch has no keys.
         attempts: number of attempts so far, over all submissions.
         maybe_duplicate: an earlier submission ended without a known outcome.
         first_error: the first failed submission's error.
@@ -154,13 +154,13 @@ class PendingRequest:
     first_error: SendError | None = None
     parked: SpillState = SpillState.NOT
     number: int = 0
-    """Number of the submission in its task attempt; for a group, that of the first message."""
+    """Number of the submission in its task attempt; in a group, the number of its first message."""
     columns: SingleColumns | None = None
     """The columns of messages that are sent as a group of single ones, or have left a group."""
     waits_since_s: float = 0.0
-    """Time at which the wait for its turn in the queue began (the task's clock)."""
+    """Time at which the request began to wait for its turn in the queue (the task's clock)."""
     waited_ms: float = 0.0
-    """Length of the wait for its turn before it was submitted."""
+    """Time that the request waited for its turn in the queue before it was submitted."""
     lacks_keys: bool = False
     sys_flag: int = 0
     """MessageSysFlag bits of each message, whose body in the pieces is compressed accordingly."""
@@ -192,7 +192,7 @@ class PendingRequest:
         return decode_message(piece, piece.message_count - 1).property("UNIQ_KEY") or ""
 
     def messages(self, places: Iterable[int] | None = None) -> Iterator[DecodedMessage]:
-        """Decode messages, one by one: for dead letters and traces only, never on the way out.
+        """Decode messages, one by one. This is slow, so batches and groups are sent undecoded.
 
         Args:
             places: places in a group; None: all messages.

@@ -59,7 +59,7 @@ class GivenQueues:
 
 
 class QueueSnapshots:
-    """Pinned queue lists of one task, shared with the query's other tasks where there is a ledger.
+    """Pinned queue lists of one task, shared with the query's other tasks if there is a ledger.
 
     Args:
         query_id: id of the query, or of the batch.
@@ -91,7 +91,7 @@ class QueueSnapshots:
         return self._pinned[info.topic].queues
 
     def load(self, topic: str) -> Pinned | None:
-        """Return the queues that the ledger has for the topic; None if no task has pinned it.
+        """Return the queues that the ledger has for the topic; None if no task has pinned any.
 
         Raises:
             LedgerError: the note cannot be read.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rocket_sink.routing.fault import Isolation
 
 _GATHERED: Final = 500
-"""Attempts in one ledger batch."""
+"""Number of attempts in one ledger batch."""
 
 
 class LedgerRecorder:
@@ -114,15 +114,15 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
-        """Record the rows that `validate` refused as dead letters."""
+        """Record refused rows of the batch `rows` as dead letters."""
         refused_rows = rows.take(_indices(refused))
         texts = pa.array([refusal.text for refusal in refused], pa.string())
         codes = pa.array([refusal.code for refusal in refused], pa.string())
         self.rows(refused_rows, reason="data", codes=codes, texts=texts)
 
     def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
-        """Record rows that become dead letters before they are encoded; codes and texts of errors
-        are columns, or values for all rows."""
+        """Record rows that become dead letters before they are encoded; `codes` and `texts` of
+        their errors are columns, or one value for all rows."""
         columns: dict[str, Any] = rows.columns()
         if isinstance(rows.topic, str):
             columns["topic"] = rows.topic

@@ -3,10 +3,10 @@ epoch was begun before (`ledger.epoch_starts`: the first epoch after a restart, 
 attempt), each row is looked up at every broker of its topic. Two look-ups per request, of its first
 and its last message, would not be enough:
 
-- A broker that is killed in the middle of a batch keeps the first part of it (seen), so the first
-message says nothing about the last. The last one would prove the rows before it, but only those of
-the same request. The broker may also keep the next message with none or some of its properties
-(seen; `StoredMessage.torn`); that message is sent again, whole.
+- A broker that is killed in the middle of a batch keeps the first part of the batch (observed). So
+the first message says nothing about the last. The last message would prove only the earlier rows of
+its own request. The broker may also keep the next message with none or some of its properties
+(observed; `StoredMessage.torn`); that message is sent again, whole.
 - Nobody knows which rows an earlier request had. The replay may cut other batches, and a request
 may have gone in halves, message by message, or to another broker. The ledger has the first id and
 the number of a request's messages. But a request may be on the wire before its ledger row is
@@ -64,10 +64,10 @@ class ReplayCheck:
     """Gives the rows of one task their ids, and leaves out stored rows.
 
     Args:
-        ids: makes the same id for a row that it made in an earlier attempt.
+        ids: makes for each row the same id as in an earlier attempt.
 
     Raises:
-        ConfigurationError: there is no ledger, which would know the epochs that were begun before.
+        ConfigurationError: there is no ledger, so nobody knows which epochs were begun before.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class ReplayCheck:
     ) -> list[PendingRequest]:
         """Return the messages of a batch that a killed broker did not store; count the others.
 
-        A broker writes message after message. At most the first of the missing messages may be
-        there, without all of its properties: it is counted as possibly stored twice.
+        A broker writes message after message. It may have stored the first of the missing messages
+        without some properties; that message is counted as possibly stored twice.
 
         Args:
             broker: name of the killed broker. The route may lack it: a name server forgets a broker

@@ -162,8 +162,8 @@ class _Group:
 
 
 class HomeQueueSelector:
-    """Chooses a queue for a request that has a home queue; the whole request moves, so its messages
-    keep their order.
+    """Chooses a queue for a request that has a home queue. If its broker is unavailable, the whole
+    request moves, so its messages keep their order.
 
     The choice is that of `routing.sharding.fallback_queue`, with one addition: while no broker is
     available, an attempt avoids the broker of the previous attempt. If the whole machine is slow,

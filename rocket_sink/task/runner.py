@@ -41,15 +41,15 @@ class TaskRunner:
             batches.
         again: an earlier attempt without a record in the ledger may have sent the rows.
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
-        hands_over: the caller gives `handed` to Spark if the ledger is out of reach here
-            (`ledgerVia`).
+        hands_over: the caller gives the ledger rows in `handed` to Spark if this process cannot
+            reach the ledger (`ledgerVia`).
         token: checks, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
 
-    Raises:
+    Raises, the last two from the first `feed`:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
-        CheckpointError: the `appId` names another query; from the first `feed`.
-        LedgerError: the ledger is not the driver's, or cannot be written; from the first `feed`.
+        CheckpointError: the `appId` names another query.
+        LedgerError: the ledger is not the driver's, or cannot be written.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TaskRunner:
         )  # fmt: skip
 
     def _claim_app_id(self) -> None:
-        """Claim the appId for a stream; a batch write claims none, even in a stream's function."""
+        """Claim the appId for a stream; a batch write, also one in foreachBatch, claims none."""
         options = self._options
         if not options.app_id or not options.ledger or self._ctx.lane == "batch":
             return

@@ -1,6 +1,6 @@
-"""A producer of Arrow tables without Spark, by the task body of the Spark lanes; for rows that are
-columns already (pyarrow, pandas, polars, DuckDB). A message costs as much as a row of a Spark task,
-a tenth of a message of `Producer`."""
+"""A producer for rows that are columns already (pyarrow, pandas, polars, DuckDB). It needs no Spark
+and sends with the task body of the Spark lanes. So a message costs as much as a row of a Spark
+task, a tenth of the cost of a message of `Producer`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The task body of all lanes: Arrow record batches in, requests out, ledger rows back.
 
-    feed(batch)  normalise, validate, refuse bad rows, ids, queues, encode, cut, submit
+    feed(batch)  normalise, validate, refuse bad rows, assign ids and queues, encode, cut, submit
     finish()     await every answer, settle the accounts, raise if a row is unaccounted for
     abort()      after an error: give up requests in flight, keep sent messages on record
 
@@ -330,7 +330,7 @@ class TaskSender:
             self._traces.note(completion, request.messages, half=self._half)
 
     def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
-        """Give the request up; or return its messages one by one, to find the poison row."""
+        """Give the request up; or return requests that send all or some of its messages again."""
         error = completion.error
         assert error is not None
         if error.fatal:

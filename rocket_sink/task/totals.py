@@ -151,7 +151,7 @@ class TaskSummary:
 
     @property
     def given_up(self) -> int:
-        """Rows that became dead letters."""
+        """Number of rows that became dead letters."""
         return self.dead + self.unknown
 
     def as_dict(self) -> dict[str, int | str | dict[str, int]]:
