@@ -11,8 +11,8 @@ can submit. Callbacks run on the leading thread without the lock, and may send.
 An exception (Ctrl-C, or a signal handler that raises) may come between any two steps of a thread.
 So each thread sets a mark while it uses the engine. If the next thread sees a mark, the marking
 thread was interrupted: the next thread resets the engine, and ends the requests that the engine has
-lost (`Token.in_engine`). No thread waits without a deadline. Futures that were lost
-before their request was queued, for example in an automatic batch, end after their deadlines.
+lost (`Token.in_engine`). No thread waits without a deadline. A future whose request was lost before
+it was queued, for example in an automatic batch, ends after its deadline.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Driver:
         self._completions: deque[Completion] = deque()
         """Completions that `_take_completions` has not given to their owners yet."""
         self.futures: deque[SendFuture] = deque()
-        """Futures of new asynchronous sends; callers append theirs without the lock."""
+        """Futures of new asynchronous sends; callers append to this without the lock."""
         self._older_futures: list[tuple[float, SendFuture]] = []
         """Futures that have not ended, each with the time at which the driver first saw it
         (engine's clock)."""
@@ -285,7 +285,7 @@ class Driver:
     # --- sending -----------------------------------------------------------------------------
 
     def send(self, request: SendRequest, messages: Sequence[Message], mode: str) -> SendResult:
-        """Submit a request of one message and wait.
+        """Submit a request of one message, and wait for its result.
 
         Raises:
             SendError
@@ -688,7 +688,7 @@ class Driver:
                 with self.lock:
                     is_unled = leadership == self._leadership and not self._leading.locked()
                     if follower.asleep and is_unled:
-                        self._leader = None  # The leader was interrupted before it did this.
+                        self._leader = None  # The leader was interrupted before it set this.
                     follower.asleep = False
                     self._followers.pop(follower, None)
             return

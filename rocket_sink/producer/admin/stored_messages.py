@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
 
 _WINDOW: Final = 256
-"""Limit of look-ups in flight, because a broker reads its log for each."""
+"""Limit of look-ups in flight, because a broker reads its log for each look-up."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
 _NO_ID: Final = "-"
 """An id that no message has."""

@@ -390,7 +390,7 @@ class BatchAttempt(SendAttempt):
 
 def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
     """Return the class of the attempts of a request that is no group, its body as buffers, and
-    their bytes."""
+    the size of the body in bytes."""
     return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 

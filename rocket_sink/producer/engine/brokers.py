@@ -293,7 +293,7 @@ class Brokers:
         return rank
 
     def view(self, now_s: float) -> None:
-        """Read the fault table again if the view is older than `VIEW_S`, or than the last event."""
+        """Read the fault table again if the view is older than `VIEW_S` or the last event."""
         if now_s < self._next_view_s:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S

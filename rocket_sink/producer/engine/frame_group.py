@@ -188,7 +188,7 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 
 
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the class of the request's attempts, its body as buffers, and their bytes."""
+    """Return the class of the request's attempts, its body as buffers, and the body's bytes."""
     if request.group is None:
         return single_kind(request)
     return GroupAttempt, (), request.group.messages.body_bytes

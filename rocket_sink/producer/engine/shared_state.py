@@ -131,7 +131,7 @@ def _item(name: str, value: bytes) -> FaultItem | None:
 
 
 def local_directory() -> Path:
-    """Return the executor's own directory, or else one of this user and the parent process.
+    """Return the executor's own directory, else a directory of this user and parent process.
 
     Raises:
         OSError: the directory cannot be made, or belongs to another user.
