@@ -240,7 +240,7 @@ class Wait(enum.Enum):
 
 
 class AttemptHistory:
-    """The state that the attempts of a request share; made when the first one fails."""
+    """The state that the attempts of a request share; made when the first attempt fails."""
 
     __slots__ = (
         "degraded", "earlier", "last_broker", "last_error", "records", "unknown", "waited"
@@ -366,7 +366,7 @@ class SendAttempt:
             broker.in_flight -= self.requests
 
     def room_at(self, broker: Broker, reserved: int = 0) -> int:
-        """Return how many of this attempt's requests fit after `reserved` places are used."""
+        """Return how many requests of this attempt the broker has room for beside `reserved`."""
         return broker.room_for(self.requests, reserved)
 
     def known_history(self) -> AttemptHistory:

@@ -362,7 +362,7 @@ class Brokers:
     def isolate(
         self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
     ) -> None:
-        """Isolate a broker after a failure that is its fault."""
+        """Isolate a broker after a failure that is the broker's fault."""
         if self.enabled:
             self._note(
                 self.table.update(

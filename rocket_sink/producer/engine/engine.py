@@ -472,8 +472,8 @@ class SendEngine:
         return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
 
     def reset(self) -> None:
-        """Reset the engine after an interrupt in the middle of a step. Complete all requests
-        that can be found as not sent or unknown, and close all connections.
+        """Reset the engine after an interrupt in the middle of a step. Complete each request
+        that can be found, as not sent or unknown, and close all connections.
         """
         # The window's counts may be wrong. Large counts cannot fall below zero meanwhile.
         self.window.requests = self.window.bytes = sys.maxsize

@@ -121,7 +121,7 @@ class GroupAttempt(SendAttempt):
         return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
-        """Return the answer of one message that `take_stored` will return; None without any."""
+        """Return the answer of one message that `take_stored` will return, or None."""
         if self._single_answers:
             return self._single_answers[0][1]
         return self._answers[0][0].frame(0).answer if self._answers else None
