@@ -282,7 +282,7 @@ class FoldThread:
         except Exception as error:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
             # session goes away under the fold, which is no error.
-            if self._session.sparkContext._jsc is not None:
+            if not _is_stopped(self._session):
                 _LOG.warning("the ledger %s is not folded yet: %s", place, first_line(error))
             return False
 
@@ -292,7 +292,7 @@ class FoldThread:
             if not place.problem:
                 expire_daily(self._session, place, self._retentions[place])
         except Exception as error:
-            if self._session.sparkContext._jsc is not None:
+            if not _is_stopped(self._session):
                 _LOG.warning("nothing of %s expires now: %s", place, first_line(error))
 
     def _confirm_new(self) -> None:
@@ -399,7 +399,7 @@ class FoldThread:
         try:
             row_counts = self._rows_in(place, waiting)
         except Exception as error:
-            if self._session.sparkContext._jsc is None:
+            if _is_stopped(self._session):
                 return
             if self._is_deleted(place):
                 if place not in self._deleted:
@@ -442,6 +442,17 @@ class FoldThread:
         matches = matches.where(matches.epoch.between(min(numbers), max(numbers)))
         sums = matches.groupBy("query_id", "run_id", "epoch").agg(F.sum("rows_in").alias("rows"))
         return {(r.query_id, r.run_id, r.epoch): r.rows or 0 for r in sums.collect()}
+
+
+def _is_stopped(session: SparkSession) -> bool:
+    """Return whether the session has begun to stop: its default session is gone before `_jsc`."""
+    from py4j.protocol import Py4JError
+
+    context = session.sparkContext._jsc
+    try:
+        return context is None or bool(context.sc().isStopped())
+    except (OSError, Py4JError):  # The JVM is gone.
+        return True
 
 
 def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListener:

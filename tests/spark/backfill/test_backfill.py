@@ -311,6 +311,7 @@ class TestDeadLetters:
     def test_a_command_beside_another_gives_up_or_waits(
         self, spark: Any, options: SinkOptions, cluster: FakeCluster
     ) -> None:
+        write_letters(spark, options, 1)
         command = ("backfill", "-l", options.ledger, "-n", cluster.name_server)
         output, over = io.StringIO(), threading.Event()
 
