@@ -240,7 +240,7 @@ class LaneBench:
         self._jvm = psutil.Process(int(jvm.java.lang.ProcessHandle.current().pid()))
 
     def run(self, case: str, advance: Advance) -> Figures:
-        """Measure one run; before the first one of a lane a warm-up run starts Spark's workers."""
+        """Measure one run. Before the first run of a case, a smaller run starts Spark's workers."""
         if case not in self._warm:
             self._warm.add(case)
             self._run(case, replace(self._work, messages=max(1, self._work.messages // 10)))

@@ -82,7 +82,7 @@ class _Note:
 
 
 class EpochStarts:
-    """The beginnings of one query's epochs."""
+    """The notes `starts` of one query, as one of its task attempts writes and reads them."""
 
     def __init__(
         self, place: LedgerPath, ctx: RunContext, clock: Callable[[], float] = time.monotonic

@@ -119,8 +119,8 @@ class Token(Protocol):
 
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
-        """The function that takes the completion, called without the lock on the leading thread. An
-        interrupted call is repeated."""
+        """The callback that takes the completion, or None. The leading thread calls it without the
+        driver's lock, and once more if an interrupt (Ctrl-C) stopped the call."""
 
     def done(self) -> bool:
         """Return whether the request has ended."""

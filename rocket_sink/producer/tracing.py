@@ -182,7 +182,7 @@ class TracedMessage(Protocol):
 class RequestTraces:
     """Sends the traces of a sample of the requests of an engine, which one thread drives.
 
-    Each trace message is about one request; a large batch needs several trace messages.
+    Requests that are drawn from one group share trace messages; a large batch needs several.
     """
 
     def __init__(

@@ -585,7 +585,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
     try:
         ensure_table(session, place)
     except Exception as error:
-        # Only warn: a server without Delta can run the lane if its ledger is folded elsewhere.
+        # Only warn: the tasks write spool files, which a session elsewhere may fold into the table.
         _LOG.warning(
             "the server cannot make the table of the ledger %s (%s): it is not proved that the "
             "workers share its folder with the driver", place, first_line(error),

@@ -157,8 +157,8 @@ class OrderedQueues:
 
     @property
     def is_full(self) -> bool:
-        """Whether more input should wait, because enough requests wait for the queues that
-        answer."""
+        """Whether the caller should read no input for now: more than `_flow_bytes` bytes wait for
+        queues that answer. Requests for a stuck queue do not count, so they stop no other queue."""
         now_s = self._clock()
         flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes

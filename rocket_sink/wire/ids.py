@@ -85,7 +85,7 @@ class MessageIds:
 
 
 def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:
-    """Return the fixed hex digits of a process's client ids: 20 with IPv4, 44 with IPv6."""
+    """Return the fixed hex digits of a process's client message ids: 20 with IPv4, 44 with IPv6."""
     if len(ip) not in (4, 16):
         raise LocalProtocolError(f"an address of {len(ip)} bytes; 4 or 16 are possible")
     return (ip + struct.pack(">HI", pid & 0xFFFF, class_hash & 0xFFFFFFFF)).hex().upper()

@@ -571,8 +571,8 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether delta-rs commits to a table on a store; decided once per application. While
-    pyarrow does not reach the store, the answer is False and a later call tries again.
+    """Return whether delta-rs may commit to a table on a store, which must refuse to overwrite an
+    object. The answer is kept for the application, unless pyarrow does not reach the store.
 
     Raises:
         LedgerError: the store cannot be asked now.

@@ -40,7 +40,8 @@ _MEMORY: Final = "1GB"
 """Memory of queries; what exceeds it goes to temporary files."""
 _MANY: Final = 16
 _SMALL: Final = 64 * 1024
-"""Files with fewer bytes are copied: they hold more metadata than rows."""
+"""Largest mean size of files that `_gather` copies into a table: they take longer to open than to
+read."""
 _GLOB: Final = frozenset("*?[")
 """Characters that make a path a pattern for DuckDB."""
 _TYPES: Final = {

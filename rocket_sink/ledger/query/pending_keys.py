@@ -124,7 +124,8 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         notes = list(_notes(store))
         if not notes:
             return 0
-        # List the spool before the table is read: a fold deletes files that are in the table.
+        # List the spool before the table is read. A fold adds a file's rows to the table, then
+        # deletes the file, so in the other order both could lack them.
         unfolded = spooled_epochs(place)
         with reading(place):
             query = reader_of(spark, place)

@@ -1,8 +1,8 @@
-"""The page's main charts as figures for notebooks, by altair: Vega-Lite's own library for Python,
-which Jupyter, VS Code and Databricks draw, and whose charts save as PNG, SVG and HTML.
+"""The main charts of the report page as figures for notebooks: charts of altair, Vega-Lite's own
+Python library. Jupyter, VS Code and Databricks draw them. They can be saved as PNG, SVG and HTML.
 
-A notebook that cannot draw Vega-Lite by itself gets a frame that has Vega in it, so that nothing is
-loaded from a network.
+A notebook that cannot draw Vega-Lite by itself gets an iframe that contains Vega, so that nothing
+is loaded from a network.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
         if fewest < _FAN:
             full = [_TIERS - 1] if sum(map(len, of_kind)) > 1 else []
         if full:
-            # Rows of a file stay together, so the older files come first.
+            # A merge copies file after file, so with the older files first rows stay in order.
             yield sorted(
                 (file for tier in of_kind[: full[-1] + 1] for file in tier),
                 key=lambda file: (file.oldest is not None, file.oldest, file.path),

@@ -295,7 +295,8 @@ class SendAttempt:
 
     # Class attributes save two writes per message; a group has properties instead.
     requests: int = 1
-    """Requests that this attempt has in flight; for a batch at a proxy, the places it takes."""
+    """Number of requests as which this attempt counts at its broker; at a proxy a batch counts as
+    several (`Broker.batch_places`)."""
     places: int = 1
     """Places that this attempt takes in the engine's window."""
 
