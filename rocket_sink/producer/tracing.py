@@ -194,7 +194,7 @@ class RequestTraces:
         self._sample = options.trace_sample
         self._engine = engine
         # Use the quickest level, which shrinks trace lines by two thirds; 0 (none) stays.
-        quick = options.with_(compress_level=min(1, abs(options.compress_level)))
+        quick = options.with_(compress_level=int(options.compress_level != 0))
         self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
         self._rng = rng or random.Random()
         self._next = self._gap()

@@ -43,8 +43,8 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     count = len(info.queues)
     if sharding_hash in _JAVA:
-        index = hashing.jump_index if sharding_hash == LITE_TOPIC_HASH else hashing.java_index
-        return info.queues[index(_JAVA[sharding_hash][0](key), count)]
+        hash_of, index_of = _JAVA[sharding_hash]
+        return info.queues[index_of(hash_of(key), count)]
     value = hashing.sip_hash24(key.encode("utf-8", "surrogatepass"))
     if sharding_hash == "siphash24":
         return info.queues[hashing.sip_index(value, count)]
@@ -59,9 +59,8 @@ def queues_for_keys(
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     if sharding_hash in _JAVA:
-        is_lite = sharding_hash == LITE_TOPIC_HASH
-        index = hashing.jump_index_array if is_lite else hashing.java_index_array
-        return index(_JAVA[sharding_hash][1](keys), len(info.queues))
+        hashes_of, indices_of = _JAVA_ARRAYS[sharding_hash]
+        return indices_of(hashes_of(keys), len(info.queues))
     return _BY_HASH[sharding_hash](hashing.siphash_array(keys), info)
 
 
@@ -77,12 +76,18 @@ def _by_rendezvous(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
     return queue_indices
 
 
-_JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] = {
-    "java": (hashing.java_hash, hashing.java_hash_array),
-    "java_long": (hashing.java_long_hash, hashing.java_long_hash_array),
-    LITE_TOPIC_HASH: (hashing.java_hash, hashing.java_hash_array),
+_JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[int, int], int]]]] = {
+    "java": (hashing.java_hash, hashing.java_index),
+    "java_long": (hashing.java_long_hash, hashing.java_index),
+    LITE_TOPIC_HASH: (hashing.java_hash, hashing.jump_index),
 }
-"""{`shardingHash`, or LITE_TOPIC_HASH: (hash of one key, hash of a column of keys)}"""
+"""{`shardingHash`, or LITE_TOPIC_HASH: (hash of a key, index of a hash among so many queues)}"""
+_JAVA_ARRAYS: Final[dict[str, tuple[Callable[[Any], IntArray], Callable[..., IntArray]]]] = {
+    "java": (hashing.java_hash_array, hashing.java_index_array),
+    "java_long": (hashing.java_long_hash_array, hashing.java_index_array),
+    LITE_TOPIC_HASH: (hashing.java_hash_array, hashing.jump_index_array),
+}
+"""`_JAVA` for columns of keys."""
 _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
     "siphash24": lambda hashes, info: hashing.sip_index_array(hashes, len(info.queues)),
     "rendezvous": _by_rendezvous,

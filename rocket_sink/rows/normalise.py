@@ -76,12 +76,14 @@ def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
         array = array.storage
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
-    size = array.get_total_buffer_size()  # `nbytes` of views raises with pyarrow 18.
     if pa.types.is_string_view(array.type):
-        return array.cast(pa.large_string() if size > INT32_MAX else pa.string())
-    if pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type):
-        return array.cast(pa.large_binary() if size > INT32_MAX else pa.binary())
-    return array
+        small, large = pa.string(), pa.large_string()
+    elif pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type):
+        small, large = pa.binary(), pa.large_binary()
+    else:
+        return array
+    # `nbytes` of views raises with pyarrow 18.
+    return array.cast(large if array.get_total_buffer_size() > INT32_MAX else small)
 
 
 def _all_null(array: pa.Array) -> bool:

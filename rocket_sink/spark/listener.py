@@ -270,6 +270,7 @@ class FoldThread:
             query, ledger = self._queries.pop(run), self.sinks.pop(run, "")
             if ledger and not counts and ledger in [place.uri for place in self._accounts]:
                 say_no_rows(query, ledger, is_early=run not in self.begun)
+            self.begun.discard(run)
             lineage.ended(run, counts)
 
     def _fold(self, place: LedgerPath) -> bool:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from rocket_sink.commands.common.stream_run import stream_writer
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import listener
@@ -190,14 +190,20 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
+def started(folder: Path) -> tuple[FoldThread, LedgerPath]:
+    """Return a thread that folds the ledger of a query that has started, and the ledger."""
+    thread, place = FoldThread(running()), resolve_path(folder)
+    thread.add(place, interval_s=0.0)
+    thread.started("run-1", QUERY)
+    return thread, place
+
+
 def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A script without `awaitTermination` ends before Spark reports the epoch."""
     caplog.set_level("INFO", "rocket_sink")
-    thread, place = FoldThread(running()), resolve_path(tmp_path)
-    thread.add(place, interval_s=0.0)
-    thread.started("run-1", QUERY)
+    thread, place = started(tmp_path)
     ctx = context(query_id=QUERY, run_id="run-1")
     spool = SpoolWriter(place, ctx)
     spool.append(accounts(ctx, acked=1, dead=1))
@@ -213,9 +219,7 @@ def test_an_end_whose_fold_fails_is_told_at_the_end(
 ) -> None:
     """`spark.stop()` right after `awaitTermination` stops the session under the last fold."""
     caplog.set_level("INFO", "rocket_sink")
-    thread, place = FoldThread(running()), resolve_path(tmp_path)
-    thread.add(place, interval_s=0.0)
-    thread.started("run-1", QUERY)
+    thread, _ = started(tmp_path)
     write(tmp_path, 0, 5, run_id="run-1")
     thread.ended("run-1")
     thread.finish()

@@ -68,7 +68,7 @@ class Ledger:
     @property
     def path(self) -> str:
         """The table's folder; absolute, because a relative path is another folder for a worker."""
-        return self._place.root if self._place.is_local else self._place.uri
+        return str(self._place)
 
     @property
     def uri(self) -> str:
