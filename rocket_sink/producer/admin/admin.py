@@ -79,7 +79,8 @@ class Admin:
 
     def check_name_servers(self) -> str:
         """Check that a name server (or a proxy) answers a route request. Return a warning if the
-        options' topic is missing; this is no error, because the first send may create it.
+        options' topic is missing, else an empty text. A missing topic is no error, because the
+        first send may create it.
 
         Raises:
             NameServerUnavailableError, TlsRefusedError: no server answers.
@@ -96,8 +97,7 @@ class Admin:
         return ""
 
     def name_hint(self, topic: str) -> str:
-        """Return the advice to check the name of a missing topic, with the existing topic that was
-        probably meant."""
+        """Return the advice to check a missing topic's name, with the nearest existing name."""
         space, near = self.options.namespace, None
         with contextlib.suppress(RocketSinkError):  # A hint is not worth an error.
             names = (without_namespace(space, name) for name in self.topics())
@@ -155,15 +155,15 @@ class Admin:
         return None
 
     def topics(self) -> tuple[str, ...]:
-        """Return the names of the topics that at least one name server knows."""
+        """Return the names of the topics that any name server knows."""
         answers = self._ask(requests.get_all_topics()).values()
         return tuple(sorted({name for frame in answers for name in responses.decode_topics(frame)}))
 
     def queues(self, topic: str, *, to_read: bool = True) -> list[MessageQueue]:
-        """Return all queues on brokers with a master, sorted.
+        """Return the topic's queues on all brokers with a master, sorted.
 
         Raises:
-            PermissionDeniedError: with `to_read`, if the topic may not be read on a broker.
+            PermissionDeniedError: with `to_read`, if a broker does not allow to read the topic.
         """
         topic = with_namespace(self.options.namespace, topic)
         route = self.topic_route(topic)
@@ -207,8 +207,9 @@ class Admin:
     ) -> tuple[list[StoredMessage], int]:
         """Return messages from `offset` on, and the offset of the next pull.
 
-        The list is empty at the end of the queue. An expired offset moves to the oldest message. A
-        pull returns fewer than `max_messages` if the messages would take over 16 MiB of memory.
+        The list is empty at the end of the queue. If `offset` has expired, the list is empty, too,
+        and the next offset is that of the oldest message. A pull returns fewer than `max_messages`
+        if they would take over 16 MiB of memory.
         """
         frame = requests.pull_message(
             queue,
@@ -247,8 +248,8 @@ class Admin:
             yield from self.read_queue(queue, begin, end)
 
     def dispatch_behind_bytes(self, topic: str) -> int:
-        """Return how many bytes (of any topic) the topic's masters have not dispatched to consumers
-        yet."""
+        """Return how many bytes the topic's masters have not dispatched to queues yet. The bytes
+        are of any topic, and consumers cannot see them."""
         masters = _masters(self._route(topic))
         return sum(
             int(self.runtime_info(name, address).get("dispatchBehindBytes", 0))
@@ -280,10 +281,7 @@ class Admin:
         return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
 
     def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
-        """Return the stored messages with this index key.
-
-        Raises: as `query_by_unique_key`.
-        """
+        """Return the stored messages with this index key; raises as `query_by_unique_key`."""
         topic = with_namespace(self.options.namespace, topic)
         return self._query(topic, key, max_messages, unique_key=False, bodies=True)
 
@@ -341,8 +339,8 @@ class Admin:
                 self._call(name, addresses[_MASTER], frame, {0})
 
     def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
-        """Return {broker: the topic's attributes, such as message.type}. Brokers before 5.0, and
-        brokers without the topic, are left out."""
+        """Return {broker: the topic's attributes, such as message.type}, without brokers that are
+        older than 5.0 or do not have the topic."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
@@ -359,7 +357,7 @@ class Admin:
         return self._routes.get(topic) or self.topic_route(topic)
 
     def _invoke(self, queue: MessageQueue, frame: Frame, codes: Any = frozenset((0,))) -> Frame:
-        """Send a request to the queue's master; after a failure, retry once with a fresh route."""
+        """Send a request to the queue's master. After a failure retry once, with a fresh route."""
         for fresh in (False, True):
             route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
             address = _masters(route).get(queue.broker_name)
@@ -399,11 +397,10 @@ _LACKING: Final = {
     "effectively_once": "does not look messages up by their ids, as a replay has to",
     "transactional": "does not let a client end its half messages",
 }
-"""{delivery: the necessary function that a proxy lacks}"""
+"""{delivery: why it does not work behind a proxy}"""
 
 
 def proxy_error(delivery: str, proxy: str) -> ConfigurationError:
-    """Return the error of a delivery that does not work behind a proxy."""
     return ConfigurationError(
         f"delivery={delivery} does not work behind the RocketMQ proxy {proxy}, which "
         f"{_LACKING[delivery]}: use delivery=at_least_once, or give nameServer the name servers "

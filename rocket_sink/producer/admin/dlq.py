@@ -1,11 +1,12 @@
 """Dead-letter topics of consumer groups, `%DLQ%group`: reading, and resending to the origin topic.
 
-A broker moves a message there after its last delivery attempt (AbstractSendMessageProcessor), with
-its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`). Only
-retention removes messages from such a topic. A resend has the client id of the dead letter, and the
-counter `ROCKET_SINK_RESENDS` is one higher. So a dead letter whose resend is in the origin topic is
-recognised, and not sent twice. The counter also limits the number of resends, because a resend that
-becomes a dead letter keeps the counter.
+After the last delivery attempt a broker moves the message to this topic, and adds the origin topic
+(`RETRY_TOPIC`) and the first offset id (`ORIGIN_MESSAGE_ID`) to the message's properties
+(AbstractSendMessageProcessor). Dead letters stay in the topic until they expire.
+
+A resent message has the client id of its dead letter, and its counter `ROCKET_SINK_RESENDS` is one
+higher. If the origin topic contains such a message, the dead letter is not sent again. A resent
+message that becomes a dead letter keeps the counter, so the counter also limits resends.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class DeadLetter:
 
     @property
     def message_id(self) -> str:
-        """The client id of the message, or its first offset id if it has none."""
+        """The client id of the message; if it has none, its first offset id."""
         properties = self.message.properties
         return (
             self.message.message_id
@@ -58,7 +59,6 @@ class DeadLetter:
 
     @property
     def resends(self) -> int:
-        """The number of earlier resends."""
         return resends_of(self.message)
 
     @property
@@ -66,7 +66,7 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """Return the message to resend, with the same fields, and with the counter increased by 1.
+        """Return the message to resend: a copy with the counter increased by 1.
 
         Raises:
             MessageError: a property is illegal.
@@ -152,10 +152,15 @@ def _first_offset(admin: Admin, queue: MessageQueue, since_ms: int | None) -> in
 
 @dataclass
 class ResendReport:
-    """Numbers of dead letters by result, and the first `FAILURES_MAX` failures. `degraded`: resent
-    and stored, but not flushed or replicated in time (part of `resent`). `already`: the topic has
-    an earlier resend. `left_alone`: the limit of resends is reached. `homeless`: the origin topic
-    is unknown. `held_back`: an earlier dead letter of the same sharding key failed."""
+    """Numbers of dead letters by result, and the first `FAILURES_MAX` failures.
+
+    Attributes:
+        degraded: part of `resent`: stored, but not flushed or replicated in time.
+        already: not sent, because an earlier resend is in the topic.
+        left_alone: not sent, because the limit of resends is reached.
+        homeless: not sent, because the origin topic is unknown.
+        held_back: not sent, because an earlier dead letter with this sharding key failed.
+    """
 
     resent: int = 0
     degraded: int = 0
@@ -169,24 +174,23 @@ class ResendReport:
 
     @property
     def settled(self) -> bool:
-        """Whether no dead letter failed, was held back, or has an unknown origin."""
+        """Whether no dead letter has failed, was held back, or is homeless."""
         return not (self.failed or self.held_back or self.homeless)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values."""
         return {**vars(self), "codes": dict(self.codes)}
 
 
 class Resender:
     """Sends dead letters to their origin topics, one at a time, in the caller's order.
 
-    After a failure the later dead letters of the same sharding key are held back.
+    After a failure it holds back later dead letters with the same sharding key.
 
     Args:
         send: `Producer.send`.
         to_topic: send to this topic, instead of the origin topics.
         max_resends: skip dead letters that were resent this often.
-        again: resend even if the topic has a resend, or `max_resends` is reached.
+        again: resend even if an earlier resend is in the topic, or `max_resends` is reached.
     """
 
     def __init__(
@@ -207,10 +211,11 @@ class Resender:
         self.report = ResendReport()
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
-        """Send a dead letter, unless it is skipped or held back, and count it in the report.
+        """Send a dead letter, or skip it or hold it back, and count it in the report. Return None
+        if it was not sent.
 
         Raises:
-            SendError: a fatal error (credentials).
+            SendError: a fatal error (wrong credentials).
         """
         topic, report = self._to_topic or dead_letter.origin_topic, self.report
         if not topic:
@@ -240,7 +245,7 @@ class Resender:
         try:
             copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
-            # A topic without a route contains no resend, and the send may create the topic.
+            # A topic without a route contains no resent message, and the send may create it.
             return False
         if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1

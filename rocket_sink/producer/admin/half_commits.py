@@ -1,11 +1,11 @@
 """Commits of half messages: many requests in flight, with answers, optionally in order per queue.
 
 A broker stores the message each time it gets END_TRANSACTION: EndTransactionProcessor does not
-detect repetitions. So a request with an unknown outcome is repeated only after a query by message
-id has shown that the message is not stored. Brokers handle requests of one connection in several
-threads (endTransactionThreadPoolNums), so order requires one request in flight per queue. The
-request names the half message by its commit-log offset, so a commit is possible until the log
-expires (fileReservedTime, 72 h), even after the last transaction check.
+detect repetitions. So after an unknown outcome the committer first queries the broker by message
+id, and repeats the request only if the message is not stored. Brokers handle requests of one
+connection in several threads (endTransactionThreadPoolNums), so order requires one request in
+flight per queue. The request names the half message by its commit-log offset. So a commit is
+possible until the log expires (fileReservedTime, 72 h), even after the last transaction check.
 
 If two processes committed the same half messages, each would be stored twice. So the caller holds a
 lock, and a process that has lost the lock must send nothing more. The committer checks the lock
@@ -71,18 +71,18 @@ class Half:
 
 @dataclass
 class CommitReport:
-    """The result of a commit. `committed` includes `found_stored`: messages that a query found
-    to be visible to consumers already."""
+    """The result of a commit. `found_stored`, a part of `committed`, counts messages that consumers
+    could see already."""
 
     committed: int = 0
     found_stored: int = 0
     refused: list[tuple[Half, str]] = field(default_factory=list)
-    """Half messages that their brokers no longer have, with the remarks."""
+    """Half messages that their brokers no longer have, with the brokers' remarks."""
 
 
 class _Lane:
-    """Half messages with a common limit of requests in flight (`width`): those of one broker and
-    topic, or of one queue if order matters."""
+    """Half messages of one broker and topic, or of one queue if order matters. They share a limit
+    of requests in flight (`width`). Positions are row numbers in the table of half messages."""
 
     def __init__(self, width: int, positions: Positions) -> None:
         self.waiting = positions
@@ -92,7 +92,8 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Return positions to send; none until half of the lane is free, so groups are large."""
+        """Return the positions to send now: none until half of `width` is free, so that groups
+        are large."""
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0
@@ -101,7 +102,7 @@ class _Lane:
 
 
 class _Commits:
-    """The commits of one lane that were sent as a group."""
+    """Commits of one lane that are sent as a group."""
 
     def __init__(self, committer: HalfMessageCommitter, lane: _Lane, positions: Positions) -> None:
         self.first_opaque = 0
@@ -126,10 +127,10 @@ class _Commits:
 
 
 class HalfMessageCommitter:
-    """Commits the half messages of one decision.
+    """Commits the half messages of one epoch (of one commit decision in the ledger).
 
     Args:
-        engine: leased by the caller, whose thread drives it.
+        engine: an engine that only the caller's thread drives.
         group: the producer group of the half messages.
         ordered: keep the order per queue.
         since_ms: a lower bound of the half messages' store times (ms since 1970).
@@ -168,11 +169,11 @@ class HalfMessageCommitter:
 
         Args:
             halves: `HALVES`.
-            doubtful: another process may have committed some messages; query the brokers first.
+            doubtful: some messages may be committed already, so query the brokers first.
 
         Raises:
             DeliveryError: a broker committed nothing for `storedCheckTimeout`.
-            SendError: a fatal error (credentials).
+            SendError: a fatal error (wrong credentials).
             LedgerError: another process may have the lock (`check`).
         """
         engine = self._engine
@@ -198,13 +199,13 @@ class HalfMessageCommitter:
                 for topic in self._topics:
                     engine.routes.refresh(topic, engine.clock())
                 engine.drive_for(wait_s)
-        # Query the refused half messages, because their brokers may have committed them before.
+        # Query the refused half messages, because earlier requests may have committed them.
         refused = self._not_visible(np.array(sorted(self._refused), np.int64)).tolist()
         self._report.refused = [(self._half(at), self._refused[at]) for at in refused]
         return self._report
 
     def _to_retry(self, tried: Positions) -> Positions:
-        """Return the half messages to retry, in order, without those that consumers can see."""
+        """Return the positions to retry, in order, without messages that consumers can see."""
         again, self._again = np.array(self._again, np.int64), []
         pending = tried[np.isin(tried, again)]
         if self._doubtful:
@@ -230,7 +231,7 @@ class HalfMessageCommitter:
         )
 
     def _round(self, positions: Positions) -> None:
-        """Send each commit once; a lane stops at its first failure."""
+        """Send each commit once, and wait for the answers. A lane stops at its first failure."""
         width, engine = 1 if self._ordered else _WINDOW, self._engine
         lane_of = self._lane_of[positions]
         lanes = [_Lane(width, positions[lane_of == lane]) for lane in np.unique(lane_of)]
@@ -251,7 +252,6 @@ class HalfMessageCommitter:
             self._again += lane.waiting.tolist()
 
     def _send(self, lane: _Lane, positions: Positions) -> None:
-        """Send the commits of one broker and topic."""
         engine, client, first = self._engine, self._engine.client, self._half(int(positions[0]))
         now_s, address = engine.clock(), engine.routes.addresses().get(first.broker_name)
         if address is None:
@@ -310,7 +310,7 @@ class HalfMessageCommitter:
         error: SendError | None,
         at_s: float = 0.0,
     ) -> None:
-        """Handle the answer to a commit, or its error; `Call` passes `at_s`, which is not used."""
+        """Handle the answer to a commit, or its error. `at_s` is unused; `Call` passes it."""
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
@@ -342,12 +342,13 @@ class HalfMessageCommitter:
         self._done(count)
 
     def _not_visible(self, positions: Positions) -> Positions:
-        """Ask the brokers; return the positions that consumers cannot see, and count the others."""
+        """Ask the brokers which messages consumers can see. Count these as committed, and return
+        the positions of the other messages."""
         if not len(positions):
             return positions
         visible: list[int] = []
         rows = self._halves.select(["topic", "broker_name", "message_id"]).take(positions)
-        # An id may have several positions: a half message whose answer was lost is stored twice.
+        # An id may have several positions: if an answer was lost, a half message was sent twice.
         queries: dict[str, dict[str, dict[str, list[int]]]] = {}
         columns = (column.to_pylist() for column in rows.columns)
         for position, topic, broker, half_id in zip(positions.tolist(), *columns, strict=True):
@@ -393,7 +394,7 @@ def _headers(halves: pa.Table) -> pa.RecordBatch:
 
 
 def _lanes(halves: pa.Table, *, by_queue: bool) -> Positions:
-    """Return for each half message the index of its lane (`_Lane`)."""
+    """Return the lane number of each half message."""
     lanes = np.zeros(len(halves), np.int64)
     for name in ("topic", "broker_name", "queue_id")[: 3 if by_queue else 2]:
         values = halves.column(name).combine_chunks().dictionary_encode()

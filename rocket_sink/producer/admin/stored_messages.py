@@ -1,8 +1,8 @@
 """Look-ups of stored messages by id at all brokers of a topic, many in flight; reads of topics.
 
-Look-ups serve epochs that may have been sent before (`delivery=effectively_once`), and dead letters
-with an unknown outcome. The caller's thread drives the engine; completions of sends stay in the
-engine until its `poll`.
+Look-ups are for epochs that may have been sent before (`delivery=effectively_once`), and for dead
+letters with an unknown outcome. The caller's thread drives the engine. Completions of sends stay in
+the engine until its `poll`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class StoredMessages:
 
     Args:
         since_ms: a lower bound of the messages' store times (ms since 1970).
-        brokers: {topic: further brokers that must answer}, read at each query: a message may be on
-            a broker that is not in the route now.
-        advice: text of the error if a broker does not answer.
+        brokers: {topic: further brokers that must answer}. A message may be on a broker that is not
+            in the route now. The mapping is read at each call.
+        advice: what the user can do if a broker does not answer; part of the error text.
         by_route: query the brokers of the topic's route.
 
     Attributes:
-        torn: {id: message} of messages of which the last `find` saw only a torn copy
+        torn: {id: message} for the ids of which the last `find` saw only a torn copy
             (`StoredMessage.torn`).
 
     Raises from all methods:
@@ -76,8 +76,9 @@ class StoredMessages:
         self._last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
-        """Wait until every broker answers, and then `storedCheckDelay`; once for each broker.
-        Requests of earlier attempts are then stored and indexed, or never will be."""
+        """Wait until every broker answers a query, and then for `storedCheckDelay`. After this each
+        request of an earlier attempt is stored and indexed, or never will be. Brokers for which an
+        earlier call has waited are left out."""
         new = [name for name in self._names(topic) if name not in self._settled]
         if not new:
             return
@@ -86,7 +87,7 @@ class StoredMessages:
         self._engine.drive_for(self._engine.options.stored_check_delay_ms / 1000)
 
     def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
-        """Return the ids of messages that a broker has whole (not only torn)."""
+        """Return the ids for which a broker has a whole message, not only a torn copy."""
         names = self._names(topic)
         self._found, self.torn = set(), {}
         queries = [
@@ -111,7 +112,7 @@ class StoredMessages:
         while waiting or self._again or self._in_flight:
             while waiting and len(self._in_flight) < _WINDOW:
                 self._look_up(waiting.popleft())
-            # Get the route in each round, because a missing broker may be back in it.
+            # Get the route again, because a missing broker may be back in it.
             engine.routes.get(topic, engine.clock())
             engine.drive()
             if not self._in_flight and not waiting:
@@ -178,10 +179,11 @@ _STEP_S: Final = 0.05
 
 
 def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
-    """Wait until the topic's brokers have dispatched all stored messages to consumers.
+    """Wait until the topic's brokers have dispatched all stored messages to queues, where consumers
+    can see them.
 
-    Return False after the time-out, for example under steady traffic, or if a broker does not
-    support the request (scripted brokers).
+    Return False after the time-out (for example under steady traffic), or if a broker refuses the
+    request.
     """
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:

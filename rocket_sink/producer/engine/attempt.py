@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rocket_sink.wire.stored import StoredMessage
 
     Body = Any
-    """bytes, or any object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
-    tuple of them."""
+    """bytes, another object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
+    tuple of such objects."""
     Chooser = Callable[[TopicPublishInfo, Callable[[str], bool]], MessageQueue | None]
 
 
@@ -36,10 +36,10 @@ class SingleFrames(Protocol):
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of all bodies."""
+        """Total bytes of all bodies."""
 
     def bytes_of(self, indices: npt.NDArray[np.int64]) -> int:
-        """Return the bytes of the bodies with these indices."""
+        """Return the total bytes of the bodies with these indices."""
 
     def frames(
         self,
@@ -50,15 +50,15 @@ class SingleFrames(Protocol):
         born_ms: int,
         broker_name: str,
     ) -> Any:
-        """Return the frames in order, with consecutive opaque ids: bytes or a buffer."""
+        """Return all frames in one buffer, in order; their opaque ids are consecutive."""
 
 
 class FrameGroup(Protocol):
     """The interface of a group of messages to the engine.
 
     Attributes:
-        in_parts: True: messages complete when they are answered, with several Completions; False:
-            the whole group has one Completion.
+        in_parts: if True, answered messages complete while others still wait, so the group has
+            several Completions. If False, the group has one.
     """
 
     in_parts: bool
@@ -68,8 +68,8 @@ class FrameGroup(Protocol):
         """The messages, which must not change until the group is complete."""
 
     def leave(self, first: int, last: int) -> SendRequest:
-        """Return the messages `first` to `last` (exclusive) as a request, which is a group if there
-        are several. The engine calls this at most once for each message."""
+        """Return the messages `first` to `last` (exclusive) as a request of their own; several
+        messages become a new group. The engine calls this at most once for each message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class StoredFrames:
         indices: positions in the group, int64, in the order of the answers.
         queue_offsets: int64.
         offset_message_ids: the brokers' ids, ASCII bytes.
-        transaction_ids, recall_handles: ASCII bytes; None: not every answer has one.
+        transaction_ids, recall_handles: ASCII bytes; None if an answer lacks one.
         rtt_ms: time from write to answer, float64.
     """
 
@@ -97,47 +97,48 @@ class StoredFrames:
 
 @dataclass(slots=True, eq=False)
 class SendRequest:
-    """A request to send: a message, or a batch of messages of one topic.
+    """A request to send: a message, or a batch or group of messages of one topic.
 
     Args:
         topic: the topic, with its namespace if there is one.
         body: the compressed or batch-encoded body, which must not change until the request is
             complete. Buffers of a sequence are written without being copied together.
-        message_count: messages in the body (1 unless `batch`).
+        message_count: messages in the request; 1 without `batch` and `group`.
         batch: the body is in the batch form (SEND_BATCH_MESSAGE).
-        properties: the wire property string of the request; messages of a batch have their own in
-            the body.
+        properties: the wire property string of the request. Messages of a batch have their own
+            properties in the body.
         queue: the only queue for all attempts.
-        choose: returns a queue for an attempt, or None if none is available. It gets the route, and
-            a function that says whether a broker is available. Without `queue` and `choose` the
+        choose: returns a queue for an attempt, or None if no queue is available. It gets the route,
+            and a function that says whether a broker is available. Without `queue` and `choose` the
             engine's selector chooses.
         ordered: one request in flight per queue, in the order of `submit`. With `queue` the request
-            waits for that queue up to `orderWaitMs` (strict); with `choose` each attempt may take
+            waits for that queue up to `orderWaitMs` (strict). With `choose` each attempt may take
             another queue (best effort).
-        timed: delayed, timed or transactional; refused in a batch.
-        least_version: MQVersion ordinal of the oldest broker that gets the request, because older
-            ones would ignore its special properties; 0: any.
-        lacks_keys: a batch with a message without keys, which a compaction topic must not get.
-        oneway: the request is complete, without a result, when it is written.
+        timed: the message is delayed, timed or transactional (never a batch).
+        least_version: MQVersion ordinal of the oldest broker that may get the request, because
+            older brokers would ignore its special properties; 0: any broker.
+        lacks_keys: the batch has a message without keys, so no compaction topic may get it.
+        oneway: the request is complete, without a result, as soon as it is written.
         reply: a reply (SEND_REPLY_MESSAGE_V2), which the broker pushes to the requester.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
         token: any value of the caller; the Completion has it.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
-        since_s: the time (engine's clock) from which `timeout_s` counts; 0: from when the engine
-            takes the request. So a wait in an ordered queue counts, a wait in `submit` does not.
-        timeout_s: total time for all attempts; None: `sendMsgTimeout`, or `orderWaitMs` for strict
-            order.
+        since_s: the time (engine's clock) from which `timeout_s` counts. With 0 it counts from the
+            moment when the engine takes the request: a wait in `submit` does not count, a wait in
+            an ordered queue does.
+        timeout_s: total time for all attempts; None: `orderWaitMs` if `ordered`, else
+            `sendMsgTimeout`.
         attempts: limit of attempts; None: 1 + `retryTimesWhenSendFailed`.
-        retry_while_busy: an attempt does not count if the broker is busy, or no broker can be
-            reached; only time limits such attempts. Else one bad second could cost a bulk
-            sender thousands of messages.
+        retry_while_busy: an attempt does not count for the limit if the broker was busy, or no
+            broker could be reached. Otherwise one bad second could cost a bulk sender thousands of
+            messages.
         group: many single messages, each in a frame of its own, instead of `body`
             (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
-        verify_ids: client ids of the first and the last message. With them an attempt lasts as long
-            as its connection lives. If its outcome is unknown, the engine asks the broker for the
-            ids before it sends again (`engine.stored_check`).
+        verify_ids: client ids of the first and the last message. With them the engine waits for an
+            answer while the connection lives. If the outcome is unknown, the engine asks the broker
+            for the ids before it sends again (`engine.stored_check`).
     """
 
     topic: str
@@ -170,13 +171,17 @@ class SendRequest:
 class AttemptRecord:
     """An attempt of a request, as the ledger records it.
 
-    Durations are milliseconds; `started_ms` is wall clock, milliseconds since 1970.
-    `queue_wait_ms`: from submit (or the end of the attempt before) to the hand-over to the
-    connection. `connect_ms`: the part of `queue_wait_ms` spent on connecting. `rtt_ms`: from the
-    last written byte to the answer, or to the end of the wait for it. `queue_offset`: -1 if the
-    broker named none. A record with `wire_bytes` 0 and no address sums up consecutive attempts that
-    reached no broker, for example while a strict queue's broker is away: `attempt` is the number of
-    the last attempt, `queue_wait_ms` the whole wait.
+    A record with `wire_bytes` 0 and no address sums up consecutive attempts that reached no broker,
+    for example while the broker of a strict queue is down. Its `attempt` is the number of the last
+    attempt, and its `queue_wait_ms` is the whole wait.
+
+    Attributes:
+        queue_offset: -1 if the broker named none.
+        started_ms: wall clock, milliseconds since 1970.
+        queue_wait_ms: from submit, or the end of the previous attempt, to the connection's queue.
+        connect_ms: time spent on connecting; 0 if the connection existed.
+        rtt_ms: from the last written byte to the answer, or to the end of the wait for the answer.
+        offset_message_id: the broker's id of the (first) message.
     """
 
     attempt: int
@@ -198,22 +203,21 @@ class AttemptRecord:
     remark: str | None = None
     message_id: str = ""
     offset_message_id: str = ""
-    """The broker's id of the (first) message."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """The one end of a request, or of a part of a group with `in_parts`.
+    """The final result of a request, or of some messages of a group with `in_parts`.
 
     Attributes:
         outcome: UNKNOWN if no attempt was acknowledged, and at least one may have been stored.
         result: set if `outcome.delivered`, else `error` is set. With `onDegraded=fail` a degraded
-            send has a DegradedError, which has the result as a fact.
-        maybe_duplicate: an attempt's outcome is unknown, so the messages may be stored more than
+            send has a DegradedError instead, whose facts contain the result.
+        maybe_duplicate: an attempt's outcome is unknown. So the messages may be stored more than
             once, or be stored although `outcome` is not delivered.
-        found_stored: no answer came; the result is made from the messages that the broker found by
-            their ids (`SendRequest.verify_ids`).
-        stored: the acknowledged messages of a group; `result` is that of the first message.
+        found_stored: no answer came, but the broker found the messages by their ids
+            (`SendRequest.verify_ids`).
+        stored: the acknowledged messages of a group. `result` is the result of one of them.
     """
 
     token: Any
@@ -240,7 +244,7 @@ class Wait(enum.Enum):
 
 
 class AttemptHistory:
-    """The state that the attempts of a request share; made when the first attempt fails."""
+    """The state that all attempts of a request share; the first failure creates it."""
 
     __slots__ = (
         "degraded", "earlier", "last_broker", "last_error", "records", "unknown", "waited"
@@ -249,23 +253,23 @@ class AttemptHistory:
     def __init__(self) -> None:
         self.records: list[AttemptRecord] = []
         self.waited: AttemptRecord | None = None
-        """The last record if it sums up consecutive attempts that reached no broker."""
+        """The last record, if it sums up attempts that reached no broker (`AttemptRecord`)."""
         self.earlier: list[type[Exception]] = []
         self.last_broker: str | None = None
         self.last_error: SendError | None = None
         self.unknown: SendError | None = None
         """The first error that leaves open whether the message is stored."""
         self.degraded: SendResult | None = None
-        """The first result of an attempt that stored the message less durably than asked for."""
+        """The first result of an attempt that was stored less durably than asked for."""
 
 
 class CheckResult(NamedTuple):
-    """The end of a check whether an attempt was stored (`engine.stored_check`).
+    """The result of a check whether an attempt was stored (`engine.stored_check`).
 
     Attributes:
         error: the error with which the attempt ended before the check.
-        message: the request's first message as it is stored, or None.
-        decided: whether a broker could say if the request is stored.
+        message: the request's first message as the broker has it; None if it was not found.
+        decided: False if no broker could say whether the request is stored.
     """
 
     error: SendError
@@ -274,7 +278,10 @@ class CheckResult(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of an attempt, or of messages of a group; `sent_s`: time of the last written byte."""
+    """The end of an attempt, or an answer to messages of a group.
+
+    `sent_s` is the time at which the last byte was written; None if it was not.
+    """
 
     attempt: SendAttempt
     result: Result | CheckResult
@@ -283,9 +290,11 @@ class End(NamedTuple):
 
 
 class SendAttempt:
-    """One attempt at a request; the owner of its frames on the wire. A retry is a new attempt, so
-    an owner is never in two channels. The attempt's end goes into `ends`, which the engine handles
-    later."""
+    """An attempt to send a request.
+
+    The attempt is the token of its frames: their connection passes answers and errors to `on_end`,
+    and the engine handles these later. Each retry is a new attempt, on one connection only.
+    """
 
     __slots__ = (
         "body", "body_bytes", "broker", "channel", "counted", "deadline_s", "done", "ends",
@@ -293,12 +302,12 @@ class SendAttempt:
         "target", "turn", "waits", "wall_ms", "wire_bytes",
     )  # fmt: skip
 
-    # Class attributes save two writes per message; a group has properties instead.
+    # Class attributes save two assignments per message. `GroupAttempt` has properties instead.
     requests: int = 1
-    """Number of requests as which this attempt counts at its broker; at a proxy a batch counts as
-    several (`Broker.batch_places`)."""
+    """The number of requests that the broker's in-flight count includes for this attempt. A batch
+    to a proxy counts as several (`Broker.batch_places`)."""
     places: int = 1
-    """Places that this attempt takes in the engine's window."""
+    """The number of requests that the engine's `Window` counts for this attempt."""
 
     def __init__(
         self,
@@ -319,13 +328,13 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Attempts so far that count for the limit; one that GO_AWAY ended does not count."""
+        """Attempts so far that count for the limit. For example, an attempt that the broker ended
+        by GO_AWAY does not count."""
         self.pinned: MessageQueue | None = None
-        """The queue of the previous attempt, if this attempt must use it again."""
+        """The previous attempt's queue, if this attempt has to use the same queue."""
         self.target: SendTarget | None = None
-        """The chosen queue and broker."""
         self.broker: Broker | None = None
-        """The broker at which this attempt counts as in flight."""
+        """The broker whose in-flight count includes this attempt."""
         self.channel: Channel | None = None
         self.hooked: Frame | None = None
         """The request as the RPC hooks changed it; None without hooks."""
@@ -334,12 +343,12 @@ class SendAttempt:
         self.wire_bytes = 0
         self.done = False
         self.turn: MessageQueue | None = None
-        """The ordered queue in which this attempt has a place."""
+        """The ordered queue in whose line (`OrderedQueues`) this attempt is."""
         self.waits: Wait | None = None
         self.history: AttemptHistory | None = None
 
     def next_attempt(self, now_s: float, *, counts: bool) -> SendAttempt:
-        """Return the request's next attempt."""
+        """Mark this attempt as done, and return the request's next attempt."""
         self.done = True
         later = type(self)(
             self.ends, self.request, self.body, self.body_bytes, self.ordering, now_s,
@@ -353,7 +362,7 @@ class SendAttempt:
 
     @property
     def home(self) -> str:
-        """Return the name of the chosen broker; empty before the choice."""
+        """The name of the chosen broker; empty before the choice."""
         return "" if self.target is None else self.target.home
 
     @property
@@ -367,11 +376,11 @@ class SendAttempt:
             broker.in_flight -= self.requests
 
     def room_at(self, broker: Broker, reserved: int = 0) -> int:
-        """Return how many requests of this attempt the broker has room for beside `reserved`."""
+        """Return how many of `self.requests` the broker has room for after `reserved` others."""
         return broker.room_for(self.requests, reserved)
 
     def known_history(self) -> AttemptHistory:
-        """Return the history; the first call makes it."""
+        """Return the history; create it on the first call."""
         if self.history is None:
             self.history = AttemptHistory()
         return self.history
@@ -381,7 +390,7 @@ class SendAttempt:
 
 
 class BatchAttempt(SendAttempt):
-    """One attempt at a batch. At a proxy it waits until all places that it takes are free."""
+    """An attempt to send a batch. It is sent only if the broker has room for the whole batch."""
 
     def room_at(self, broker: Broker, reserved: int = 0) -> int:
         self.requests = broker.batch_places(self.request.message_count)
@@ -390,13 +399,13 @@ class BatchAttempt(SendAttempt):
 
 
 def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the class of the attempts of a request that is no group, its body as buffers, and
-    the size of the body in bytes."""
+    """Return the attempt class of a request without a group, its body as buffers, and the body's
+    bytes."""
     return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:
-    """Return the body as buffers whose `len` is their size in bytes, and their total size."""
+    """Return the body as a sequence of buffers (`len` gives bytes), and their total bytes."""
     if type(body) is bytes:
         return (body,), len(body)
     parts = body if isinstance(body, (list, tuple)) else (body,)

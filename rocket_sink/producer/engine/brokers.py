@@ -2,13 +2,13 @@
 
 `Brokers.ranking` returns the brokers of a route by rank (`routing.selectors`). Ranks are computed
 again when an isolation, a suspicion or a route changes. Processes share isolations in the fault
-table. While the best brokers are full, worse ones get requests, but unreachable ones only probes.
+table. A request that has waited long for the best brokers may use a worse one. An unreachable
+broker gets only probes, as long as another broker is reachable.
 
-A broker is suspect when one of its requests has been unanswered for longer than `suspectAfterMs`,
-and for longer than its usual latency explains. It is silent when it also gives no other sign of
-life. Both states begin long before a request is given up. A written request waits until its
-attempt's deadline, because an early retry would duplicate messages at every pause of a broker's
-garbage collector.
+A broker is suspect if it leaves a request unanswered for longer than `suspectAfterMs`, and for much
+longer than usual. It is silent if it does not answer heartbeats either. In both cases new and
+unwritten requests go to other brokers. A written request still waits until its attempt's deadline:
+a retry at every pause of a broker's garbage collector would store messages twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rocket_sink.routing.selectors import (
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
 
 VIEW_S: Final = 0.02
-"""Age at which a view of the fault table is read again."""
+"""Age at which the view of the fault table is read again."""
 _DEVIATIONS: Final = 4.0
 _EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
@@ -65,7 +65,7 @@ class Proxy:
 
 
 class Broker:
-    """Load and latency of one broker; smoothed as in RFC 6298."""
+    """The load of one broker, and its latency, smoothed as in RFC 6298."""
 
     __slots__ = (
         "deviation_s", "in_flight", "latency_s", "name", "proxy", "silent", "stored_sent_s",
@@ -76,17 +76,18 @@ class Broker:
         self.name = name
         self.proxy = proxy
         self.in_flight = 0
-        """Requests in flight; behind a proxy, the places that they take in its window."""
+        """Requests in flight. Behind a proxy a batch counts as several (`batch_places`)."""
         self.latency_s = 0.0
         self.deviation_s = 0.0
         self.stored_sent_s = 0.0
         """Time at which the latest stored request was written."""
         self.suspect = False
         self.silent = False
-        """The broker is suspect and does not answer heartbeats: it is frozen, or cut off."""
+        """Whether the broker does not answer heartbeats either: it is frozen, or cut off."""
         self.window = None if proxy is None else proxy.window
-        """The window exists from the first busy answer until it has grown to the engine's window.
-        The window of a proxy exists always, and also shrinks when answers are missing."""
+        """The limit of requests in flight. A broker has a window from its first busy answer until
+        the window has grown to the engine's limit. A proxy always has one, which also shrinks when
+        answers are missing."""
         if proxy is not None:
             proxy.add(self)
 
@@ -95,28 +96,29 @@ class Broker:
         return self.in_flight if self.proxy is None else self.proxy.in_flight
 
     def room_for(self, requests: int, reserved: int = 0) -> int:
-        """Return how many of these requests fit after `reserved` places are used; all of them if
-        the broker has no window."""
+        """Return how many of `requests` fit into the window after `reserved` others. Without a
+        window all fit."""
         if self.window is None:
             return requests
         return self.window.room_for(requests, self._in_window + reserved)
 
     def batch_places(self, messages: int) -> int:
-        """Return the places that a batch takes; a large batch takes the whole window."""
+        """Return as how many requests a batch counts: at a proxy, at most as the whole window."""
         if self.proxy is None:
             return 1
         return min(batch_places(messages), int(self.proxy.window.limit))
 
     def busy(self, sent_s: float, now_s: float) -> None:
-        """Shrink the window after a busy answer to a request that still counts as in flight."""
+        """Shrink or create the window after a busy answer. Call this before the request's
+        `release`, because the new size depends on the requests in flight."""
         if self.window is None:
             self.window = AimdWindow(self.in_flight, now_s)
         else:
             self.window.busy(sent_s, self._in_window, now_s)
 
     def stored(self, full_size: int, requests: int = 1) -> None:
-        """Let the window grow by stored requests; drop it once it has grown to `full_size`. The
-        window of a proxy stays."""
+        """Let the window grow after stored requests. A broker's window is dropped at `full_size`;
+        a proxy's window stays."""
         for _ in range(requests):
             if self.window is None:
                 return
@@ -125,7 +127,7 @@ class Broker:
                 self.window = None
 
     def measure(self, rtt_s: float) -> None:
-        """Add the latency of an answer to the averages."""
+        """Update the smoothed latency with that of an answer."""
         if not self.latency_s:
             self.latency_s, self.deviation_s = rtt_s, rtt_s / 2
             return
@@ -142,8 +144,9 @@ class Broker:
 class SendTarget(NamedTuple):
     """The queue and the broker that a request goes to.
 
-    `home` names the real broker; a static topic's queue names a logical broker. `address` is the
-    address of the real broker's master, or empty.
+    Attributes:
+        home: name of the broker. For a static topic `queue` names a logical broker instead.
+        address: address of the broker's master; empty if it has none.
     """
 
     queue: MessageQueue
@@ -159,9 +162,9 @@ class BrokerHealth:
     Attributes:
         available: the broker is not isolated.
         available_in_ms: time until the isolation ends.
-        reachable: the broker answered the last request, or a probe since.
-        suspect: a request waits at the broker for longer than usual; new requests go to other
-            brokers if there are any.
+        reachable: the broker answered the last request, or a later probe.
+        suspect: a request at the broker has waited for longer than usual, so new requests go to
+            other brokers if there are any.
         latency_ms: smoothed time from write to answer; 0 before the first answer.
         in_flight: requests sent to the broker and not answered.
     """
@@ -204,7 +207,7 @@ class Brokers:
             detect_interval_ms=options.detect_interval_ms,
         )
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
-        """Isolations that the caller has not fetched yet."""
+        """Isolations that `SendEngine.isolations` has not returned yet."""
         self.ranks_version = 0
         """Grows whenever a broker's rank may have changed."""
         self._floor_s = options.suspect_after_ms / 1000
@@ -220,15 +223,15 @@ class Brokers:
         self._worsened: set[str] = set()
         self._weights = dict(options.broker_weights)
         self._name_servers = options.name_servers
-        # Java's SelectMessageQueueByMachineRoom is a stub that returns null. So the form of the
-        # names, `room@broker`, is that of AllocateMessageQueueByMachineRoom.
+        # Names have the form `room@broker`, as in Java's AllocateMessageQueueByMachineRoom. (Its
+        # SelectMessageQueueByMachineRoom is a stub that returns null.)
         self._near = f"{options.machine_room}@" if options.machine_room else ""
         self._selector = selector_named(options.queue_selector, self._weights)
         self._rng = rng or Random()
         self._rankings: TopicCache[str, _TopicRanking] = TopicCache()
 
     def of(self, name: str) -> Broker:
-        """Return the state of a broker, made on the first call."""
+        """Return the state of a broker; create it on the first call."""
         broker = self._brokers.get(name)
         if broker is None:
             broker = self._brokers[name] = Broker(name)
@@ -240,14 +243,14 @@ class Brokers:
         return SendTarget(queue, home, info.masters.get(home, ""), self._of_route(info, home))
 
     def _of_route(self, info: TopicPublishInfo, name: str) -> Broker:
-        """Return the state of a broker of the route; a change of its proxy makes a new state."""
+        """Return the state of a broker of the route; a new state if its proxy has changed."""
         broker, address = self.of(name), info.proxy(self._name_servers)
         if address and (broker.proxy is None or broker.proxy.address != address):
-            # Requests in flight at another proxy take no place at this one.
+            # The new state does not count requests that are in flight at another proxy.
             proxies = (other.proxy for other in self._brokers.values() if other.proxy)
             proxy = next((p for p in proxies if p.address == address), None)
             broker = self._brokers[name] = Broker(name, proxy or Proxy(address))
-            self.ranks_version += 1  # wake requests that wait for the other proxy
+            self.ranks_version += 1  # wake requests that wait for room at the other proxy
         return broker
 
     # --- the order of brokers ----------------------------------------------------------------
@@ -269,8 +272,7 @@ class Brokers:
         """Return the brokers to which the topic's requests go now; none if there is no ranking.
 
         Args:
-            worse: include worse brokers, for requests that may use them while the best ones are
-                full.
+            worse: include worse brokers, which a request may use after a long wait.
         """
         topic_ranking = self._rankings.get(topic)
         if topic_ranking is None:
@@ -293,18 +295,19 @@ class Brokers:
         return rank
 
     def view(self, now_s: float) -> None:
-        """Read the fault table again if the view is older than `VIEW_S` or the last event."""
+        """Read the fault table again if `VIEW_S` has passed, or an event has changed it."""
         if now_s < self._next_view_s:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
         before, self._view = self._view, self.table.view(now_s)
-        # Profile 4.x ranks isolated brokers by latency, which is not in the view: rank again.
+        # Rank again for profile 4.x, too: it ranks isolated brokers by latency, and the view has no
+        # latencies.
         if self._view != before or (self._view[0] and self.table.profile.better_half):
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
 
     def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
-        """Rank the brokers of a route anew; each broker keeps its turn (its next queue)."""
+        """Rank the brokers of a route anew. Each broker keeps its next queue (`turn`)."""
         if old is None and len(self._rankings) >= TOPICS_MAX:
             self.ranks_version += 1  # wake the requests of the forgotten topic
         ranking = old.ranking if old is not None and old.info is info else None
@@ -348,7 +351,8 @@ class Brokers:
         self.ranks_version += 1
 
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
-        """Note an answer. A quick answer of a healthy broker does not touch the fault table."""
+        """Note an answer. If it was quick and the broker is healthy, the fault table stays as it
+        is."""
         broker.measure(rtt_s)
         rtt_ms = rtt_s * 1000
         if stored:
@@ -380,7 +384,7 @@ class Brokers:
         self._note(self.table.probed(name, now_s, alive=alive))
 
     def _note(self, event: Isolation | None) -> None:
-        """Keep an isolation event; the changed table is read again at the next use."""
+        """Keep an isolation event; the next use reads the changed table."""
         if event is not None:
             self.events.append(event)
             self._next_view_s = float("-inf")
@@ -423,7 +427,7 @@ class Brokers:
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
-            # `Heartbeats` has asked for a sign of life, which slow sends do not delay.
+            # `Heartbeats` asks quiet brokers for an answer, which slow sends do not delay.
             silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
             suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
             if (suspect, silent) != (broker.suspect, broker.silent):
@@ -433,8 +437,8 @@ class Brokers:
             broker.suspect, broker.silent = suspect, silent
 
     def take_worsened(self) -> list[str]:
-        """Return brokers that became isolated, suspect or silent since the last call, if a better
-        broker exists."""
+        """Return brokers that became isolated, suspect or silent since the last call. Leave out
+        those of the best rank: there is no better broker."""
         worsened, self._worsened = self._worsened, set()
         if not worsened:
             return []

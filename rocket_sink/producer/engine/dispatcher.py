@@ -42,7 +42,7 @@ _IGNORED: Final = {
     V5_4_0: "ignore a priority: priorities came with 5.4; send without priority",
     V5_5_0: "ignore a lite topic: lite topics came with 5.5; use a sharding_key",
 }
-"""{version: what an older broker would do with the request, and the alternative}"""
+"""{version: what an older broker would do, and what to use instead}"""
 
 
 class Dispatcher:
@@ -75,8 +75,8 @@ class Dispatcher:
         """Choose a queue and write the attempt's frame, or return what the attempt has to wait for.
 
         Raises:
-            SendError: the attempt cannot be sent. `attempt.broker` is set if the broker is to
-                blame.
+            SendError: the attempt cannot be sent. If this is the broker's fault, `attempt.broker`
+                is set.
         """
         request = attempt.request
         if now_s >= attempt.deadline_s:
@@ -116,18 +116,19 @@ class Dispatcher:
         return None
 
     def _deadlines(self, attempt: SendAttempt, now_s: float) -> tuple[float, float]:
-        """Return the deadline of an attempt that begins now, and the limit of its extension."""
+        """Return the deadline of an attempt that begins now, and the latest time to which the
+        connection may extend it."""
         if attempt.request.verify_ids:
-            # A late answer is surer than a check, so wait for the answer as long as for a check.
+            # An answer is more reliable than a check, so wait for it as long as for a check.
             deadline_s = now_s + self._limits.stored_check_s
         else:
             deadline_s = self.unsent_deadline_s(attempt, now_s)
-        # Extend the deadline while a live broker holds the request, because another attempt would
+        # Allow an extension: if the broker is alive and holds the request, another attempt would
         # store the messages twice.
         return deadline_s, attempt.deadline_s if self._limits.attempt_cap_s is None else deadline_s
 
     def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the end of the attempt's share of the request's time; the share begins now."""
+        """Return the end of the attempt's share of the request's time, if it begins at `now_s`."""
         limits, request = self._limits, attempt.request
         attempts = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
@@ -135,8 +136,8 @@ class Dispatcher:
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the time until which the attempt waits for room: first its share of the request's
-        time, for room at the best brokers; then the request's deadline, for room at any broker."""
+        """Return the time until which the attempt waits for room. It waits for the best brokers to
+        the end of its share of the request's time, and then for any broker to the deadline."""
         share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
         return share_s if now_s < share_s else attempt.deadline_s
 
@@ -164,7 +165,8 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # A new look-up may find another proxy; a proxy gives its own address for all brokers.
+            # A silent proxy makes all brokers silent, because a proxy gives its own address for
+            # each of them. A new look-up may find another proxy.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
@@ -228,7 +230,7 @@ class Dispatcher:
         self._client.send(channel, attempt, (frames,), len(frames), now_s)
 
     def _take_back(self, attempt: SendAttempt, channel: Channel, error: Exception) -> NoReturn:
-        """Give back the opaque id and the place of an attempt whose frame cannot be made."""
+        """Undo the start of an attempt whose frame cannot be made; raise a SendError."""
         channel.connection.cancel(attempt)
         attempt.release()  # not the broker's failure
         if isinstance(error, SendError):
@@ -262,8 +264,8 @@ class Dispatcher:
     # --- checks of the broker ----------------------------------------------------------------
 
     def _is_new_enough(self, attempt: SendAttempt, now_s: float) -> bool:
-        """Return True if the broker supports the request, and False while its version is unknown;
-        raise BrokerTooOldError if the broker is too old."""
+        """Return True if the broker supports the request; False while its version is unknown.
+        Raise BrokerTooOldError if the broker is too old."""
         request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
         version = heartbeats.version(address, now_s)
         if version is None:
@@ -283,8 +285,8 @@ class Dispatcher:
         """Return True if the topic takes messages without keys; False while that is unknown.
 
         Raises:
-            MessageIllegalError: the topic wants keys. The broker does not check the messages of a
-                batch, so the caller sends them one by one, as after a refusal of the broker.
+            MessageIllegalError: the topic wants keys. The broker would refuse such a message, but
+                does not check a batch. The engine's user then sends the messages one by one.
         """
         topic = attempt.request.topic
         wants_keys = self._policies.wants_keys(topic, target, attempt.ready_s, now_s)
@@ -299,7 +301,8 @@ class Dispatcher:
         return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
-        """Return the last broker's error, or an error that says what the attempt waits for."""
+        """Return the previous attempt's error, else an error that says what the attempt waited
+        for."""
         if attempt.history is not None and attempt.history.last_error is not None:
             # Copy the error for each message, because callers add facts to it.
             return attempt.history.last_error.copy()

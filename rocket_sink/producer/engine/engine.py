@@ -1,10 +1,10 @@
 """The send engine: many requests in flight at all brokers, one retry loop for every send mode.
 
-The caller's thread drives the engine (`submit`, `poll`, `drain`); only look-ups of host names run
-in other threads. Until its request is complete, an attempt is in exactly one place: on a
-connection, in `waiting`, or in `stored_checks`. Each place ends an attempt at its deadline. The
-engine moves attempts between the places; the dispatcher sends them, and the response handler
-chooses the step after an attempt's end.
+The caller's thread drives the engine (`submit`, `poll`, `drain`). Only look-ups of host names run
+in other threads. Each open attempt is in exactly one collection: a connection's requests in flight,
+`waiting`, or `stored_checks`. Each collection ends an attempt at its deadline. The engine moves
+attempts between them. The dispatcher sends attempts, and the response handler decides what follows
+when an attempt has ended.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class SendEngine:
     Args:
         options: name servers, limits, time-outs, credentials.
         shared: the broker state of the executor; None: a state for this engine alone.
-        clock: monotonic seconds.
-        record_attempts: keep each attempt in its Completion.
-        credentials: returns the credentials, called again when a broker refuses them; None: the
-            options have them.
+        clock: returns monotonic seconds.
+        record_attempts: add a record of each attempt to the request's Completion.
+        credentials: returns the credentials, at the start and after each refusal by a broker; None:
+            the options have them.
         on_request: serves a broker's request; returns False to refuse it.
-        rpc_hooks: called around every request of any kind.
+        rpc_hooks: called before and after every request of any kind.
     """
 
     def __init__(
@@ -140,7 +140,6 @@ class SendEngine:
         self.window = Window(options)
         self._rates = RateLimiter.of(options, clock())
         self._ends: deque[End] = deque()
-        """Ends of attempts that the engine has not handled yet."""
         self._done: list[Completion] = []
         self.longest_s = self._limits.timeout_s
         """The longest total time of any request so far."""
@@ -154,9 +153,9 @@ class SendEngine:
     # --- the caller's side -------------------------------------------------------------------
 
     def submit(self, request: SendRequest) -> None:
-        """Submit a request; drive the engine while the window or the rate limit is full.
+        """Submit a request. Drive the engine while the window or the rate limit has no room.
 
-        A failure of the request is in its Completion, and is not raised.
+        If the request fails, no error is raised here: its Completion has the error.
 
         Raises:
             ProducerClosedError: the engine is closed.
@@ -165,7 +164,7 @@ class SendEngine:
             self.drive()
 
     def try_submit(self, request: SendRequest) -> bool:
-        """Submit a request if window and rate limit have room; return False if they have none."""
+        """Submit a request if window and rate limit have room, else return False."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
         if request.group is None:
@@ -215,11 +214,12 @@ class SendEngine:
         return self.take()
 
     def drive(self, timeout_s: float = STEP_S) -> None:
-        """Drive one round of at most `timeout_s`; completions stay until `take` or `poll`."""
+        """Run one step of the event loop, which waits for at most `timeout_s`. Completions stay
+        in the engine until `take` or `poll`."""
         self.process(self.client.wait(self.prepare(timeout_s)))
 
     def drive_for(self, time_s: float) -> None:
-        """Drive rounds for `time_s`."""
+        """Drive the engine for `time_s`."""
         until_s = self.clock() + time_s
         while (left_s := until_s - self.clock()) > 0:
             self.drive(min(left_s, STEP_S))
@@ -230,11 +230,8 @@ class SendEngine:
         return done
 
     def drain(self, deadline_s: float | None = None) -> list[Completion]:
-        """Drive until nothing is pending, or until `deadline_s` on the engine's clock.
-
-        At the deadline all other requests complete as NOT_SENT or UNKNOWN, so every request has a
-        Completion.
-        """
+        """Drive until nothing is pending, or until `deadline_s` on the engine's clock. At the
+        deadline all pending requests complete as NOT_SENT or UNKNOWN."""
         while self.pending and (deadline_s is None or self.clock() < deadline_s):
             self.drive()
         if self.pending:
@@ -243,12 +240,11 @@ class SendEngine:
 
     @property
     def pending(self) -> int:
-        """Requests submitted and not completed yet."""
+        """The number of submitted requests that are not complete."""
         return self.window.requests
 
     @property
     def has_completions(self) -> bool:
-        """Return whether a completion waits for `take`."""
         return bool(self._done)
 
     @property
@@ -267,9 +263,8 @@ class SendEngine:
         return info
 
     def fresh_route(self, topic: str) -> TopicPublishInfo:
-        """Ask the name servers, and return the route; the cached route if no server answers.
-
-        A cached route may be as old as the engine's last send.
+        """Ask the name servers for the route, and return it. If no server answers, return the
+        cached route, which may be as old as the engine's last send.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -289,7 +284,12 @@ class SendEngine:
             self.routes.get(topic, self.clock())
 
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
-        """Return the route; None while the name servers are asked (a step of `publish_info`)."""
+        """Return the known route; None while a look-up is under way. The caller drives the engine
+        and calls again, as `publish_info` does.
+
+        Raises:
+            NoRouteError, NameServerUnavailableError: there is no route, or `until_s` is over.
+        """
         now_s = self.clock()
         info = self.routes.get(topic, now_s)
         if info is not None:
@@ -315,7 +315,7 @@ class SendEngine:
 
     @property
     def late_answers(self) -> int:
-        """Answers that came after their request was given up."""
+        """The number of answers that came after their requests were given up."""
         client = self.client
         return client.late_answers + sum(
             channel.connection.late_answers for channel in client.channels
@@ -327,21 +327,21 @@ class SendEngine:
 
     @property
     def broken(self) -> bool:
-        """True when the engine must not be used again (closed, fatal error, other process)."""
+        """Whether the engine must not be used again: it is closed, a request had a fatal error, or
+        this is a forked process."""
         return self._closing or self._handler.fatal or self.identity.of_pid != os.getpid()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Complete pending requests as not sent or unknown, unregister, and close the connections.
-        The wait for the brokers is at most `timeout_s`. A second call does nothing.
-        """
+        """Complete pending requests as not sent or unknown, unregister at the brokers (for at most
+        `timeout_s`), and close the connections. A second call does nothing."""
         if self._closing:
             return
         if self.identity.of_pid != os.getpid():
             self.abandon()
             return
         if self.pending:
-            # End pending requests first: otherwise an unanswered heartbeat may close a connection,
-            # and its broker does not hear that the producer ends.
+            # End pending requests first. Otherwise an unanswered heartbeat may close a connection
+            # on which `unregister` wants to send.
             self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
         self._closing = True
         self.heartbeats.unregister(timeout_s)
@@ -349,15 +349,16 @@ class SendEngine:
         self._shared.close()
 
     def abandon(self) -> None:
-        """Close the parent's connections in a forked child, without sending anything."""
+        """Close the connections without sending anything, for example in a forked child."""
         self._closing = True
         self.client.abandon()
 
     # --- driving -----------------------------------------------------------------------------
 
     def prepare(self, timeout_s: float) -> float:
-        """Write what is due, and return how long the caller may wait for the connections, at most
-        `timeout_s`. The caller has its lock here and in `process`, and releases it for the wait."""
+        """Write queued data. Return how long the caller may wait for the connections, at most
+        `timeout_s`. Threads that share an engine hold their lock during `prepare` and `process`,
+        and release it for the wait."""
         wait_s = self.client.prepare(timeout_s)
         if self._ends:
             return 0.0
@@ -366,7 +367,7 @@ class SendEngine:
         return wait_s if self._rates is None else self._rates.wait_s(wait_s, self.clock())
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
-        """Read from the connections that are ready after a wait, and take all due steps."""
+        """Read from the connections that are ready after a wait, and handle all that is due."""
         self.client.process(ready)
         now_s = self.clock()
         self._settle(now_s)
@@ -386,7 +387,7 @@ class SendEngine:
         self.client.write()
 
     def _settle(self, now_s: float) -> None:
-        """Handle the attempts that have ended and send those that are due, until there are none."""
+        """Handle ended attempts and send due attempts, until there are no more of either."""
         ends, waiting, handler = self._ends, self.waiting, self._handler
         answered: dict[GroupAttempt, None] = {}
         while True:
@@ -421,9 +422,9 @@ class SendEngine:
         """Complete the request of an attempt that has ended, or take its next step.
 
         Args:
-            result: None if a oneway request is written; an exception other than a SendError is a
+            result: None if a oneway request is written. An exception other than a SendError is a
                 defect of this package.
-            feedback: a failure counts against the broker.
+            feedback: whether a failure counts against the broker.
         """
         handler, step = self._handler, None
         try:
@@ -440,7 +441,7 @@ class SendEngine:
                 case _:
                     raise result
         except Exception as error:
-            # Complete the request nevertheless, because its owner waits for an end.
+            # Complete the request nevertheless, because a caller waits for it.
             step = self._unhandled(attempt, error)
         if type(step) is Completion:
             self._complete(attempt, step, at_s)
@@ -462,7 +463,7 @@ class SendEngine:
             self._complete(group, self._handler.part_ended(group, at_s, sent_s), at_s)
 
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
-        """Return the completion of an attempt after a defect in the handling of its end."""
+        """Return the completion of an attempt whose end could not be handled (a defect)."""
         _LOG.error("the end of a request at %s was not handled", attempt.address, exc_info=error)
         attempt.release()
         text = f"an answer of {attempt.address or 'a broker'} could not be handled: {error!r}"
@@ -472,10 +473,9 @@ class SendEngine:
         return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
 
     def reset(self) -> None:
-        """Reset the engine after an interrupt in the middle of a step. Complete each request
-        that can be found, as not sent or unknown, and close all connections.
-        """
-        # The window's counts may be wrong. Large counts cannot fall below zero meanwhile.
+        """Reset the engine after an interrupt in the middle of a step. Complete each request that
+        can be found as not sent or unknown, and close all connections."""
+        # The interrupt may have left wrong counts. Large ones do not fall below zero meanwhile.
         self.window.requests = self.window.bytes = sys.maxsize
         for _ in range(_RESETS_MAX):
             try:
@@ -508,7 +508,7 @@ class SendEngine:
                 if not isinstance(error, SendError):
                     _LOG.exception("a request was not sent")
                     if attempt.channel is not None:
-                        continue  # The connection has taken the attempt over.
+                        continue  # The connection has the attempt, and will end it.
                     error = UnwrittenError(f"it cannot be sent: {caught!r}")
                 step = self._handler.failed(attempt, error, None, now_s)
                 following = self._next_attempt(attempt, step, now_s)
@@ -534,7 +534,8 @@ class SendEngine:
     def _next_attempt(
         self, attempt: SendAttempt, step: Completion | NextStep, now_s: float
     ) -> SendAttempt | None:
-        """Complete the request or let its next attempt wait; return an attempt to send now."""
+        """Return the attempt to send now. Return None if the request is complete, or if its next
+        attempt or a check has to wait."""
         if isinstance(step, Completion):
             self._complete(attempt, step, now_s)
             return None
@@ -565,7 +566,7 @@ class SendEngine:
         """Record a completion in the metrics of the process."""
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
-            return  # The group's messages have left it, or have completed before.
+            return  # The messages have left the group, or have completed before.
         metrics.record(
             request.topic,
             request.message_count if stored is None else len(stored),
@@ -576,7 +577,7 @@ class SendEngine:
         )
 
     def _complete_parts(self, answered: dict[GroupAttempt, None], now_s: float) -> None:
-        """Complete the answered messages of groups that wait for further answers."""
+        """Complete the answered messages of groups of which other messages still wait."""
         for attempt in answered:
             if not attempt.done:
                 completion = self._handler.part_ended(attempt, now_s)
@@ -588,8 +589,8 @@ class SendEngine:
         answered.clear()
 
     def _move_unsent(self, broker_name: str, now_s: float) -> None:
-        """Take back the requests that are not written to the broker, and dispatch them again: to
-        another broker if their queue is not fixed."""
+        """Dispatch the requests again that are queued for a broker and not written. Those without
+        a fixed queue go to another broker."""
         address = self.routes.addresses().get(broker_name)
         channel = self.client.peek(address) if address else None
         for owner in channel.withdraw() if channel is not None else ():
@@ -618,5 +619,5 @@ class SendEngine:
 
 
 def _room_for(attempt: SendAttempt) -> int:
-    """Return how many of the attempt's requests its busy broker has room for; 0 if it must wait."""
+    """Return how many of the attempt's requests its chosen broker has room for."""
     return attempt.room_at(attempt.target.broker) if attempt.target is not None else 0

@@ -1,14 +1,14 @@
 """Groups of single messages, which the engine encodes, writes and completes together.
 
-A group is one request of the engine: one queue, consecutive opaque ids, one write, answers read in
-bulk. A message whose answer is not plain success leaves the group and becomes an attempt of its
-own, which the engine handles like any single request (retry, isolation, unknown outcome). A group
-of which no byte was sent is retried, or given up, as a whole. Ordered requests never use groups,
-because a broker handles the frames of one connection in several threads.
+A group is one request of the engine: its messages go to one queue in one write, have consecutive
+opaque ids, and their answers are read in bulk. A message with another answer than plain success
+leaves the group and becomes a single attempt, with retries and isolation as usual. A group of which
+no byte was sent is retried, or given up, as a whole. Ordered requests never use groups, because a
+broker handles the frames of one connection in several threads.
 
 Tasks make groups from columns, and need one Completion per group for their ledger. The producer
-makes groups from asynchronous sends (`producer.send_group`), whose futures must not wait for each
-other, so such a group completes in parts.
+makes groups from asynchronous sends (`producer.send_group`). Such a group completes in parts,
+because the futures of its messages must not wait for each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Texts: TypeAlias = npt.NDArray[np.bytes_]
 
 
 class GroupAttempt(SendAttempt):
-    """An attempt at all messages of a group."""
+    """An attempt to send all messages of a group."""
 
     __slots__ = (
         "_answers",
@@ -51,13 +51,13 @@ class GroupAttempt(SendAttempt):
         group = self.request.group
         assert group is not None
         self.size = self.open_count = len(group.messages)
-        """Messages in the group; `open_count`: messages without an answer."""
+        """Messages in the group; `open_count`: messages in the group without an answer."""
         self.in_parts = group.in_parts
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []
         self._single_answers: list[tuple[int, SendAnswer, float]] = []
         self._ended = 0
-        """Messages that have completed, or left the group."""
+        """The number of messages that have completed, or left the group."""
         self.first_opaque = 0
 
     @property
@@ -74,13 +74,13 @@ class GroupAttempt(SendAttempt):
         return self.open_count == self.size
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
-        """Note answers that say "stored"."""
+        """Note answers that say that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
         self.open_count -= len(answers)
         self._answers.append((answers, rtt_s))
 
     def answered_one(self, opaque: int, answer: SendAnswer, rtt_s: float) -> None:
-        """Note an answer that says "stored" and was not read in bulk."""
+        """Note an answer that says that a message is stored, and was not read in bulk."""
         index = opaque - self.first_opaque
         self._open[index] = False
         self.open_count -= 1
@@ -88,7 +88,7 @@ class GroupAttempt(SendAttempt):
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
         """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
-        The new attempt has the group's queue and send time, and the messages' places in flight.
+        It keeps the group's target and send time, and takes over the messages' in-flight counts.
         """
         last = index + 1 if last is None else last
         group = self.request.group
@@ -116,18 +116,18 @@ class GroupAttempt(SendAttempt):
         return [self.leave(index) for index in np.flatnonzero(self._open).tolist()]
 
     def split(self, count: int) -> tuple[SendAttempt, SendAttempt]:
-        """Move the messages of an unsent group to two attempts: the first `count`, and the rest."""
+        """Move the messages of an unsent group to two attempts, the first with `count` messages."""
         assert self.is_whole
         return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
-        """Return the answer of one message that `take_stored` will return, or None."""
+        """Return one of the answers that `take_stored` will take; None if there are none."""
         if self._single_answers:
             return self._single_answers[0][1]
         return self._answers[0][0].frame(0).answer if self._answers else None
 
     def take_stored(self) -> StoredFrames:
-        """Return the messages that were stored since the last call."""
+        """Return the messages whose answers came since the last call (at least one)."""
         parts = [self._columns_of(*many) for many in self._answers]
         if self._single_answers:
             parts.append(_columns_of_singles(self._single_answers))
@@ -155,7 +155,7 @@ class GroupAttempt(SendAttempt):
         )
 
     def give_back(self, stored: StoredFrames) -> tuple[int, int]:
-        """Remove completed messages; return their body bytes and their number, for the window."""
+        """Remove completed messages; return their body bytes and number for `Window.give_back`."""
         group = self.request.group
         assert group is not None
         size, places = group.messages.bytes_of(stored.indices), len(stored)
@@ -188,7 +188,7 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 
 
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the class of the request's attempts, its body as buffers, and the body's bytes."""
+    """Return the request's attempt class, its body as buffers, and the body's bytes."""
     if request.group is None:
         return single_kind(request)
     return GroupAttempt, (), request.group.messages.body_bytes

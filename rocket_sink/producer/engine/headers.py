@@ -1,6 +1,5 @@
 """Templates of request headers, one per topic and kind of request, and the credentials that sign
-the headers. The credentials come from the options or from a callable. They are read again when a
-broker refuses them.
+the headers. The credentials are read again when a broker refuses them.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from rocket_sink.wire.send_header import SendTemplate
 _LOG: Final = log.logger(__name__)
 CredentialsProvider = Callable[[], Credentials]
 """A function that returns the credentials. The client calls it when it starts, and when a broker
-refuses the credentials, on the thread that drives the client; all requests wait meanwhile."""
+refuses the credentials. It runs on the thread that drives the client, so all requests wait."""
 
 
 class HeaderTemplates:
-    """Header templates and the signer of one engine.
+    """The header templates and the signer of one engine.
 
     Args:
-        producer_group: the group's name with its namespace.
+        producer_group: the group's name with its namespace; empty: the options have it.
         provider: returns the credentials; None: the options have them.
     """
 
@@ -42,11 +41,11 @@ class HeaderTemplates:
         self._provider = provider
         self._namespace = namespace_fields(options.namespace_v2)
         self.templates: TopicCache[tuple[str, bool, bool], SendTemplate] = TopicCache()
-        """The existing templates. Hot paths read this before they call `template`."""
+        """The templates made so far. Hot paths look here before they call `template`."""
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
-        """The previous credentials, to mask them in answers to requests that they signed."""
+        """The previous credentials: answers to requests that they signed are masked, too."""
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
@@ -68,9 +67,8 @@ class HeaderTemplates:
 
     @property
     def added(self) -> Callable[[Mapping[str, str], Any], Mapping[str, str]] | None:
-        """The function that returns the fields to add to the header of a request without a
-        template: namespace and signature. None if requests need neither.
-        """
+        """The function that returns additional header fields (namespace, signature) for a request
+        without a template; None if requests need neither."""
         return self._added if self._namespace or self.signer is not None else None
 
     def _added(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
@@ -87,8 +85,7 @@ class HeaderTemplates:
 
     def reread(self, signed_s: float, now_s: float) -> bool:
         """Read the credentials again; return whether they differ from those in use at `signed_s`.
-        If brokers refuse many requests at once, only the first refusal reads them.
-        """
+        If brokers refuse many requests at once, only the first refusal reads them."""
         if self._credentials is None:
             return False
         if signed_s <= self._changed_s:
@@ -99,7 +96,7 @@ class HeaderTemplates:
         try:
             fresh = self._read()
         except Exception:
-            # The user's code failed. The caller raises the broker's refusal, which says more.
+            # The provider failed. The request ends with the broker's refusal, which says more.
             _LOG.exception("the credentials could not be read again")
             return False
         if fresh is None or fresh.__reduce__() == before.__reduce__():
@@ -115,7 +112,7 @@ class HeaderTemplates:
 
 
 def credentials_of(options: SinkOptions) -> Credentials | None:
-    """Resolve the options' credentials now; return None if there are none.
+    """Return the options' credentials, with variables and files resolved; None if there are none.
 
     Raises:
         OptionError: a variable or file is missing, or empty.

@@ -22,21 +22,23 @@ from rocket_sink.wire.frame import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
-"""Limit of the driven time between two ticks; in a longer gap no thread drove the engine."""
+"""Longest time between two ticks that counts as driven. In a longer gap no thread drove the
+engine."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
-"""A heartbeat asks for a sign of life once a connection with an unanswered request was silent for
-this time, which is half of the time for which a sign counts."""
+"""Silence after which a connection with an unanswered request gets a heartbeat. A live broker
+answers before `HEARD_RECENTLY_S`, when it would count as silent."""
 
 
 class Heartbeats:
-    """The background requests of an engine, whose tick calls `run`; only `unregister` blocks.
+    """The heartbeats and probes of an engine. The engine's tick calls `run`; only `unregister`
+    blocks.
 
     Attributes:
-        stays_connected: keep the known routes fresh, and a connection to each of their brokers,
-            because brokers send requests to the client (transaction check-backs).
-        reconnects: connect again, once per interval, to brokers that had a heartbeat. False while a
-            task sends, because sends connect.
+        stays_connected: keep the known routes fresh, and a connection to each of their brokers. So
+            brokers can send requests to the client (transaction check-backs).
+        reconnects: connect again, once per interval, to brokers that had a heartbeat. Only the
+            producer sets this; in tasks it is enough that sends connect.
     """
 
     def __init__(
@@ -58,13 +60,12 @@ class Heartbeats:
         self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
         """{address: (connection of the latest heartbeat, time of sending)}"""
         self._versions: TopicCache[str, tuple[Channel | None, int]] = TopicCache()
-        """{address: (connection, MQVersion ordinal)}, from answers to heartbeats
-        (brokerVersionTable)."""
+        """{address: (connection, MQVersion ordinal)}, from answers to heartbeats."""
         self._detect_interval_s = options.detect_interval_ms / 1000
         self._probes: dict[str, float] = {}
-        """{broker name: deadline of its probe, on the clock `_driven_s`}"""
+        """{broker name: deadline of its probe, compared with `_driven_s`}"""
         self._driven_s = 0.0
-        """Time for which a thread has driven the engine."""
+        """The total time for which threads have driven the engine."""
         self._run_s = float("-inf")
         self._asked: set[Channel] = set()
         self._next_look_s = 0.0
@@ -80,7 +81,7 @@ class Heartbeats:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
         if self.stays_connected:
-            # Sends refresh routes, but a producer that listens for checks may never send.
+            # Sends refresh routes, but a producer that waits for check-backs may never send.
             self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
@@ -98,7 +99,7 @@ class Heartbeats:
         self._probes.clear()
 
     def all_sent(self) -> bool:
-        """Return whether each known broker got a heartbeat on its present connection."""
+        """Return whether each known broker got a heartbeat on its current connection."""
         peek = self._client.peek
         addresses = set(self._routes.addresses().values())
         return all(
@@ -118,11 +119,11 @@ class Heartbeats:
                 yield name, None if oldest is None else oldest.sent_s, channel.heard_s
 
     def _probe_silent(self, now_s: float) -> None:
-        """Send a heartbeat on connections with an old unanswered request and no other sign of life.
+        """Send a heartbeat on connections with an unanswered request that have become silent.
 
-        A frozen broker does not answer. A broker that holds the request, for example while it waits
-        for its slave, answers (`Connection.open_request`, `Broker.silent`). Each connection has one
-        such heartbeat at a time, which expires with the request.
+        A frozen broker does not answer it. A broker that is only slow, for example because it waits
+        for its slave, does (`Broker.silent`). Each connection has one such heartbeat at a time,
+        which expires with the request.
         """
         for channel in self._client.channels:
             oldest = channel.connection.oldest
@@ -135,13 +136,12 @@ class Heartbeats:
             self._client.call_on(channel, frame, on_end, deadline_s=oldest.deadline_s, now_s=now_s)
 
     def frame(self) -> Frame:
-        """Return a heartbeat."""
         return requests.heartbeat(
             client_id=self._identity.client_id, producer_groups=[self._identity.group]
         )
 
     def _send_heartbeat(self, address: str, now_s: float) -> None:
-        """Register the group at a broker: on a new connection, and then every 30 s."""
+        """Send the heartbeat that registers the group, on a new connection or if one is due."""
         channel = self._client.peek(address)
         if channel is None and self.stays_connected:
             with contextlib.suppress(ConnectError):
@@ -166,17 +166,16 @@ class Heartbeats:
             ConnectError: connecting failed at once.
         """
         channel, version = self._versions.get(address, (None, None))
-        # Compare the connection: another broker may be at the address now.
+        # After a reconnection, another broker may be at the address.
         return version if channel is self._client.channel(address, now_s) else None
 
     def learn_version(self, address: str, answer: Frame | None, *end: object) -> None:
         """Note the version in the answer to a heartbeat, if there is an answer."""
         if answer is not None:
-            # Keep the connection for `version`: another broker may be at the address later.
             self._versions[address] = (self._client.peek(address), answer.version)
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
-        """Probe brokers that are not reachable (LatencyFaultToleranceImpl.detectByOneRound)."""
+        """Probe unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound)."""
         brokers = self._brokers
         topics = {name: self._routes.topic_on(name) for name in addresses}
         known_topics = {name: topic for name, topic in topics.items() if topic is not None}
@@ -208,8 +207,8 @@ class Heartbeats:
             self._client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
     def _expire_probes(self, now_s: float) -> None:
-        """Fail probes that have no answer after `detectTimeout` of driven time. Between the sends
-        of a synchronous caller no thread reads answers, so that time does not count."""
+        """Fail probes that have no answer after `detectTimeout`. Time in which no thread drives the
+        engine does not count, because no thread reads answers then."""
         for name in [
             broker_name
             for broker_name, failed_s in self._probes.items()

@@ -1,6 +1,7 @@
 """Limits of requests: time and attempts, the window of pending requests, rates.
 
-The limits per second of a write are divided evenly among the tasks that run at once:
+The limits per second hold for a whole Spark write (a streaming query or a batch job). The tasks
+that run at once share them evenly:
 
     a task's limit = maxMessagesPerSecond / rateTasks (the same for bytes)
 
@@ -44,7 +45,7 @@ class RequestLimits:
         )
 
     def timeout_of(self, request: SendRequest) -> float:
-        """Return the total time that the request may take."""
+        """Return the limit of the request's total time, in seconds."""
         if request.timeout_s is not None:
             return request.timeout_s
         return self.order_wait_s if request.ordered else self.timeout_s
@@ -62,11 +63,8 @@ class Window:
         self.bytes = 0
 
     def has_room(self, size: int, others: int = 0) -> bool:
-        """Return whether a request fits. A request larger than the window fits if it is alone.
-
-        Args:
-            others: number of requests that will come first.
-        """
+        """Return whether a request of `size` bytes fits after `others` further requests. A request
+        that is larger than the window fits if it is alone."""
         requests = self.requests + others
         return requests == 0 or (
             requests < self._max_requests and self.bytes + size <= self._max_bytes
@@ -74,11 +72,12 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter of the window is free; only then waiting threads wake, many at once."""
+        """Whether a quarter of the window is free. Waiting threads wake only then, many at once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
-        """Count `requests` if the window has room for one, so a group may exceed the limit."""
+        """Add `requests` if the window has room for one request, so a group may exceed the limit.
+        Return whether they were added."""
         if not self.has_room(size):
             return False
         self.requests += requests
@@ -99,8 +98,8 @@ def per_task_rate(limit: int, options: SinkOptions) -> float:
 class RateLimiter:
     """The share of one engine in `maxMessagesPerSecond` and `maxBytesPerSecond`.
 
-    Messages and body bytes (compressed, as sent) count when the engine takes a request; retries
-    do not count again. `due_s` is the time at which the last delayed request may go.
+    Messages and body bytes (compressed, as sent) count when the engine takes a request. Retries do
+    not count again. `due_s` is the time at which the request of the last `allows` may go.
     """
 
     __slots__ = ("_bytes", "_messages", "due_s")
@@ -112,11 +111,11 @@ class RateLimiter:
 
     @classmethod
     def of(cls, options: SinkOptions, now_s: float) -> RateLimiter | None:
-        """Return the limiter of the options; None if they set no limit."""
+        """Return the limiter for the options; None if they set no limit."""
         return cls(options, now_s) if is_limited(options) else None
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:
-        """Return whether both limits allow the request now."""
+        """Return whether both limits allow a request now."""
         wait_s = 0.0
         if self._messages is not None:
             wait_s = self._messages.wait_s(messages, now_s)
@@ -126,14 +125,14 @@ class RateLimiter:
         return wait_s <= 0
 
     def spend(self, messages: int, size: int, now_s: float) -> None:
-        """Count a request that is sent."""
+        """Count a request that the engine takes."""
         if self._messages is not None:
             self._messages.spend(messages, now_s)
         if self._bytes is not None:
             self._bytes.spend(size, now_s)
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
-        """Return how long the engine may wait, at most `longest_s`, until a request may go."""
+        """Return the time until a delayed request may go, at most `longest_s`."""
         left_s = self.due_s - now_s
         return min(longest_s, left_s) if left_s > 0 else longest_s
 

@@ -1,9 +1,10 @@
-"""A small table of records in a memory-mapped file, shared by processes of one machine.
+"""A small hash table in a memory-mapped file, shared by the processes of one machine.
 
 The table has slots of a fixed size, open addressing, and a checksum per slot. A writer that is
-killed half-way leaves a slot with a wrong checksum: the slot reads as broken, and a later write
-uses it again. Writers take a POSIX lock, which the kernel releases when a process dies. A stopped
-process keeps the lock, so other writers give up after some milliseconds; the table is only advice.
+killed half-way leaves a slot with a wrong checksum. Readers skip the slot, and a later write uses
+it again. Writers take a POSIX lock, which the kernel releases when a process dies. A stopped
+process keeps the lock, so other writers give up after some milliseconds. Such a lost write does no
+harm, because the table contains only hints.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LOCK_PAUSE_S: Final = 0.000_2
 
 
 class MappedTable:
-    """A table of `count` slots of `slot_bytes`, at an offset of the file."""
+    """A table of `count` slots of `slot_bytes`, which begins at `offset` in the file."""
 
     def __init__(self, file: MappedFile, offset: int, count: int, slot_bytes: int) -> None:
         self._file = file
@@ -45,7 +46,6 @@ class MappedTable:
         self._items: dict[int, tuple[str, bytes]] = {}
 
     def get(self, key: str) -> bytes | None:
-        """Return the key's value, or None."""
         wanted = key.encode()
         for slot in self._chain(wanted):
             entry = self._read(slot)
@@ -58,7 +58,8 @@ class MappedTable:
         return None
 
     def put(self, key: str, value: bytes) -> bool:
-        """Store a value; return False if it is too long, the table full, or the lock not free."""
+        """Store a value. Return False if it is too long, the table is full, or another writer
+        holds the lock."""
         wanted = key.encode()
         if _SLOT.size + len(wanted) + len(value) > self._slot_bytes:
             return False
@@ -75,8 +76,8 @@ class MappedTable:
 
     def items(self) -> list[tuple[str, bytes]]:
         """Return the keys that have a value, with their values."""
-        # Read changed slots only: this is called 50 times a second, and reading all took 5 % of a
-        # busy task's CPU.
+        # Read changed slots only. The engine calls this 50 times a second, and reading all slots
+        # took 5 % of a busy task's CPU.
         size = self._count * self._slot_bytes
         now = np.frombuffer(self._file.data, np.uint8, size, self._offset).copy()
         changed = (now != self._seen).reshape(self._count, self._slot_bytes).any(axis=1)
@@ -93,9 +94,9 @@ class MappedTable:
         return ((start + step) % self._count for step in range(self._count))
 
     def _place(self, key: bytes) -> int | None:
-        """Return the key's slot, or the first slot of its chain that is unused, broken, or has no
-        value. Only an unused slot ends the chain: the key may be behind a broken or empty slot.
-        """
+        """Return the key's slot, else the first slot of its chain that is unused, broken, or
+        without a value. Only an unused slot ends the search, because the key may be stored behind
+        a broken slot or one without a value."""
         free = None
         for slot in self._chain(key):
             entry = self._read(slot)
@@ -108,7 +109,7 @@ class MappedTable:
         return free
 
     def _read(self, slot: int) -> tuple[bytes, bytes] | None:
-        """Return (key, value); an empty key if the slot is unused; None if it is broken."""
+        """Return (key, value); two empty values if the slot is unused; None if it is broken."""
         start = self._offset + slot * self._slot_bytes
         for _ in range(_READS):
             crc, _sequence, key_length, _unused, length = _SLOT.unpack_from(self._file.data, start)
@@ -139,10 +140,11 @@ class MappedFile:
 
     @classmethod
     def shared(cls, path: Path, size: int) -> MappedFile:
-        """Return the process's one mapping of the file, which each user closes once.
+        """Return the mapping of the file that all users in this process share. Each user closes it
+        once.
 
-        If one of two descriptors of a file is closed, the process loses its locks on the file
-        (fcntl). Each further mapping also counts as memory of the process.
+        A second descriptor would be dangerous: if either is closed, the process loses its locks on
+        the file (fcntl). A second mapping would also count as memory of the process.
 
         Raises:
             OSError: see `__init__`.
@@ -158,7 +160,7 @@ class MappedFile:
         """Open or create the file, and map it.
 
         Raises:
-            OSError: the directory cannot be written, the disk is full, or the file is not ours.
+            OSError: the directory is not writable, the disk is full, or another user has the file.
         """
         self.users = 0
         self._path = path
@@ -206,7 +208,7 @@ class MappedFile:
         os.close(self._number)
 
     def is_at(self, path: Path) -> bool:
-        """Return whether the path still names this file, whose folder Spark may have removed."""
+        """Return whether the path still names this file; Spark may have removed its directory."""
         try:
             status = path.lstat()
         except OSError:

@@ -1,11 +1,11 @@
 """Questions to brokers before a send: the broker's version, and whether a topic wants keys.
 
-A broker refuses a single message without keys in a topic with `cleanup.policy=COMPACTION`
-(MESSAGE_ILLEGAL), but takes such messages in a batch, where no consumer ever sees them
+In a topic with `cleanup.policy=COMPACTION`, a broker refuses a single message without keys
+(MESSAGE_ILLEGAL). In a batch it takes such messages, but no consumer ever sees them
 (SendMessageProcessor: `sendMessage` checks, `sendBatchMessage` does not). Routes do not contain the
 policy, so the client asks each broker for the topic's configuration. It asks again in the
-background every AGE_S, because a topic may be deleted and created again. A question has a time-out
-of its own. A send request that waits for the answer is dispatched again and again, and may go to
+background every `AGE_S`, because a topic may be deleted and created again. Each question has its
+own time-out. A send request that waits for the answer is dispatched again and again, perhaps to
 another broker.
 """
 
@@ -29,17 +29,17 @@ from rocket_sink.wire.responses import decode_topic_attributes
 CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACTION: Final = "COMPACTION"
 AGE_S: Final = 30.0
-"""Age of an answer at which the question is asked again; batches use the old answer meanwhile."""
+"""Age of an answer at which the client asks again; batches use the old answer meanwhile."""
 QUESTION_S: Final = 3.0
-"""Longest wait for an answer. Then the question is asked again if a send request still waits."""
+"""Longest wait for an answer. After it the client asks again if a send request still waits."""
 Learn = Callable[[Frame, float], SendError | None]
-"""A function that keeps an answer; returns the error if the broker was too busy to answer."""
+"""A function that keeps an answer, or returns an error if the broker was too busy to answer."""
 
 _log = log.logger(__name__)
 
 
 class Questions:
-    """The questions of one engine; none is asked twice at the same time."""
+    """The questions of one engine. The same question is never under way twice."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
@@ -49,10 +49,10 @@ class Questions:
     def ask(
         self, key: Hashable, address: str, frame: Frame, learn: Learn, since_s: float, now_s: float
     ) -> None:
-        """Ask the broker, unless the question is under way.
+        """Ask the broker. Do nothing while the same question is under way.
 
         Raises:
-            SendError: the question failed after `since_s`; the message would get the same error.
+            SendError: the question failed after `since_s`, and a send would fail in the same way.
         """
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
@@ -76,11 +76,11 @@ class Questions:
         if error is not None and (isinstance(error, NotSentError) or error.backs_off):
             self._asked[key] = error, now_s
         else:
-            # A missing answer stops no messages; `Brokers` notices silent brokers.
+            # A missing answer is no error for messages, because `Brokers` notices silent brokers.
             self._asked.pop(key, None)
 
     def forget_requests(self) -> None:
-        """Forget the questions under way: after a reset of the engine no answer will come."""
+        """Forget the questions under way, because no answer will come after the engine's reset."""
         self._asked.clear()
 
 
@@ -99,7 +99,7 @@ class TopicPolicies:
         """Return whether the broker wants keys in the topic's messages; None: not known yet.
 
         Raises:
-            SendError: as `Questions.ask`, if no earlier answer is known.
+            SendError: as in `Questions.ask`, if there is no earlier answer.
         """
         key = topic, target.home
         wants_keys, known_s = self._wants_keys.get(key, (None, now_s))
@@ -115,7 +115,6 @@ class TopicPolicies:
     def _learn(
         self, topic: str, target: SendTarget, answer: Frame, now_s: float
     ) -> SendError | None:
-        """Keep the broker's answer; return the error if the broker was too busy to answer."""
         wants_keys, reason = False, None
         if answer.code == ResponseCode.SUCCESS:
             try:
@@ -146,6 +145,6 @@ class TopicPolicies:
 
 def _has_no_policies(answer: Frame) -> bool:
     """Return whether the topic has no policy: it does not exist yet, or the broker is older than
-    policies (before 5.0, brokers do not know the request)."""
+    5.0, which introduced policies and this request."""
     is_old = answer.version < V5_0_0 and answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     return is_old or answer.code == ResponseCode.TOPIC_NOT_EXIST

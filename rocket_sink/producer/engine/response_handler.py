@@ -1,7 +1,7 @@
-"""Handling of ended attempts, for all send modes: the request completes, or takes a next step.
+"""Handling of ended attempts, for all send modes: a request completes, or another attempt follows.
 
-The handler applies the retry tables, and reports failures to `Brokers` and `Routes`; it sends
-nothing.
+The handler applies the retry rules (`routing.retry`), and reports failures to `Brokers` and
+`Routes`. It sends nothing.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNo
 """Errors after which the next attempt needs a new route: the route lacks the queue or its broker's
 master, or a broker says that the route is wrong."""
 _AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
-"""Errors after which the next attempt waits for a look-up, because the broker in the known route
-does not take the message."""
+"""Errors after which the next attempt waits for a look-up, because the known route leads to a
+broker that does not take the message."""
 
 
 class NextStep(NamedTuple):
     """The step after an attempt's end: another attempt, now or after a wait.
 
-    With Wait.VERIFY, `attempt` is the ended attempt, whose broker will be asked for the messages.
+    With Wait.VERIFY no new attempt exists yet. `attempt` is the ended one, and a check has to find
+    out whether its broker stored the messages.
     """
 
     attempt: SendAttempt
@@ -86,7 +87,7 @@ class ResponseHandler:
     """Decides what follows from an answer or a failure.
 
     Args:
-        records: keep each attempt in its Completion.
+        records: add a record of each attempt to the request's Completion.
 
     Attributes:
         stopping: the engine is completing all requests, so nothing is tried again.
@@ -161,9 +162,9 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
-        """Handle answers to a group's messages, or the group's failure. Return the attempts of the
-        messages that leave the group, with their ends. Stored messages stay until `part_ended`.
-        """
+        """Handle answers to a group's messages, or the group's failure. Return the attempts whose
+        ends have to be handled singly: messages that leave the group, or a whole unsent group.
+        Stored messages stay in the group until `part_ended`."""
         match result:
             case SendAnswers():
                 attempt.answered(result, self._group_stored(attempt, len(result), sent_s, now_s))
@@ -221,7 +222,7 @@ class ResponseHandler:
         """Handle an attempt that was not stored, or whose outcome is unknown.
 
         Args:
-            feedback: report the failure to `Brokers`.
+            feedback: whether to report the failure to `Brokers`.
         """
         in_flight = attempt.broker is not None
         broker = attempt.broker
@@ -236,13 +237,14 @@ class ResponseHandler:
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
             # The wait for a reliable answer has used up the request's time, so the next attempt
-            # gets more time. Other errors extend nothing: some attempts do not count, and would be
-            # repeated for ever.
+            # gets more time. Other errors extend nothing, because attempts that do not count would
+            # be repeated for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
         history.last_error = error
-        # Do not avoid a busy broker: it is isolated already, and would rank behind a silent broker.
+        # Do not avoid a busy broker. It is isolated already, and a broker to avoid would rank even
+        # behind a silent one.
         avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
         history.last_broker = attempt.home if avoids else None
         verifies = verifies and in_flight and not self.stopping
@@ -296,7 +298,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> Completion | NextStep:
-        """Handle an answer that says "stored, but less durably than asked for"."""
+        """Handle an answer that says that a message is stored, but less durably than asked for."""
         decision = decide_degraded(
             answer.code,
             attempt=attempt.counted,
@@ -361,8 +363,8 @@ class ResponseHandler:
             ordering=attempt.ordering,
             fixed_queue=request.queue is not None,
             retry_while_busy=request.retry_while_busy,
-            # Wait if every known broker may have refused a connection: refusals come quickly, and
-            # would use up all attempts before a new route arrives.
+            # If every known broker may have refused a connection, the next attempt has to wait:
+            # quick refusals would use up all attempts before a new route arrives.
             alternatives=len(set(self._routes.addresses().values())) > max(1, refused),
             earlier=history.earlier,
             policies=self._policies,
@@ -377,7 +379,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> None:
-        """Isolate the broker, and replace the connection, if they are to blame for a failure."""
+        """Isolate the broker, and replace the connection, as the decision demands."""
         home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
         rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
         if not self.stopping and decision.isolate is Isolate.BROKER:
@@ -396,7 +398,7 @@ class ResponseHandler:
     def _recorded(
         self, attempt: SendAttempt, now_s: float, sent_s: float | None, outcome: Outcome, **end: Any
     ) -> list[AttemptRecord]:
-        """Add the attempt's record to the request's records, and return them."""
+        """Add the attempt's record, if records are kept, and return the request's records."""
         history = attempt.history
         if not self._records:
             return history.records if history is not None else []
@@ -410,7 +412,7 @@ class ResponseHandler:
     def _degraded_completion(
         self, attempt: SendAttempt, result: SendResult, records: list[AttemptRecord]
     ) -> Completion:
-        """Return the completion of a degraded send: its result or an error, by `onDegraded`."""
+        """Return the completion of a degraded send: its result, or an error by `onDegraded`."""
         completion = _completed(attempt, result, records)
         if self._options.on_degraded == "fail":
             completion.result = None
@@ -424,9 +426,9 @@ class ResponseHandler:
     def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
         """Return the completion of a request whose last attempt was not acknowledged.
 
-        If an earlier attempt was stored less durably than asked for, its answer is the result.
-        Otherwise, if an earlier attempt's outcome is unknown, the request's outcome is unknown,
-        and its error is that of the earlier attempt.
+        If an earlier attempt was stored less durably than asked for, its result is the request's.
+        Otherwise, if an attempt's outcome is unknown, the request gets the error of the first such
+        attempt.
         """
         history = attempt.known_history()
         if history.degraded is not None:
@@ -490,7 +492,7 @@ def _record_of(
 def _note_wait(
     attempt: SendAttempt, history: AttemptHistory, error: SendError, now_s: float
 ) -> None:
-    """Add an attempt that reached no broker to the record that sums up such attempts."""
+    """Add an attempt that reached no broker to the record that sums up consecutive ones."""
     waited, wait_ms = history.waited, (now_s - attempt.ready_s) * 1000
     if waited is None:
         waited = _record_of(attempt, now_s, None, Outcome.NOT_SENT, error=error)

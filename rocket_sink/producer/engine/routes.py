@@ -3,16 +3,16 @@
 An unknown topic gets the route of the template topic (TBW102). A known route is dropped only after
 two answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name
 server knows some of its brokers: a restarted name server knows no topic until brokers register,
-which may take 30 s. While all name servers are down, the old route stays in use, and a new topic
-takes the route that another worker has cached, however old. A route without a master does not
-count, nor does an answer of a name server that knows no broker: the client asks again each second
+which may take 30 s. While all name servers are down, known routes stay in use. A new topic then
+takes the route that another worker has cached, even an old one. A route without a master, or an
+answer of a name server that knows no broker, is no result. The client then asks again each second
 while messages are sent to the topic.
 
-The client asks one name server after the other until one knows the topic, for at most `TRY_S` each,
-beginning with the server that knew the previous topic. "Does not exist" counts only after all
-servers were asked, because a server may have restarted, or belong to another cluster. The template
-route is used only if all servers that answer name a common broker for it. Java 5.x asks a single
-server per look-up. No call blocks: answers come by callback while the client is driven.
+The client asks one name server after another, for at most `TRY_S` each, until one knows the topic.
+It begins with the server that answered last. "Does not exist" counts only after all servers were
+asked, because a server may have restarted, or belong to another cluster. (Java 5.x asks a single
+server per look-up.) The template route is used only if all servers that answer name a common broker
+for it. No call blocks: callbacks get the answers while the client is driven.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ TRY_S: Final = 1.0
 """Longest wait for one name server."""
 PROXY_HINT: Final = " (RocketMQ proxies support few requests: docs/deploy/proxy.md)"
 ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
-"""Codes that answer a question; after others ("name server not ready") the next server is asked."""
+"""Codes that answer a question. After another code (such as "name server not ready") the client
+asks the next server."""
 
 Unavailable = NameServerUnavailableError | TlsRefusedError
 Answers = dict[str, Frame]
-"""Answers of code 0 or 17, by the address of the name server."""
+"""{name server's address: its answer}; only answers with one of the codes `ANSWERS`."""
 Done = Callable[[Answers, Unavailable | None, float], None]
 
 
@@ -72,10 +73,10 @@ class NameServers:
     def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
         """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them.
 
-        `done(answers, None, now)` gets the answer of the server that knows the topic. With
-        `of_all`, or if no server knows it, `done` gets all answers. `done({}, error, now)`
-        says that no server answered; a TlsRefusedError says that each server refused TLS, and will
-        refuse it again.
+        At the end `done(answers, error, now)` is called. The answers are that of the server that
+        knows the topic, or all answers with `of_all`, or if no server knows it. The error is set
+        if no server answered. It is a TlsRefusedError if each server refused TLS, which further
+        look-ups will not change.
         """
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
         _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
@@ -83,12 +84,12 @@ class NameServers:
         )
 
     def _is_silent(self, address: str, now_s: float) -> bool:
-        """Return whether a request to the server (at a proxy also a send) is long unanswered."""
+        """Return whether the server owes an answer and is silent; at a proxy sends count, too."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 
     def prefer(self, address: str) -> None:
-        """Begin the next question with this server."""
+        """Ask this server first from now on."""
         if self._addresses[0] != address:
             self._addresses.remove(address)
             self._addresses.insert(0, address)
@@ -110,7 +111,7 @@ class _Question:
     errors: list[SendError] = field(default_factory=list)
 
     def next(self, now_s: float) -> None:
-        """Ask the next server, or all remaining servers at once if all have to be asked."""
+        """Ask the next server, or all remaining ones at once with `of_all` or after an answer."""
         if not self.unasked or now_s >= self.deadline_s:
             for address in self.unasked:
                 self.reasons.setdefault(address, "not asked: no time was left")
@@ -162,7 +163,6 @@ class _Question:
     def _unavailable(self) -> Unavailable:
         errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
         if errors and len(errors) == len(self.reasons):
-            # A further look-up is useless, because client and servers refuse each other.
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         local = all(is_loopback(address) for address in self.reasons)
@@ -220,7 +220,7 @@ class Routes:
         self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
 
     def get(self, topic: str, now_s: float) -> TopicPublishInfo | None:
-        """Return the known route; start a look-up if there is none, or if it is old."""
+        """Return the known route. Start a look-up if there is no route, or an old one."""
         state = self._topics.get(topic)
         if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
             return state.info
@@ -235,8 +235,8 @@ class Routes:
         return state.info
 
     def _forget(self) -> None:
-        """Forget the half of the topics with the oldest routes. Topics in use have newer routes,
-        because sends refresh them. The next send to a forgotten topic waits for a look-up."""
+        """Forget the topics with the oldest routes, half of the limit. Topics in use have newer
+        routes, because sends refresh them. A send to a forgotten topic waits for a look-up."""
         idle = [entry for entry in list(self._topics.items()) if not self.fetching(entry[0])]
         idle.sort(key=lambda entry: entry[1].fetched_s)
         for topic, _ in idle[: TOPICS_MAX // 2]:
@@ -276,8 +276,8 @@ class Routes:
         return state is not None and (state.fetching or state.wanted)
 
     def next_look_up_s(self, topic: str, now_s: float) -> float | None:
-        """Return the time until the topic's planned look-up: 0 if one is under way, None if there
-        is none."""
+        """Return the time until the topic's planned look-up starts. Return 0 if a look-up is under
+        way, and None if none is planned."""
         state = self._topics.get(topic)
         if state is None or not (state.fetching or state.wanted):
             return None
@@ -296,10 +296,8 @@ class Routes:
             raise error.copy()
 
     def addresses(self) -> dict[str, str]:
-        """Return {broker name: master's address} of all known routes; the newest route counts.
-
-        The dictionary is cached until a look-up ends, because every tick needs it.
-        """
+        """Return {broker name: master's address} of all known routes. If two routes disagree, the
+        newer one counts. The dictionary is cached, because every tick of the engine needs it."""
         # Routes change when a look-up ends, and when a new topic takes another worker's route.
         as_of = self.look_ups, len(self._topics)
         if as_of != self._addresses[0]:
@@ -325,7 +323,7 @@ class Routes:
     def _from_shared(
         self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
     ) -> None:
-        """Take the route that another worker has put into the shared cache, unless it is old."""
+        """Take the route from the shared cache if another worker has put a recent one there."""
         shared_route = self._shared.route(topic)
         oldest_s = float("inf") if of_any_age else self._interval_s
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
@@ -338,7 +336,7 @@ class Routes:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
 
     def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Keep the old route, or take another worker's, because the look-up gave none."""
+        """Keep the old route, or take another worker's, after a look-up without a result."""
         if state.info is None:
             self._from_shared(topic, state, now_s, of_any_age=True)
         if state.info is not None:
@@ -355,7 +353,6 @@ class Routes:
         *,
         of_all: bool = True,
     ) -> None:
-        """Ask the name servers a question about the topic."""
 
         def ended(answers: Answers, error: Unavailable | None, at_s: float) -> None:
             state.fetching = False
@@ -397,8 +394,8 @@ class Routes:
         )
 
     def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Handle the answer that no name server knows the topic: keep a known route at first, then
-        ask for the template, or for the registered brokers."""
+        """Handle the answer that no name server knows the topic. The first time, keep a known
+        route. Then ask for the template's route, or which brokers are registered."""
         state.misses += 1
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
@@ -413,7 +410,7 @@ class Routes:
         return True
 
     def _by_template(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
-        """Take the template's route if the answers of all name servers name a common broker."""
+        """Take the template's route if all name servers that answered name a common broker."""
         templates: dict[str, TopicRoute] = dict.fromkeys(answers, TopicRoute())
         for server, frame in answers.items():
             if frame.code == ResponseCode.SUCCESS:
@@ -446,7 +443,7 @@ class Routes:
         self._take(topic, state, info, now_s)
 
     def _ask_brokers(self, topic: str, state: _Topic, now_s: float) -> None:
-        """Ask which brokers have registered: a name server without brokers knows no topic yet."""
+        """Ask which brokers are registered: a name server without brokers knows no topic yet."""
         frame = requests.get_broker_cluster_info()
         self._ask(topic, state, frame, self._by_brokers, now_s)
 

@@ -2,10 +2,10 @@
 
 PySpark forks one worker per task slot. When one worker learns that a broker is slow, all workers
 know at once, and new workers know from the start. The file is in the executor's own local directory
-(`SPARK_LOCAL_DIRS`), else in a directory that belongs to the user and the parent process. Its name
-is a hash of the name servers, because broker names are only unique within a cluster, and of the
-boot id, because the clock of its times begins at boot. If the directory cannot be written, each
-process has its own state.
+(`SPARK_LOCAL_DIRS`), else in a directory for this user and parent process. The file's name is a
+hash of the name servers and the boot id: broker names are unique only within a cluster, and the
+times in the file count from the boot. If the directory cannot be written, each process has its own
+state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAULTS: Final = 512
 _FAULT_BYTES: Final = 512
 _ROUTES: Final = 32
 _ROUTE_BYTES: Final = 65_536
-"""A longer route (some hundred brokers) is not shared; each worker fetches it."""
+"""Size of a slot. Each worker itself fetches a route that is larger (some hundred brokers)."""
 _ORPHAN_S: Final = 3600.0
 _TIME: Final = struct.Struct("<d")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -55,7 +55,8 @@ class SharedBrokerState:
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
-        """Return the executor's store for these name servers; an in-process store if files fail."""
+        """Return the executor's state for these name servers. If the file cannot be used, return a
+        state of this process alone."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
@@ -64,7 +65,7 @@ class SharedBrokerState:
 
     @classmethod
     def in_process(cls) -> SharedBrokerState:
-        """Return a store of this process alone."""
+        """Return a state of this process alone."""
         return cls(None)
 
     def get(self, name: str) -> FaultItem | None:
@@ -74,8 +75,8 @@ class SharedBrokerState:
         return _item(name, value) if value else None
 
     def put(self, name: str, item: FaultItem) -> None:
-        """Store the item. If the table is full, drop the reachable broker whose isolation ends
-        first. Drop unreachable brokers last, because an attempt at one costs most."""
+        """Store the item. If the table is full, drop the item whose isolation ends first; items of
+        unreachable brokers last, because an attempt at such a broker costs most."""
         if self._file is None:
             self._memory.put(name, item)
             return
@@ -109,14 +110,14 @@ class SharedBrokerState:
         return value[_TIME.size :], _TIME.unpack_from(value)[0]
 
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
-        """Share a route with the other workers; do nothing if it is too long or the table full."""
+        """Share a route with other workers. Do nothing if it is too long, or the table is full."""
         if self._file is None:
             self._memory_routes[topic] = (body, now_s)
         else:
             self._routes.put(topic, _TIME.pack(now_s) + body)
 
     def close(self) -> None:
-        """Unmap the file; it stays for other workers until the executor's directory is removed."""
+        """Close the file. It stays on disk for other workers until its directory is removed."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -150,9 +151,8 @@ def local_directory() -> Path:
 
 
 def _remove_orphans(like: Path) -> None:
-    """Remove old folders of processes that no longer exist. Young folders stay, because they may
-    belong to another container, whose processes cannot be seen.
-    """
+    """Remove old directories of processes that no longer exist. Young directories stay, because
+    their processes may be in another container, where this process cannot see them."""
     prefix = like.name.rpartition("-")[0]
     for folder in like.parent.glob(f"{prefix}-*"):
         pid = folder.name.rpartition("-")[2]

@@ -5,7 +5,7 @@ waits for their answers while the connection lives, up to `storedCheckTimeout`, 
 or frozen broker answers every request that it has read. Then it asks the broker for the ids.
 
 Some answers never come. A broker whose disk was busy for a second clears its send queue. It answers
-the queued requests, but drops finished batches whose answers are in the queue (BrokerFastFailure
+the queued requests, but also drops the tasks that would answer finished batches (BrokerFastFailure
 .cleanExpiredRequest polls the tasks of SendMessageProcessor.sendBatchMessage; seen with 5.5.0 after
 a freeze). So the wait also ends after `ANSWER_LOST_S` if the broker has stored a later request.
 
@@ -13,10 +13,10 @@ a freeze). So the wait also ends after `ANSWER_LOST_S` if the broker has stored 
 - Not stored: the broker has no id. This counts after `storedCheckDelay`, because the request may
   wait in the send queue (200 ms, BrokerFastFailure), or its index entry may come some milliseconds
   later (more on a busy machine).
-- Partly stored: a broker appends a batch as a whole (CommitLog.asyncPutMessages), but may be killed
-  in the middle (seen). Then it has one of the two ids, or a message without all of its properties
-  (`StoredMessage.torn`). The outcome stays unknown; the error's fact `partly_stored` names the
-  broker.
+- Partly stored: a broker appends a batch as a whole (CommitLog.asyncPutMessages), but it may be
+  killed in the middle (this was observed). Then it has one of the two ids, or a message without all
+  of its properties (`StoredMessage.torn`). The outcome stays unknown, and the error's fact
+  `partly_stored` names the broker.
 - No answer within `storedCheckTimeout`: the outcome stays unknown.
 
 The check can be wrong if the network or a starved broker delays a request for longer than
@@ -24,9 +24,9 @@ The check can be wrong if the network or a starved broker delays a request for l
 (`messageIndexEnable`), or if a killed broker kept the first message's body and not its id.
 
 The broker looks ids up in its index (QueryMessageProcessor.queryMessage, IndexService.buildIndex),
-which is kept as long as the log. After a crash it drops the index's newest file (IndexService.load)
-and fills it again from the log files that it recovers, or from all with `messageIndexSafe=true`. A
-delayed message is indexed under the topic in which it waits, until it is delivered.
+which it keeps as long as the log. After a crash it drops the newest index file (IndexService.load).
+It builds that file again from the log files that it recovers, or with `messageIndexSafe=true` from
+all log files. Until a delayed message is delivered, it is indexed under an internal topic.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ ANSWER_LOST_S: Final = 15.0
 """Time after which an answer counts as lost. By default a broker waits up to 10 s for its disk and
 its slave before it answers (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
-"""Limit of messages per look-up (defaultQueryMaxNum), which also returns ids of equal hash."""
+"""Limit of messages per look-up (defaultQueryMaxNum). A look-up also returns other messages whose
+ids have the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 LACKS_SUB: Final = (
     "Give the user the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the "
     "rights that each lane and delivery needs."
 )
-"""The advice to a user without the right to look messages up."""
+"""The advice for a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
 """Wait after the first miss: an index entry usually comes some 2 ms after the answer is due."""
 _GROWTH: Final = 4.0
@@ -96,9 +97,10 @@ def look_up(
     deadline_s: float,
     now_s: float,
 ) -> None:
-    """Ask one broker for one id; `done(message, error, now_s)` is called once.
+    """Ask one broker for the message with this id, and call `done(message, error, now_s)` once.
 
-    The message has no body. It is torn (`StoredMessage.torn`) if the broker has no whole copy.
+    The message has no body; None says that the broker does not have it. It is torn
+    (`StoredMessage.torn`) if the broker has no whole copy.
 
     Args:
         since_ms: the message was not stored before this time (ms since 1970).
@@ -159,7 +161,7 @@ class StoredChecks:
     """The open checks of an engine, whose tick calls `step`.
 
     Args:
-        reread: reads the credentials again after a refusal.
+        reread: reads the credentials again after a refusal; gets the time of the refused request.
     """
 
     def __init__(
@@ -240,7 +242,6 @@ class StoredChecks:
     ) -> None:
         check.outstanding -= 1
         if error is not None:
-            # Ask for the route, too: the broker may have come back at another address.
             check.failed = True
             if isinstance(error, PermissionDeniedError) and check in self.open:
                 text = f"{check.error}; this user may not look up whether it is stored ({error})"
@@ -248,6 +249,7 @@ class StoredChecks:
                 self._end(check, CheckResult(refused, decided=False), now_s)
             if isinstance(error, AuthenticationError):
                 self._reread(check.asked_s)
+            # The broker may have come back at another address.
             self._routes.refresh(check.attempt.request.topic, now_s)
         if message is not None and message.message_id is not None:
             check.messages[message.message_id] = message

@@ -1,4 +1,5 @@
-"""Attempts that wait for a time, a route, a turn or a broker before they are sent."""
+"""Attempts that wait before they are sent: for a time, a route, a busy broker, or earlier requests
+of an ordered queue."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ _LOOK_S: Final = 0.01
 
 
 class OrderedQueues:
-    """Queues that have one request in flight each; later requests wait in the order of submission.
+    """The lines of requests for ordered queues. Only the first request of a line may be in flight.
 
-    A request keeps its place in the queue of its first attempt, even if a later attempt is sent to
+    A request stays in the line of its first attempt's queue, even if a later attempt is sent to
     another queue.
     """
 
@@ -27,11 +28,11 @@ class OrderedQueues:
         self._queues: dict[MessageQueue, deque[SendAttempt]] = {}
 
     def clear(self) -> None:
-        """Forget all requests."""
         self._queues.clear()
 
     def enter(self, attempt: SendAttempt, queue: MessageQueue) -> bool:
-        """Give the attempt a place, unless it has one; return whether it is the first in line."""
+        """Append the attempt to the queue's line, or leave it in the line in which it is already.
+        Return whether it is first in line."""
         if attempt.turn is not None:
             return self._queues[attempt.turn][0] is attempt
         attempt.turn = queue
@@ -40,13 +41,13 @@ class OrderedQueues:
         return len(line) == 1
 
     def replace(self, old: SendAttempt, new: SendAttempt) -> None:
-        """Put a request's next attempt in the place of its last attempt."""
+        """Replace a request's old attempt in its line by the new one."""
         if old.turn is not None:
             line = self._queues[old.turn]
             line[line.index(old)] = new
 
     def leave(self, attempt: SendAttempt) -> SendAttempt | None:
-        """Remove an ended request; return the next request in the same line if it may go now."""
+        """Remove an ended request. Return the next request in line if it may go now."""
         assert attempt.turn is not None
         line = self._queues[attempt.turn]
         first = line[0] is attempt
@@ -58,7 +59,7 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """Attempts that wait, each in one of the collections until it is due or out of time.
+    """Waiting attempts, each in one of several collections until it is due or out of time.
 
     Attributes:
         size: number of waiting attempts.
@@ -84,7 +85,7 @@ class WaitingRequests:
         """Keep an attempt until its wait is over.
 
         Args:
-            due_s: the latest end of the wait; not used for a wait for a route or a turn.
+            due_s: the latest end of the wait; not used with Wait.ROUTE and Wait.TURN.
         """
         attempt.waits = wait
         self.size += 1
@@ -101,7 +102,7 @@ class WaitingRequests:
             heapq.heappush(self._delayed, (due_s, next(self._sequence), attempt))
 
     def leave(self, attempt: SendAttempt, now_s: float) -> None:
-        """Remove an ended request, and make the next request of its ordered queue due."""
+        """Remove an ended request from its ordered queue, and make the next request there due."""
         following = self.ordered.leave(attempt)
         if following is not None and following in self._awaiting_turn:
             del self._awaiting_turn[following]
@@ -109,7 +110,7 @@ class WaitingRequests:
             self.add(following, Wait.DELAY, now_s)
 
     def pop_due(self, now_s: float) -> list[SendAttempt]:
-        """Remove and return the attempts that may go on or are out of time, in waiting order."""
+        """Remove and return the attempts that are due or out of time."""
         due: list[SendAttempt] = []
         while self._delayed and self._delayed[0][0] <= now_s:
             due.append(heapq.heappop(self._delayed)[2])
@@ -148,7 +149,7 @@ class WaitingRequests:
         return attempts
 
     def _unthrottled(self, place: Broker | tuple[str, bool], now_s: float) -> list[SendAttempt]:
-        """Remove and return attempts for which there is room, or whose deadline has passed."""
+        """Remove and return attempts for which a broker has room, or whose wait is over."""
         brokers, line = self._brokers, self._throttled[place]
         if self._ranks_version != brokers.ranks_version:
             # Return all attempts, because another broker may be the best now.
@@ -157,7 +158,7 @@ class WaitingRequests:
         if not isinstance(place, Broker) and now_s >= self._next_look_s:
             info = self._routes.get(place[0], now_s)
             if info is not None:
-                brokers.ranking(info, now_s)  # rank a new route
+                brokers.ranking(info, now_s)  # `open_to` needs the ranking of a new route
         due = []
         watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
         for broker in watched:
