@@ -207,9 +207,8 @@ class Admin:
     ) -> tuple[list[StoredMessage], int]:
         """Return messages from `offset` on, and the offset of the next pull.
 
-        The list is empty at the end of the queue. If `offset` has expired, the list is empty, too,
-        and the next offset is that of the oldest message. A pull returns fewer than `max_messages`
-        if they would take over 16 MiB of memory.
+        The list is empty at the end of the queue. If `offset` has expired, the next offset is that
+        of the oldest message. A pull returns fewer messages if they would take over 16 MiB.
         """
         frame = requests.pull_message(
             queue,
@@ -381,7 +380,6 @@ class Admin:
         raise error
 
     def _ask(self, frame: Frame, *, of_all: bool = True) -> Answers:
-        """Ask the name servers, and return their answers (see `NameServers.ask`)."""
         results: list[tuple[Answers, SendError | None, float]] = []
         now_s = self._client.clock()
         self._name_servers.ask(frame, lambda *end: results.append(end), now_s, of_all=of_all)
@@ -409,7 +407,6 @@ def proxy_error(delivery: str, proxy: str) -> ConfigurationError:
 
 
 def _remedy(topic: str) -> str:
-    """Return the advice to a user whose topic does not exist."""
     if DLQ_PREFIX in topic:
         return "check the name of the group; brokers create this topic with its first dead letter"
     return (

@@ -92,8 +92,7 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Return the positions to send now: none until half of `width` is free, so that groups
-        are large."""
+        """Return positions to send; none until half of `width` is free, so groups are large."""
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0
@@ -336,7 +335,6 @@ class HalfMessageCommitter:
             self._doubtful.add(position)
 
     def committed(self, lane: _Lane, count: int) -> None:
-        """Count successful commits."""
         self._in_flight -= count
         lane.in_flight -= count
         self._done(count)

@@ -76,9 +76,8 @@ class StoredMessages:
         self._last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
-        """Wait until every broker answers a query, and then for `storedCheckDelay`. After this each
-        request of an earlier attempt is stored and indexed, or never will be. Brokers for which an
-        earlier call has waited are left out."""
+        """Wait until every broker answers, and then for `storedCheckDelay`; once for each broker.
+        After this each request of an earlier attempt is stored and indexed, or never will be."""
         new = [name for name in self._names(topic) if name not in self._settled]
         if not new:
             return

@@ -278,10 +278,7 @@ class CheckResult(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of an attempt, or an answer to messages of a group.
-
-    `sent_s` is the time at which the last byte was written; None if it was not.
-    """
+    """The end of an attempt or of a group's messages. `sent_s`: when the last byte was written."""
 
     attempt: SendAttempt
     result: Result | CheckResult
@@ -290,11 +287,8 @@ class End(NamedTuple):
 
 
 class SendAttempt:
-    """An attempt to send a request.
-
-    The attempt is the token of its frames: their connection passes answers and errors to `on_end`,
-    and the engine handles these later. Each retry is a new attempt, on one connection only.
-    """
+    """An attempt to send a request. Its connection passes answers and errors to `on_end`, and the
+    engine handles these later. Each retry is a new attempt, so no attempt uses two connections."""
 
     __slots__ = (
         "body", "body_bytes", "broker", "channel", "counted", "deadline_s", "done", "ends",
@@ -328,8 +322,7 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """Attempts so far that count for the limit. For example, an attempt that the broker ended
-        by GO_AWAY does not count."""
+        """Attempts that count for the limit. For example, one ended by GO_AWAY does not count."""
         self.pinned: MessageQueue | None = None
         """The previous attempt's queue, if this attempt has to use the same queue."""
         self.target: SendTarget | None = None
@@ -399,8 +392,7 @@ class BatchAttempt(SendAttempt):
 
 
 def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the attempt class of a request without a group, its body as buffers, and the body's
-    bytes."""
+    """Return the request's attempt class (no group), its body as buffers, and the body's bytes."""
     return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 

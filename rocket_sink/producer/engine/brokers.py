@@ -96,8 +96,7 @@ class Broker:
         return self.in_flight if self.proxy is None else self.proxy.in_flight
 
     def room_for(self, requests: int, reserved: int = 0) -> int:
-        """Return how many of `requests` fit into the window after `reserved` others. Without a
-        window all fit."""
+        """Return how many of `requests` fit after `reserved` others; without a window all fit."""
         if self.window is None:
             return requests
         return self.window.room_for(requests, self._in_window + reserved)
@@ -109,8 +108,7 @@ class Broker:
         return min(batch_places(messages), int(self.proxy.window.limit))
 
     def busy(self, sent_s: float, now_s: float) -> None:
-        """Shrink or create the window after a busy answer. Call this before the request's
-        `release`, because the new size depends on the requests in flight."""
+        """Shrink or create the window after a busy answer, before the request's `release`."""
         if self.window is None:
             self.window = AimdWindow(self.in_flight, now_s)
         else:
@@ -127,7 +125,6 @@ class Broker:
                 self.window = None
 
     def measure(self, rtt_s: float) -> None:
-        """Update the smoothed latency with that of an answer."""
         if not self.latency_s:
             self.latency_s, self.deviation_s = rtt_s, rtt_s / 2
             return
@@ -238,7 +235,6 @@ class Brokers:
         return broker
 
     def target(self, info: TopicPublishInfo, queue: MessageQueue) -> SendTarget:
-        """Return the target of requests for a queue of the route."""
         home = info.broker_of(queue)
         return SendTarget(queue, home, info.masters.get(home, ""), self._of_route(info, home))
 
@@ -300,8 +296,7 @@ class Brokers:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
         before, self._view = self._view, self.table.view(now_s)
-        # Rank again for profile 4.x, too: it ranks isolated brokers by latency, and the view has no
-        # latencies.
+        # Profile 4.x ranks isolated brokers by latency, which is not in the view, so rank again.
         if self._view != before or (self._view[0] and self.table.profile.better_half):
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
@@ -351,8 +346,7 @@ class Brokers:
         self.ranks_version += 1
 
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
-        """Note an answer. If it was quick and the broker is healthy, the fault table stays as it
-        is."""
+        """Note an answer. A quick answer of a healthy broker leaves the fault table untouched."""
         broker.measure(rtt_s)
         rtt_ms = rtt_s * 1000
         if stored:
@@ -380,7 +374,6 @@ class Brokers:
             self._note(self.table.isolate_topic(topic, name, now_s, cause))
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> None:
-        """Note the result of a probe."""
         self._note(self.table.probed(name, now_s, alive=alive))
 
     def _note(self, event: Isolation | None) -> None:

@@ -136,8 +136,8 @@ class Dispatcher:
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Return the time until which the attempt waits for room. It waits for the best brokers to
-        the end of its share of the request's time, and then for any broker to the deadline."""
+        """Return the time until which the attempt waits for room. During its share of the request's
+        time it waits for the best brokers, and then, until the deadline, for worse ones, too."""
         share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
         return share_s if now_s < share_s else attempt.deadline_s
 
@@ -165,8 +165,7 @@ class Dispatcher:
             return brokers.target(info, attempt.pinned)
         ranking = brokers.ranking(info, now_s)
         if ranking.is_silent:
-            # A silent proxy makes all brokers silent, because a proxy gives its own address for
-            # each of them. A new look-up may find another proxy.
+            # A silent proxy makes all its brokers silent. A look-up may find another proxy.
             self._routes.refresh(request.topic, now_s)
         if request.choose is not None:
             best = {broker.name for broker in ranking.best}
@@ -301,8 +300,7 @@ class Dispatcher:
         return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
-        """Return the previous attempt's error, else an error that says what the attempt waited
-        for."""
+        """Return the previous attempt's error, or one that says what this attempt waited for."""
         if attempt.history is not None and attempt.history.last_error is not None:
             # Copy the error for each message, because callers add facts to it.
             return attempt.history.last_error.copy()

@@ -214,12 +214,10 @@ class SendEngine:
         return self.take()
 
     def drive(self, timeout_s: float = STEP_S) -> None:
-        """Run one step of the event loop, which waits for at most `timeout_s`. Completions stay
-        in the engine until `take` or `poll`."""
+        """Run one step of at most `timeout_s`. Completions stay here until `take` or `poll`."""
         self.process(self.client.wait(self.prepare(timeout_s)))
 
     def drive_for(self, time_s: float) -> None:
-        """Drive the engine for `time_s`."""
         until_s = self.clock() + time_s
         while (left_s := until_s - self.clock()) > 0:
             self.drive(min(left_s, STEP_S))
@@ -284,12 +282,8 @@ class SendEngine:
             self.routes.get(topic, self.clock())
 
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
-        """Return the known route; None while a look-up is under way. The caller drives the engine
-        and calls again, as `publish_info` does.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError: there is no route, or `until_s` is over.
-        """
+        """Return the known route; None while a look-up is under way, so drive and call again.
+        Raise the look-up's error, or NoRouteError at `until_s`."""
         now_s = self.clock()
         info = self.routes.get(topic, now_s)
         if info is not None:
@@ -327,8 +321,7 @@ class SendEngine:
 
     @property
     def broken(self) -> bool:
-        """Whether the engine must not be used again: it is closed, a request had a fatal error, or
-        this is a forked process."""
+        """Whether the engine must not be used again (closed, fatal error, or forked process)."""
         return self._closing or self._handler.fatal or self.identity.of_pid != os.getpid()
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -563,7 +556,6 @@ class SendEngine:
     def _measure(
         self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion, now_s: float
     ) -> None:
-        """Record a completion in the metrics of the process."""
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
             return  # The messages have left the group, or have completed before.
@@ -602,7 +594,6 @@ class SendEngine:
                 owner.on_end(UnwrittenError(f"{address} takes no more bytes"), None, now_s)
 
     def _abandon_pending(self, error: SendError) -> None:
-        """Complete all pending requests now."""
         now_s, handler = self.clock(), self._handler
         handler.stopping = True
         self._settle(now_s)

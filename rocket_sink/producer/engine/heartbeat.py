@@ -22,8 +22,7 @@ from rocket_sink.wire.frame import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
-"""Longest time between two ticks that counts as driven. In a longer gap no thread drove the
-engine."""
+"""Limit of the time between two ticks that counts as driven by a thread."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
 """Silence after which a connection with an unanswered request gets a heartbeat. A live broker
@@ -31,8 +30,7 @@ answers before `HEARD_RECENTLY_S`, when it would count as silent."""
 
 
 class Heartbeats:
-    """The heartbeats and probes of an engine. The engine's tick calls `run`; only `unregister`
-    blocks.
+    """The heartbeats and probes of an engine, whose tick calls `run`. Only `unregister` blocks.
 
     Attributes:
         stays_connected: keep the known routes fresh, and a connection to each of their brokers. So

@@ -123,7 +123,6 @@ class ResponseHandler:
     def answered(
         self, attempt: SendAttempt, frame: Frame, sent_s: float | None, now_s: float
     ) -> Completion | NextStep:
-        """Handle the broker's answer."""
         rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
         assert broker is not None
         if attempt.hooked is not None:
@@ -323,7 +322,6 @@ class ResponseHandler:
     def _next_step(
         self, attempt: SendAttempt, decision: Decision, error: SendError, now_s: float
     ) -> Completion | NextStep:
-        """Return the next attempt, or the completion that ends the request."""
         if self.stopping or not decision.retries or now_s >= attempt.deadline_s:
             self.fatal = self.fatal or decision.action is Action.FATAL
             return self._failed_completion(attempt, error)
@@ -510,7 +508,6 @@ def _note_wait(
 
 
 def _result_of(attempt: SendAttempt, answer: SendAnswer, rtt_s: float) -> SendResult:
-    """Return the broker's answer as the caller's result."""
     request, history, target = attempt.request, attempt.history, attempt.target
     assert target is not None
     queue = target.queue

@@ -47,8 +47,7 @@ TRY_S: Final = 1.0
 """Longest wait for one name server."""
 PROXY_HINT: Final = " (RocketMQ proxies support few requests: docs/deploy/proxy.md)"
 ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
-"""Codes that answer a question. After another code (such as "name server not ready") the client
-asks the next server."""
+"""Codes that answer a question. After any other code the client asks the next server."""
 
 Unavailable = NameServerUnavailableError | TlsRefusedError
 Answers = dict[str, Frame]

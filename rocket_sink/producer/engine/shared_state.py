@@ -65,7 +65,6 @@ class SharedBrokerState:
 
     @classmethod
     def in_process(cls) -> SharedBrokerState:
-        """Return a state of this process alone."""
         return cls(None)
 
     def get(self, name: str) -> FaultItem | None:

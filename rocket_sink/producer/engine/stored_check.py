@@ -179,7 +179,6 @@ class StoredChecks:
         self.open: dict[StoredCheck, None] = {}
 
     def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
-        """Begin to check whether the broker stored an attempt that ended with this error."""
         check = StoredCheck(attempt, error, now_s, now_s)
         self.open[check] = None
         self._step(check, now_s)

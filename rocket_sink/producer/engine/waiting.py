@@ -1,5 +1,4 @@
-"""Attempts that wait before they are sent: for a time, a route, a busy broker, or earlier requests
-of an ordered queue."""
+"""Attempts that wait before they are sent: for a time, a route, a broker, or earlier requests."""
 
 from __future__ import annotations
 
@@ -135,7 +134,6 @@ class WaitingRequests:
         return min(longest_s, max(0.0, until_s - now_s))
 
     def drain_all(self) -> list[SendAttempt]:
-        """Remove and return all waiting attempts."""
         attempts = [attempt for _, _, attempt in self._delayed]
         for line in self._throttled.values():
             attempts += [attempt for _, attempt in line]
