@@ -269,7 +269,7 @@ class CheckResult(NamedTuple):
     Attributes:
         error: the error with which the attempt ended before the check.
         message: the request's first message as the broker has it; None if it was not found.
-        decided: False if no broker could say whether the request is stored.
+        decided: False if it is still unknown whether the request is stored.
     """
 
     error: SendError
