@@ -1,1 +1,1 @@
-"""Name servers, the send engine with its retries, shared health, pool and the public Producer."""
+"""The public Producer, the send engine with its retries, and the pool of engines."""

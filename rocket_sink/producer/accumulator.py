@@ -1,9 +1,9 @@
 """Automatic batching of asynchronous sends (`autoBatch`; Java's ProduceAccumulator).
 
-Messages of one topic and `wait_store` form a batch, which is sent when it reaches `batchMaxBytes`,
-after `batchMaxDelayMs`, or when the producer closes. Bodies in batches are not compressed. A
-message is sent alone if it has an explicit queue, selector, sharding key, delay or time-out, a body
-of `batchMaxBytes` or more, or a retry topic, which takes no batches.
+Messages with the same topic and `wait_store` form a batch. A batch is sent when it has
+`batchMaxBytes`, when its first message is `batchMaxDelayMs` old, or when the producer closes.
+Bodies in batches are not compressed. A message is sent alone if it has a queue, selector, time-out,
+sharding key, delay, priority or lite topic, a body of `batchMaxBytes` or more, or a retry topic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _OpenBatch:
 
 
 class BatchAccumulator:
-    """The open batches of one producer, and the timer task that sends them. Thread-safe."""
+    """Collects the messages of a producer in batches; the timer task that sends due batches.
+    Thread-safe."""
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         self._builder, self._driver = builder, driver
@@ -56,10 +57,10 @@ class BatchAccumulator:
         )
 
     def add(self, message: Message, size: int, future: SendFuture) -> None:
-        """Append the message to its batch. The future gets the message's result or error.
+        """Append the message to its batch; `future` gets the message's result or error.
 
         Args:
-            size: the message's approximate bytes in a batch (`RequestBuilder.batch_bytes`).
+            size: approximate bytes of the message in a batch (`RequestBuilder.batch_bytes`).
 
         Raises:
             ProducerClosedError
@@ -113,10 +114,10 @@ class BatchAccumulator:
             self._closed = True
         self.run(float("inf"))
 
-    # --- a batch and its end -----------------------------------------------------------------
+    # --- sending a batch ---------------------------------------------------------------------
 
     def _send(self, batch: _OpenBatch) -> None:
-        """Encode the messages together, and send them in as few requests as possible."""
+        """Send a batch in as few requests as possible."""
         builder, messages = self._builder, [message for message, _ in batch.entries]
         end = 0
         try:
@@ -125,7 +126,7 @@ class BatchAccumulator:
                 end = start + len(encoded)
                 self._submit(batch.entries[start:end], ids[start:end], encoded)
         except Exception as error:
-            # Fail the futures here, because `add` has returned, and nothing else would end them.
+            # The callers of `add` have returned, so only the futures can report the error.
             for _, future in batch.entries[end:]:
                 future.ended(None, error)
 
@@ -138,7 +139,7 @@ class BatchAccumulator:
                 future.ended(None, error)
 
     def send_singly(self, entries: Iterator[tuple[Entry, str]]) -> None:
-        """Send the messages of a refused batch one by one, so that only the illegal one fails."""
+        """Send the messages of a refused batch one by one. Then only the illegal message fails."""
         for (message, future), message_id in entries:
             try:
                 self._driver.submit_again(self._builder.single(named(message, message_id)), future)
@@ -147,15 +148,15 @@ class BatchAccumulator:
 
 
 class SentBatch:
-    """The token of a batch, which completes the futures of its messages."""
+    """The token of a batch's request; completes the futures of the batch's messages."""
 
     __slots__ = ("_accumulator", "_entries", "_ids", "_singles")
 
     def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
         self._singles = zip(entries, ids, strict=True)
-        """The entries that `send_singly` has not sent yet. If `on_done` is interrupted, the
-        repeated call continues with them."""
+        """Iterator for `send_singly`. If Ctrl-C stops `on_done`, the driver calls it again, and the
+        iterator continues where it stopped."""
 
     @property
     def in_engine(self) -> bool | None:
@@ -184,13 +185,13 @@ class SentBatch:
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:
-    """Return the results of a batch's messages, whose queue offsets are consecutive."""
+    """Return one result per message of a batch; the queue offsets are consecutive."""
     offset_ids = result.offset_message_id.split(",")
     if len(offset_ids) != len(message_ids):
         offset_ids = [result.offset_message_id] * len(message_ids)
     first = result.queue_offset
     return [
-        # Do not call `_replace`, which takes three times as long.
+        # `_replace` would take three times as long.
         SendResult(
             result.outcome, result.status, message_id, offset_id, result.queue, first + number,
             result.broker_address, result.attempts, result.latency_ms, result.maybe_duplicate,

@@ -1,7 +1,7 @@
 """The parts of a producer that belong to one process: engine, driver, locks, batches.
 
-A forked child makes a new session: it must not use the parent's connections, threads of the parent
-may hold the inherited locks, and brokers do not know the child's client id.
+A forked child makes a new session. It must not use its parent's connections. The inherited locks
+may have been held during the fork. The child has its own client id, which brokers must learn.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ _LOG: Final = log.logger(__name__)
 
 
 class ClientSession:
-    """The parts of a producer in one process.
+    """The parts of a producer in one process (`of_pid`). The producer adds `tracer` to its hooks.
 
-    Attributes:
-        of_pid: the id of the process.
-        accumulator: None without `autoBatch`.
-        tracer: a hook, which the producer adds; None without `enableTrace`.
+    Without `autoBatch` there is no accumulator, and without `enableTrace` no tracer.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class ClientSession:
         credentials: CredentialsProvider | None,
         listener: Callable[[], TransactionListener | None],
     ) -> None:
-        """Make the parts; raises OptionError, ConfigurationError. Nothing connects yet."""
+        """Make the parts, without connecting; raises OptionError or ConfigurationError."""
         self.engine = engine = SendEngine(
             options,
             shared=SharedBrokerState.in_process(),
@@ -84,8 +81,10 @@ class ClientSession:
         self.driver.finish()
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
-        """Serve a broker's request; return False for an unknown code. This runs on the driving
-        thread under the driver's lock, so it must not block. Malformed requests are only logged."""
+        """Serve a broker's request; return False if its code is unknown.
+
+        The driving thread calls this under the driver's lock, so it must not block.
+        """
         try:
             if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
                 self.transactions.take_check(channel, frame)
@@ -102,6 +101,8 @@ class ClientSession:
                 extra={"peer": channel.address},
             )
         except Exception:
-            # Go on, because the error must not end the driving thread.
-            _LOG.exception("the request %d of %s was not served", frame.code, channel.address)
+            # The error must not end the driving thread.
+            _LOG.exception(
+                "the request with code %d from %s was not served", frame.code, channel.address
+            )
         return True

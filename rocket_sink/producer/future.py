@@ -1,11 +1,13 @@
 """The future of an asynchronous send: a `concurrent.futures.Future` with a lazy condition.
 
-The standard class makes a condition of a dozen objects, which costs more than the message. Most
-sends end before a thread waits for them, so this class makes the condition on its first use. An
-atomic `dict.setdefault` decides whether that use or the end of the send came first. If the use came
-first, the standard code runs; if not, no thread has to be woken. The dict is an attribute of its
-own, because Python 3.10 and 3.11 make the instance's `__dict__` on its first use, and crash if a
-garbage collection in the middle lets another thread make it, too.
+The standard class makes a condition of a dozen objects per future. That costs more than the
+message, and most sends end before a thread waits for them. So this class makes the condition when a
+thread first needs it. That thread and the end of the send both call `dict.setdefault` for "gate";
+the first caller wins. If the thread wins, the code of the standard class runs. If the send has
+ended first, no thread has to be woken.
+
+The dict is `_once`, not the instance's `__dict__`. Python 3.10 and 3.11 make `__dict__` on its
+first use, and crash if a garbage collection lets a second thread make it at the same time.
 """
 
 from __future__ import annotations
@@ -27,12 +29,9 @@ Callback: TypeAlias = "Callable[[SendResult | None, BaseException | None], None]
 
 
 class SendFuture(Future[SendResult]):
-    """The future of one message. Its end calls hooks and a callback, and wakes waiting threads.
+    """The future of one message. At the end of the send it calls hooks and a callback."""
 
-    `cancel` always returns False: a sent message cannot be revoked.
-    """
-
-    # The constant attributes of Future.__init__.
+    # The initial values that `Future.__init__` would set for each future.
     _state = "PENDING"
     _result: Any = None
     _exception: Any = None
@@ -45,15 +44,15 @@ class SendFuture(Future[SendResult]):
         self._hooks, self._context, self._callback = hooks, context, callback
         self._once: dict[str, Any] = {}
 
-    # `Future.__init__` sets these attributes; here each is made on its first use.
+    # `Future.__init__` would make these objects; here the first use makes each.
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
-        """The lock of `Future`'s own methods that read the state or wait for it."""
+        """The condition with which the methods of `Future` read the state, or wait."""
         gate = self._once.get("gate") or self._once.setdefault("gate", Condition())
         if gate is not _ENDED:
             return gate  # type: ignore[no-any-return]
-        # Set the state, because the completing thread may not have set it yet.
+        # The send has ended, but the thread that ends it may not have set the state yet.
         self._state = _FINISHED
         return self._once.setdefault("late_gate", Condition())  # type: ignore[no-any-return]
 
@@ -70,15 +69,10 @@ class SendFuture(Future[SendResult]):
         return False
 
     def done(self) -> bool:
-        """Return whether the future has a result or an error."""
         return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """Return the result; wait for it at most `timeout` seconds.
-
-        Raises:
-            TimeoutError, SendError
-        """
+        """Return the result, or raise the SendError; wait at most `timeout` seconds."""
         if self._state == _FINISHED and self._exception is None:
             return self._result  # type: ignore[no-any-return]
         return super().result(timeout)
@@ -87,7 +81,7 @@ class SendFuture(Future[SendResult]):
         self.ended(completion.result, completion.error)
 
     def ended(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Set the result or the error, and call the callback; later calls do nothing."""
+        """Set the result or the error, and call hooks and callback; later calls do nothing."""
         if self._state == _FINISHED:
             return
         if self._context is not None:
@@ -102,8 +96,8 @@ class SendFuture(Future[SendResult]):
             except KeyboardInterrupt:
                 raise
             except BaseException:
-                # Go on with the other futures, and the producer's thread. Catch BaseException:
-                # asyncio.CancelledError is not an Exception.
+                # The error must not end the producer's thread, or keep other futures from ending.
+                # Catch BaseException, because asyncio.CancelledError is not an Exception.
                 _LOG.exception("a callback of a send raised")
 
     def set_result(self, result: SendResult) -> None:
@@ -122,7 +116,7 @@ class SendFuture(Future[SendResult]):
 
 
 def end_all(ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]]) -> None:
-    """End each future. Raise an interrupt (Ctrl-C) of a callback after all of them."""
+    """End each future. If a callback raises KeyboardInterrupt, raise it after the last future."""
     interrupt: KeyboardInterrupt | None = None
     for future, result, error in ends:
         try:

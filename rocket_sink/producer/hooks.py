@@ -16,17 +16,17 @@ from rocket_sink.net.hooks import call_each
 
 @dataclass(slots=True)
 class SendContext:
-    """A send, as hooks see it; both calls of a hook get the same object.
+    """A send, as hooks see it. `before_send` and `after_send` get the same object.
 
     Attributes:
         mode: sync, async, oneway, batch, transaction, request or reply.
         topic: the topic's name with its namespace.
         messages: the messages of the request; several in a batch.
-        message_ids: the client ids of the messages, in the same order.
+        message_ids: the client ids of the messages, in the order of `messages`.
         started_ms: the start of the send, milliseconds since 1970.
-        result, error: set after the send; both None for a oneway message.
-        cost_ms: the duration of the send with all attempts, set after it.
-        notes: the hook's own values.
+        result, error: set after the send. A oneway message has no result.
+        cost_ms: the duration of the send with all attempts; set after the send.
+        notes: values that hooks keep from `before_send` to `after_send`.
     """
 
     mode: str
@@ -44,10 +44,10 @@ class SendContext:
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionContext:
-    """The end of a transaction, after END_TRANSACTION was answered or has failed.
+    """The end of a transaction, as hooks see it after END_TRANSACTION has succeeded or failed.
 
-    `state` is the name in Java's LocalTransactionState; `message` is a Message, or the
-    StoredMessage of a check.
+    `state` is a name of Java's LocalTransactionState. `message` is the sent Message, or the
+    StoredMessage that a transaction check contained.
     """
 
     producer_group: str
@@ -62,7 +62,7 @@ class EndTransactionContext:
 
 
 class SendHook:
-    """Base class of hooks. Any sending or driving thread may call the methods."""
+    """Base class of hooks. Threads that send, and the producer's own thread, call the methods."""
 
     def before_send(self, context: SendContext) -> None:
         """Called before the request is submitted."""
@@ -80,7 +80,7 @@ class Hooks:
     def __init__(self, producer_group: str) -> None:
         self._group = producer_group
         self.hooks: tuple[SendHook, ...] = ()
-        """The hooks. Senders read this attribute, so a send without hooks costs little."""
+        """Senders test this tuple first, so a send without hooks costs little."""
 
     def add(self, hook: SendHook) -> None:
         self.hooks = (*self.hooks, hook)
@@ -91,7 +91,7 @@ class Hooks:
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
     ) -> SendContext | None:
-        """Call `before_send`, and return the context; None without hooks."""
+        """Call `before_send` of each hook, and return the context; None if there are no hooks."""
         if not self.hooks:
             return None
         now_ms = time.time_ns() // 1_000_000

@@ -1,7 +1,7 @@
-"""A pool of the engines of a worker process, which tasks and epochs share.
+"""A pool of send engines in a worker process. Later tasks and epochs reuse the engines.
 
-The key is the digest of all options. `acquire` closes engines that were idle for
-`producerCacheTimeout`. The pool has no thread: PySpark workers end by `os._exit`, without clean-up.
+Tasks with the same digest of all options use the same engines. `acquire` closes engines that were
+idle for `producerCacheTimeout`. PySpark workers end by `os._exit`, so nothing closes the rest.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ def make_engine(options: SinkOptions) -> SendEngine:
 
 
 class ProducerPool:
-    """Engines by configuration; each is leased to one user at a time.
-
-    Two tasks of one process with the same configuration (nested use) get two engines.
-    """
+    """Engines by configuration. An engine has one user at a time: nested tasks get two engines."""
 
     def __init__(
         self,
@@ -70,14 +67,14 @@ class ProducerPool:
         """Give an engine back; close it if it is broken, not `usable`, or has pending requests.
 
         Raises:
-            RuntimeError: the engine is not leased (given back twice, or to another pool).
+            RuntimeError: the engine is not leased: it was released twice, or to a wrong pool.
         """
         with self._lock:
             self._after_fork()
             if id(engine) not in self._leased:
                 raise RuntimeError(
-                    "an engine was released that is not checked out of this pool; each acquire "
-                    "is followed by exactly one release"
+                    "the released engine is not leased from this pool; each acquire is followed by "
+                    "exactly one release"
                 )
             _, key, timeout_s = self._leased.pop(id(engine))
             keep = usable and not engine.broken and not engine.pending
@@ -88,7 +85,7 @@ class ProducerPool:
 
     @contextmanager
     def engine(self, options: SinkOptions) -> Iterator[SendEngine]:
-        """Acquire an engine and release it; close it after an exception."""
+        """Lease an engine for a `with` block; close it if the block raises."""
         engine = self.acquire(options)
         try:
             yield engine
@@ -116,7 +113,7 @@ class ProducerPool:
         self._leased[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
 
     def _reusable(self, key: str) -> SendEngine | None:
-        """Return the most recently used idle engine, whose connections are most likely alive."""
+        """Return the last used idle engine, because its connections are most likely alive."""
         items = self._idle.get(key, [])
         while items:
             engine = items.pop().engine
@@ -137,7 +134,7 @@ class ProducerPool:
         return expired
 
     def _after_fork(self) -> None:
-        """Abandon the parent's engines in a forked child; send nothing on the parent's sockets."""
+        """Drop the parent's engines in a forked child, without sending on the parent's sockets."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

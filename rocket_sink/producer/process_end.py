@@ -1,7 +1,7 @@
-"""The end of a process, which first sends the messages that its producers have accepted.
+"""Sending of all accepted messages before the process ends.
 
-Python ends with its last non-daemon thread; a child of `multiprocessing` ends by `os._exit`. In
-both cases `finish_all` runs first, but not if a process is killed, or calls `os._exit` itself.
+`finish_all` runs when the last non-daemon thread has ended, and before `multiprocessing` ends a
+child by `os._exit`. It does not run if the process is killed, or calls `os._exit` itself.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.net import log
 
 _LAST: Final = -100
-"""Priority among the finalizers of `multiprocessing`: after those of the program, which may send.
-"""
+"""Exit priority in `multiprocessing`: last, because the program's finalizers may send."""
 
 
 class Sender(Protocol):
-    """A background sender: a producer, the listener of queries, an emitter of lineage events."""
+    """A producer, a query listener or a sender of lineage events."""
 
     of_pid: int
 
     def finish(self) -> None:
-        """Finish the accepted work. Afterwards `send_async` blocks until the send has ended."""
+        """Finish the accepted work. A later `send_async` blocks until its send has ended."""
 
 
 _LOG: Final = log.logger(__name__)
 _senders: Final[WeakSet[Sender]] = WeakSet()
 _registered: Final[set[int]] = set()
-"""Process ids in which `finish_all` is among the finalizers of `multiprocessing`."""
+"""Ids of the processes that have registered `finish_all` with `multiprocessing`."""
 _lock: Final = ForkLock()
 _CALLS_S: Final = 60.0
-"""Longest wait for calls of daemon threads at the end of the process."""
+"""Longest wait of `Calls.finish`."""
 _SILENT_S: Final = 1.0
-"""Longest wait for calls of daemon threads that is not logged."""
+"""A longer wait of `Calls.finish` is logged."""
 
 
 class Calls:
-    """Calls in daemon threads for which the end of the process waits.
+    """Calls in daemon threads that must return before the process ends.
 
-    Spark calls functions of streams in daemon threads. At the end Python stops such a thread on
-    its return from native code, which crashes the process inside pyarrow or delta-rs.
+    Spark calls functions of streams in daemon threads. When Python ends, it stops such a thread as
+    soon as native code returns to Python. Inside pyarrow or delta-rs this crashes the process.
     """
 
     def __init__(self, what: str) -> None:
@@ -59,8 +58,8 @@ class Calls:
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Run a call for which the end of the process waits. A call that would begin after
-        `finish` never runs: its thread sleeps."""
+        """Make the end of the process wait for the `with` block. After `finish` no block begins:
+        its thread sleeps until the process ends."""
         thread = threading.current_thread()
         if not thread.daemon or thread.ident in self._threads:
             yield
@@ -78,35 +77,36 @@ class Calls:
             self._threads.discard(threading.get_ident())
 
     def finish(self) -> None:
-        """Wait for the calls under way, and let no other call begin."""
+        """Wait for the running calls, at most `_CALLS_S`; let no other call begin."""
         with _lock:
             self._is_over = True
         began_s, is_silent = time.monotonic(), True
         while self._threads and (waited_s := time.monotonic() - began_s) < _CALLS_S:
             if waited_s > _SILENT_S and is_silent:
                 _LOG.warning(
-                    "the process has ended, and waits for %s, at most %.0f s", self._what, _CALLS_S
+                    "the process is ending; it waits for %s, at most %.0f s", self._what, _CALLS_S
                 )
                 is_silent = False
             time.sleep(0.01)
 
 
 micro_batches: Final = Calls("a micro-batch to be sent")
-"""Micro-batches may send and write, so they end before the senders."""
+"""Micro-batches may send and write, so `finish_all` waits for them before it ends the senders."""
 native_calls: Final = Calls("a commit to the ledger")
-"""Native calls end after the senders, because the listener's last fold of a ledger needs them."""
+"""Calls of delta-rs. `finish_all` waits for them last, because senders may make such calls."""
 
 
 def finish_at_end(sender: Sender) -> None:
-    """Call `finish` when this process ends."""
+    """Call the sender's `finish` when this process ends."""
     with _lock:
         _senders.add(sender)
         _register()
 
 
 def _register() -> None:
-    """Let `finish_all` run at the end of this process."""
-    # Register last: `atexit` calls the last function first, so this runs before Spark's JVM ends.
+    """Make this process call `finish_all` at its end."""
+    # `atexit` calls the function first that was registered last. So register it again: it has to
+    # run before Spark's JVM ends.
     atexit.unregister(finish_all)
     atexit.register(finish_all)
     processes = sys.modules.get("multiprocessing.process")
@@ -114,14 +114,14 @@ def _register() -> None:
     if is_child and os.getpid() not in _registered:
         from multiprocessing.util import Finalize
 
-        # A child of `multiprocessing` drops its parent's finalizers, and never calls those of
-        # `atexit`.
+        # A child of `multiprocessing` never calls functions of `atexit`, and drops its parent's
+        # finalizers.
         Finalize(None, finish_all, exitpriority=_LAST)
         _registered.add(os.getpid())
 
 
 def finish_all() -> None:
-    """Let micro-batches end, then all senders of this process, then calls of native code."""
+    """Wait for micro-batches, finish all senders of this process, then wait for native calls."""
     micro_batches.finish()
     with _lock:
         senders = list(_senders)
