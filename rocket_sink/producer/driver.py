@@ -1,18 +1,19 @@
-"""Sharing one engine between threads: leader and followers.
+"""Threads that share one engine: one thread leads, the others follow.
 
-A thread that waits for an answer leads, that is, drives the engine, if no other thread leads. Other
-threads follow: each sleeps until its request is complete, or until the leader has its own answer
-and wakes a follower to lead. The producer's own thread sends heartbeats while no caller drives;
-from the first asynchronous send on, this thread leads.
+The leader drives the engine: it writes, reads and handles answers. A thread that waits for an
+answer becomes the leader if there is none. Otherwise it is a follower, and sleeps until its request
+is complete, or until the leader has its own answer and wakes a follower to lead. The producer's own
+thread sends heartbeats while no thread leads. From the first asynchronous send on, this thread is
+the leader.
 
-The lock guards the engine. It is released while the leader waits for sockets, so that other threads
-can submit. Callbacks run on the leading thread without the lock, and may send.
+`Driver.lock` guards the engine. The leader releases it while it waits for sockets, so that other
+threads can submit. The leader calls callbacks without the lock; they may send.
 
-An exception (Ctrl-C, or a signal handler that raises) may come between any two steps of a thread.
-So each thread sets a mark while it uses the engine. If the next thread sees a mark, the marking
-thread was interrupted: the next thread resets the engine, and ends the requests that the engine has
-lost (`Token.in_engine`). No thread waits without a deadline. A future whose request was lost before
-it was queued, for example in an automatic batch, ends after its deadline.
+Ctrl-C, or a signal handler that raises, may interrupt a thread at any point. So a thread sets
+`_in_step` while it uses the engine. A thread that gets the lock and finds `_in_step` set knows that
+an earlier thread was interrupted. It resets the engine, and ends the requests that the engine has
+lost (`Token.in_engine`). No thread waits without a deadline. A request may also be lost before it
+is queued, for example in an automatic batch; its future ends after its deadline.
 """
 
 from __future__ import annotations
@@ -61,17 +62,18 @@ _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
 """Longest wait of a thread whose request the engine has not taken yet."""
 _HEARTBEATS_S: Final = 0.5
-"""Longest wait for the answers to heartbeats; later answers are read the next time."""
+"""Longest wait for answers to heartbeats. Later answers are read with the next heartbeats."""
 _CHECKS_PER_INTERVAL: Final = 3
-"""Checks for due heartbeats per interval, so a heartbeat is late by at most a third of it."""
+"""Checks for due heartbeats per interval: a heartbeat is late by a third of the interval at most.
+"""
 _GRACE_S: Final = 1.0
-"""Longest time from the deadline of a request to its end."""
+"""Time that the engine may need to end a request after its deadline."""
 _LOST_S: Final = 5.0
-"""Time after the latest regular end of a request at which the request counts as lost."""
+"""A request counts as lost if it has not ended this long after `_last_deadline_s`."""
 _FUTURES: Final = 4096
-"""Number of futures above which ended ones are dropped at once, instead of every `_IDLE_S`."""
+"""With more new futures, ended futures are dropped at once, otherwise every `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
-"""Larger bodies bypass the submission queue, which limits the number, not the size."""
+"""Bodies of this size or more bypass the submission queue, which does not limit its bytes."""
 
 
 class Waiter:
@@ -90,7 +92,7 @@ class Waiter:
         return self.completion is not None
 
     def prepare_wait(self) -> None:
-        """Prepare for `wait`, under the driver's lock."""
+        """Prepare for `wait`; called under the driver's lock."""
         self._gate = threading.Lock()
         self._gate.acquire()
         self.asleep = True
@@ -101,26 +103,26 @@ class Waiter:
         self._gate.acquire(timeout=timeout_s)
 
     def wake(self) -> None:
-        """End the wait, under the driver's lock."""
+        """End the wait; called under the driver's lock."""
         if self.asleep and self._gate is not None:
             self.asleep = False
             self._gate.release()
 
 
 class Token(Protocol):
-    """The owner of a request, who gets its completion.
+    """The owner of a request; gets the request's completion.
 
     Attributes:
         in_engine: None while the request is queued, False while a thread hands it to the engine,
-            True once the engine has it. So an interrupt between two steps cannot hide the request.
+            True once the engine has it. After an interrupt it tells which requests may be lost.
     """
 
     in_engine: bool | None
 
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
-        """The callback that takes the completion, or None. The leading thread calls it without the
-        driver's lock, and once more if an interrupt (Ctrl-C) stopped the call."""
+        """The callback that gets the completion, or None. The leader calls it without the driver's
+        lock. If Ctrl-C stops the call, the leader repeats it."""
 
     def done(self) -> bool:
         """Return whether the request has ended."""
@@ -130,18 +132,18 @@ class TimerTask(Protocol):
     """A task that the leader runs when it is due, without the lock. The task may send."""
 
     def due_s(self) -> float | None:
-        """Return the time of the next run (monotonic seconds); None if not scheduled."""
+        """Return the time of the next run in monotonic seconds; None if no run is due."""
 
     def run(self, now_s: float) -> None: ...
 
     def flush(self) -> None:
-        """Run now, because the producer closes."""
+        """Run now: the producer closes."""
 
 
 class SubmissionQueue:
     """Requests of asynchronous sends that the engine has not taken yet.
 
-    Threads append without a lock. The leader drains the queue under the driver's lock.
+    Threads append without a lock, and drain the queue under the driver's lock.
     """
 
     def __init__(self, engine: SendEngine) -> None:
@@ -149,11 +151,11 @@ class SubmissionQueue:
         self.requests: deque[SendRequest] = deque()
         self.append = self.requests.append
         self.refused: list[Completion] = []
-        """Completions of requests that the engine did not take, or has lost in an interrupt."""
+        """Completions of requests that the engine refused, or lost by an interrupt."""
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether the request may be queued: it is small, the window has room, and there is
-        no rate limit."""
+        """Return whether the request may be queued: it is small, the window has room for it, and
+        there is no rate limit."""
         engine = self._engine
         return (
             len(request.body) < SUBMITTED_BYTES
@@ -162,10 +164,9 @@ class SubmissionQueue:
         )
 
     def drain(self) -> None:
-        """Submit as many requests to the engine as its window has room for, in groups where
-        possible."""
+        """Submit requests until the engine's window is full, in groups where possible."""
         requests, window = self.requests, self._engine.window
-        # RPC hooks see each request by itself, so they exclude groups.
+        # RPC hooks have to see each request, so there are no groups with hooks.
         grouping = len(requests) >= GROUP_LEAST and not self._engine.client.rpc_hooks
         groups: dict[Hashable, list[SendRequest]] = {}
         count = size = 0
@@ -189,7 +190,8 @@ class SubmissionQueue:
                 self._submit_together(together[start : start + GROUP_MOST])
 
     def _submit_together(self, together: list[SendRequest]) -> None:
-        """Submit requests as a group or in order; put requests without room back into the queue."""
+        """Submit requests as a group, or singly if they are few. Put requests back into the queue
+        if the engine has no room for them."""
         if len(together) >= GROUP_LEAST:
             submitted = len(together) if self._submit(group_request(together)) else 0
         else:
@@ -204,11 +206,11 @@ class SubmissionQueue:
         request.token.in_engine = None
 
     def _submit(self, request: SendRequest) -> bool:
-        """Submit a request; return whether the engine had room."""
+        """Submit a request; return False if the engine has no room."""
         try:
             return self._engine.try_submit(request)
         except Exception as error:
-            # Give the error to the future, because the submitting thread has returned.
+            # The submitting thread has returned, so only the future can report the error.
             failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
             self._refuse(request, failed)
             return True
@@ -249,25 +251,26 @@ class Driver:
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
         self._leadership = 0
-        """Number of the latest leadership; a thread ends only its own leadership."""
+        """Counts the changes of `_leader` to a new thread. A thread resets `_leader` only if no
+        other thread has led since."""
         self._leading = threading.Lock()
-        """Held while a thread leads. `_leader` may still name an interrupted thread."""
+        """Held while a thread leads, whereas `_leader` may name a thread that was interrupted."""
         self._in_step = False
-        """Mark of a thread that uses the engine; if set while the lock is free, that thread was
+        """Whether a thread uses the engine. If this is set while the lock is free, the thread was
         interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, float] = {}
         """Threads that wait for room in the window, in the order of arrival, each with the end of
         its wait (engine's clock)."""
         self.is_started = False
-        """Whether the producer's thread was started, or the system refused to start one."""
+        """Whether `start_thread` was called, even if the system refused the thread."""
         self._thread: threading.Thread | None = None
         self._thread_leads = False
         self._end_of_rest = threading.Event()
-        """Wakes the producer's thread for work other than heartbeats."""
+        """Set when the producer's thread has more to do than to send heartbeats."""
         self.closing = False
         self._finishing = False
-        """Whether the producer's thread ends as soon as nothing is pending."""
+        """Whether the producer's thread has to end as soon as nothing is pending."""
         self._is_abandoned = False
         self._completions: deque[Completion] = deque()
         """Completions that `_take_completions` has not given to their owners yet."""
@@ -285,22 +288,16 @@ class Driver:
     # --- sending -----------------------------------------------------------------------------
 
     def send(self, request: SendRequest, messages: Sequence[Message], mode: str) -> SendResult:
-        """Submit a request of one message, and wait for its result.
-
-        Raises:
-            SendError
-        """
+        """Submit a request of one message, and return its result; raises SendError."""
         return result_of(self._sent(request, messages, mode))
 
     def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
-        """Submit a request without an answer; return when the frame is written.
-
-        Java 5.x loses the message silently when it cannot connect; here an error is raised.
+        """Submit a request that gets no answer; return when the frame is written.
 
         Raises:
             NotSentError: no route, no connection, a broker too old for the message, no room in the
                 window or the rate limits, or no byte written before the time-out.
-            RequestTimeoutError: a part of the frame was written before the time-out.
+            RequestTimeoutError: only a part of the frame was written before the time-out.
         """
         request.oneway, request.attempts, request.timeout_s = True, 1, self._timeout_s
         error = self._sent(request, messages, "oneway").error
@@ -339,8 +336,8 @@ class Driver:
                 with self.lock:
                     if self.closing:
                         raise ProducerClosedError("the producer is closed")
-                    # Write large and synchronous requests at once; the leader writes small
-                    # asynchronous ones together.
+                    # Write large or synchronous requests at once. The leader writes small
+                    # asynchronous requests together.
                     large = len(request.body) >= SUBMITTED_BYTES
                     self._begin_step()
                     self._wakeup.flush_immediately = large or waiter.on_done is None
@@ -366,10 +363,10 @@ class Driver:
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request of an asynchronous send, without the lock while the window has room.
+        """Submit a request of an asynchronous send; wait only if the window is full.
 
-        The first call starts the producer's thread. If the system starts no thread, because the
-        process ends, drive until the request has ended.
+        The first call starts the producer's thread. If no thread can start, for example because the
+        process ends, drive the engine until the request has ended.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -396,24 +393,25 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
             if is_back:
                 self.submit(request, waiter)
-            # Drive here: the thread that drained the request may stop when its own request ends.
+            # The producer is ending, so drive here. A thread that took this request from the queue
+            # may stop when its own request ends.
             self._drive_to_end(waiter)
 
     def _drive_to_end(self, waiter: Token) -> None:
-        """Drive until a request has ended, or is long past its deadline."""
+        """Drive until the request has ended, at most until `_last_deadline_s`."""
         until_s = self._last_deadline_s()
         while not waiter.done() and self.engine.clock() < until_s:
             self._drive_until(waiter.done, None, STEP_S)
 
     def _last_deadline_s(self) -> float:
-        """Return the latest deadline of the engine's present requests (engine's clock)."""
+        """Return when all requests submitted so far should have ended (engine's clock)."""
         return self.engine.clock() + self.engine.longest_s + _GRACE_S
 
     def submit_again(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a message of a refused batch, or a trace; allowed while the producer closes.
+        """Submit a message of a refused batch, or a trace, even while the producer closes.
 
         Raises:
-            ProducerClosedError: the producer is closed.
+            ProducerClosedError: the engine is closed.
         """
         with self.lock:
             self._check_open()
@@ -423,7 +421,7 @@ class Driver:
         self.engine.client.wake()
 
     def wait(self, waiter: Waiter) -> Completion:
-        """Wait until the request is complete, at the latest soon after its deadline."""
+        """Wait for the completion. If there is none long after the deadline, return UNKNOWN."""
         until_s = self._last_deadline_s() + _LOST_S
         while waiter.completion is None:
             self._drive_until(waiter.done, waiter, _IDLE_S)
@@ -434,7 +432,7 @@ class Driver:
     # --- other requests ----------------------------------------------------------------------
 
     def call(self, step: Callable[[], bool]) -> None:
-        """Drive until `step` returns True. Each round calls `step` under the lock."""
+        """Call `step` under the lock until it returns True; drive the engine between the calls."""
         while True:
             with self.lock:
                 self._check_open()
@@ -452,11 +450,11 @@ class Driver:
 
     @property
     def is_leading(self) -> bool:
-        """Whether the calling thread drives the engine; then the call comes from a callback."""
+        """Whether the calling thread is the leader. If so, it is in a callback."""
         return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
-        """Return the topic's route; drive while the name servers are asked.
+        """Return the topic's route. If it is not cached, drive until a name server has answered.
 
         Raises:
             NoRouteError, NameServerUnavailableError
@@ -475,7 +473,7 @@ class Driver:
 
     def invoke(self, address: str, frame: Frame) -> Frame:
         """Send an administrative request, and return the answer, whatever its code. If the broker
-        refuses the credentials and they have changed since, repeat the request once.
+        refuses the credentials, read them again. If they have changed, repeat the request once.
 
         Raises:
             NotSentError, UnknownOutcomeError: the connection failed.
@@ -531,7 +529,7 @@ class Driver:
             self._in_step = False
 
     def stay_connected(self) -> None:
-        """Keep connections to all brokers, which send transaction checks and replies on them."""
+        """Stay connected to all brokers, so that they can send transaction checks and replies."""
         heartbeats = self.engine.heartbeats
         if not heartbeats.stays_connected:
             heartbeats.stays_connected = True
@@ -544,7 +542,8 @@ class Driver:
         self._tasks = (*self._tasks, task)
 
     def reschedule(self) -> None:
-        """Make the leader read the tasks' due times again; run the tasks now if no thread leads."""
+        """Make the leader read the due times of the tasks again. If the producer's thread cannot
+        start, run the tasks now."""
         self.start_thread()
         if not self._thread_leads and not self.closing:
             self._run_tasks(float("inf"))
@@ -554,14 +553,11 @@ class Driver:
                 self.engine.client.wake()
 
     def start_thread(self, *, leads: bool = True) -> None:
-        """Start the producer's thread, or let it lead from now on.
+        """Start the producer's thread, if it does not run. With `leads`, it leads from now on.
 
-        Brokers close a connection without heartbeats after 120 s (ClientChannelManager), and forget
-        the group. Java's client sends heartbeats and probes in scheduled tasks
-        (MQClientInstance.startScheduledTask, LatencyFaultToleranceImpl.startDetector).
-
-        The system may refuse a thread, and Python starts none while it ends. Then the next
-        asynchronous send tries again.
+        Without heartbeats brokers close the connection after 120 s (ClientChannelManager), and
+        forget the group. The system may refuse a thread, and Python starts none while it ends; the
+        next asynchronous send tries again.
         """
         self.is_started = True
         if self._thread_leads:
@@ -582,7 +578,7 @@ class Driver:
                 self._end_of_rest.set()
 
     def close(self, timeout_s: float) -> None:
-        """Accept no more requests, wait for pending ones until the time-out, close the engine."""
+        """Accept no more requests, wait for pending ones at most `timeout_s`, close the engine."""
         if not self.closing:
             for task in self._tasks:
                 task.flush()
@@ -609,11 +605,11 @@ class Driver:
 
     def finish(self) -> None:
         """Send all accepted messages at the end of the process, and log how many were not
-        delivered. This takes no longer than the requests' deadlines. Afterwards no thread runs in
-        the background, so a later asynchronous send blocks its thread until the send has ended."""
+        delivered. This takes no longer than the requests' deadlines. Afterwards the producer has no
+        thread, so a later asynchronous send blocks until it has ended."""
         thread = self._thread
         if self.closing:
-            if thread is not None:  # The thread may be closing the producer.
+            if thread is not None:  # The thread may be closing the producer (`abandon`).
                 thread.join(self.engine.longest_s + _GRACE_S)
             return
         with self.lock:
@@ -642,14 +638,17 @@ class Driver:
                 )  # fmt: skip
 
     def abandon(self) -> None:
-        """Let the producer's thread, if it runs, send all accepted messages, close the producer,
-        and end. A thread that only sends heartbeats notices at the next heartbeat. The garbage
-        collector calls this, perhaps in a thread that has the lock."""
+        """Make the producer's thread, if it runs, send all accepted messages, close the producer,
+        and end. A thread that only sends heartbeats notices this at its next check.
+
+        The garbage collector calls this in any thread, even in one that has the lock. So this
+        method must not take the lock.
+        """
         self._is_abandoned = True
         self.engine.client.wake()
 
     def _finish_pending(self, deadline_s: float) -> None:
-        """Wait until nothing is pending, and the producer's thread has ended."""
+        """Wait, at most until the deadline, for the producer's thread and all pending requests."""
         self._finishing, clock = True, self.engine.clock
         self._end_of_rest.set()
         thread = self._thread
@@ -665,7 +664,7 @@ class Driver:
     def _drive_until(
         self, is_over: Callable[[], bool], waiter: Waiter | None, timeout_s: float
     ) -> None:
-        """Lead until `is_over()`, for about `timeout_s` at most; follow if another thread leads."""
+        """Lead until `is_over()`, at most about `timeout_s`. If another thread leads, follow."""
         me = threading.get_ident()
         with self.lock:
             if is_over():
@@ -688,7 +687,7 @@ class Driver:
                 with self.lock:
                     is_unled = leadership == self._leadership and not self._leading.locked()
                     if follower.asleep and is_unled:
-                        self._leader = None  # The leader was interrupted before it set this.
+                        self._leader = None  # The leader was interrupted before it reset this.
                     follower.asleep = False
                     self._followers.pop(follower, None)
             return
@@ -698,7 +697,7 @@ class Driver:
         try:
             with self._leading:
                 if leadership != self._leadership:
-                    return  # The leadership has passed to another thread in the meantime.
+                    return  # The leader is another thread by now.
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
                 self._lead(is_over, timeout_s)
@@ -709,13 +708,13 @@ class Driver:
                 self._wake_next()
 
     def _begin_step(self) -> None:
-        """Mark the engine as in use, under the lock. If a mark is left, its thread was interrupted:
+        """Set `_in_step`; called under the lock. If it is still set, a thread was interrupted:
         reset the engine, and end the requests that the engine has lost."""
         if self._in_step:
             self.engine.reset()
             self._look_at_futures()
-            # `_take_completions` takes the engine's completions first, so a request that the engine
-            # still knows keeps its own result.
+            # A request that the engine has completed keeps its result, because `_take_completions`
+            # takes the engine's completions before these.
             self._submissions.refused += [
                 _interrupted(future)
                 for _, future in self._older_futures
@@ -724,7 +723,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """Wake a follower if no thread leads: the last woken follower may have ended instead."""
+        """If no thread leads, wake a follower. A follower woken before may have ended instead."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -778,7 +777,7 @@ class Driver:
                 return
 
     def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:
-        """Take completions, and wake their waiters; append those with a callback to `called`."""
+        """Give completions to their waiters; append completions with a callback to `called`."""
         completions, refused = self._completions, self._submissions.refused
         completions += self.engine.take()
         if refused:
@@ -799,19 +798,20 @@ class Driver:
             self._wake_first_in_line()
 
     def _look_at_futures(self) -> None:
-        """Collect new futures, and drop those that have ended; called with the lock."""
+        """Move new futures to `_older_futures`, and drop ended ones; called under the lock."""
         futures, older, now_s = self.futures, self._older_futures, self.engine.clock()
         for _ in range(len(futures)):
-            # Append first: after an interrupt between the two steps a future is in both lists.
+            # Append first: after an interrupt between the two steps the future is in both lists,
+            # instead of in none.
             older.append((now_s, futures[0]))
             futures.popleft()
         self._older_futures = [entry for entry in older if not entry[1].done()]
 
     def _end_lost(self) -> None:
-        """End futures whose deadlines are long past: an interrupt has lost their requests."""
+        """End futures that are long past their deadlines. An interrupt has lost their requests."""
         now_s, options = self.engine.clock(), self.engine.options
-        # Allow the time-out twice: a request may first wait for the window, or be in a batch and
-        # then be sent alone.
+        # Allow the time-out twice: a message may wait for the window before it is sent, or be sent
+        # alone after its batch was refused.
         longest_s = 2 * self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
@@ -842,7 +842,7 @@ class Driver:
                     _LOG.exception("a timer task of the producer failed")
 
     def _keep_alive(self) -> None:
-        """Send due heartbeats and probes and read their answers, unless another thread drives."""
+        """Send due heartbeats and probes, and read the answers. Do nothing if a thread leads."""
         engine = self.engine
         with self.lock:
             if self._leader is not None or engine.pending:
@@ -885,9 +885,9 @@ class Driver:
         return self._is_first(window_waiter) and self.engine.has_room(request)
 
     def _is_first(self, window_waiter: Waiter | None) -> bool:
-        """Return whether this thread (None: a new request) is the first in line for the window.
+        """Return whether this waiter (None: a new request) is first in line for the window.
 
-        Without the line the leading thread would take every free place: it sees places first.
+        Without a line the leader would always win, because it is the first to see free room.
         """
         if self._submissions.requests:
             return False
@@ -911,7 +911,7 @@ class Driver:
         size, keys = buffers_of(request.body)[1], keys_of(request.properties)
         named = f" keys {', '.join(keys)}" if keys else ""
         return WindowFullError(
-            f"no place in the window before the deadline for {size} bytes to {request.topic!r}"
+            f"no room in the window before the deadline for {size} bytes to {request.topic!r}"
             f"{named}: {self.engine.pending} requests are in flight (options "
             "backPressureForAsyncSendNum, backPressureForAsyncSendSize, maxMessagesPerSecond, "
             "maxBytesPerSecond)",
@@ -920,7 +920,7 @@ class Driver:
 
 
 def _call_back(done: deque[tuple[Token, Completion]]) -> None:
-    """Call the callbacks, without the lock. Raise an interrupt (Ctrl-C) after all of them."""
+    """Call the callbacks, without the lock. If Ctrl-C interrupts one, raise it after the last."""
     interrupt: KeyboardInterrupt | None = None
     entry = repeated = None
     while done:
@@ -943,7 +943,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
 
 
 def _interrupted(future: SendFuture) -> Completion:
-    """Return the completion of a request that the engine has lost in an interrupt."""
+    """Return a completion for a request that was lost when a thread was interrupted."""
     text = "given up: a thread that sent was interrupted"
     error = UnknownOutcomeError(text) if future.in_engine else UnwrittenError(text)
     return Completion(future, error.outcome, None, error, maybe_duplicate=bool(future.in_engine))
@@ -951,7 +951,7 @@ def _interrupted(future: SendFuture) -> Completion:
 
 def _lost() -> RequestTimeoutError:
     return RequestTimeoutError(
-        "the request has not ended long after its deadline: the thread that drove it was "
+        "the request has not ended, and its deadline is long past: the thread that drove it was "
         "interrupted, or a callback blocks"
     )
 
