@@ -49,21 +49,21 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
 class Producer:
     """Sends messages; thread-safe; a context manager.
 
-    In a synchronous send the calling thread does the work; `send_async` starts a thread for it.
-    From the first send on, a daemon thread sends heartbeats while no other thread drives
-    (`heartbeatBrokerInterval`). A forked child opens its own connections, with another client id
-    (its pid is appended to `instanceName`) and other message ids.
+    A synchronous send does its work in the calling thread. The first send starts a daemon thread,
+    which does the work of `send_async`, and sends heartbeats (`heartbeatBrokerInterval`). A forked
+    child opens its own connections, with another client id (its pid is appended to `instanceName`)
+    and other message ids.
 
     `send`, `send_async` and `send_oneway` put a message with a sharding key into the queue of the
-    key (`shardingHash`); batches, transactions and requests ignore the key. With `ordering=strict`
-    a key never changes its queue: its messages wait while the broker is away, and only a new
-    `Producer` places keys by the new route. With `best_effort` a key changes its queue while its
-    broker is isolated. `none` is like `best_effort`, but a queue may have many requests in flight,
-    as in Java.
+    key (`shardingHash`). Batches, transactions and requests ignore the key. With `ordering=strict`
+    the queues of keys do not change while a broker is missing: the messages of its keys wait. If
+    the broker never comes back, only a new `Producer` gives its keys other queues. With
+    `best_effort` a key uses another queue while its broker is isolated. `none` is like
+    `best_effort`, but a queue may have many requests in flight, as in Java.
 
     Args:
         options: parsed options; alternatively, pass them by name (`nameServer=...`).
-        credentials: returns the credentials; None: the options have them.
+        credentials: a function that returns the credentials; None: take them from the options.
         transaction_listener: see `on_transaction_check`.
     """
 
@@ -80,16 +80,16 @@ class Producer:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
         self.on_transaction_check = transaction_listener
-        """A function that gets the half message of a transaction check and returns its state. The
-        function runs on a thread of its own, one check at a time. An exception counts as UNKNOWN:
-        the broker checks again (see `producer.transactions`)."""
+        """A function that gets the half message of a transaction check, and returns the state of
+        the transaction. It runs on a thread of its own, one check at a time. An exception counts as
+        UNKNOWN, so the broker checks again (see `producer.transactions`)."""
         self._credentials = credentials
         self._renewing = ForkLock()
         self._closed = False
         self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
         self._rpc_hooks = RpcHooks()
         self._placed: TopicCache[str, TopicPublishInfo] = TopicCache()
-        """{topic: the route by which strict order places keys}; see `_route_of_keys`."""
+        """{topic: the route that gives keys their queues in strict order} (`_route_of_keys`)"""
         self._session = self._new_session(None)
 
     def __repr__(self) -> str:
@@ -134,8 +134,7 @@ class Producer:
     ) -> SendResult:
         """Send a message and wait for the answer, with retries on other brokers.
 
-        `queue`, or `selector` (called with all queues, the message and `arg`), fixes the queue of
-        all attempts.
+        All attempts use `queue`, or the queue that `selector(queues, message, arg)` returns.
 
         Raises:
             MessageError: the message is illegal; nothing was sent.
@@ -159,8 +158,8 @@ class Producer:
 
         Blocks while the window is full. With a selector, or a sharding key in strict order, the
         first message of a topic also blocks during the look-up of its route. The callback gets
-        (result, None) or (None, error). It runs on the producer's thread, or on the caller's thread
-        if the look-up failed.
+        (result, None) or (None, error). It runs on the producer's thread, or on a thread that is
+        sending. If the look-up failed, it runs on the caller's thread.
 
         Raises:
             MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
@@ -214,7 +213,7 @@ class Producer:
 
         Raises:
             NotSentError: the message could not be sent (Java 5.x loses it silently).
-            RequestTimeoutError: the kernel took a part of the frame before the time-out; the
+            RequestTimeoutError: the kernel took only a part of the frame before the time-out. The
                 message may be stored.
         """
         session, message = self._live_session(), with_trace_context(message)
@@ -230,12 +229,13 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in as few requests as `maxMessageSize` allows.
 
-        Return one result per request, in order. If the broker refuses a request as illegal, its
-        halves are sent again with the same message ids, so that only the illegal message fails.
+        Return one result per request, in order. If the broker refuses a request as illegal, the
+        producer sends its two halves, and so on, with the same message ids. So only the illegal
+        message fails.
 
         Raises:
             MessageError: INVALID_BATCH, or a message is illegal; nothing was sent.
-            SendError: the first error; its fact `results` has the results of stored requests.
+            SendError: the first error. Its fact `results` has the results of stored requests.
         """
         session = self._live_session()
         messages = [with_trace_context(message) for message in messages]
@@ -265,16 +265,17 @@ class Producer:
     ) -> TransactionResult:
         """Send a half message, call `execute(message, arg)` when it is stored, commit or roll back.
 
-        `execute` gets the message with its `message_id`. If it raises, the result has the exception
-        and the state UNKNOWN. The call waits for the answer to END_TRANSACTION, which Java sends
-        oneway; only UNKNOWN is oneway here, because brokers do not answer it. If the outcome of the
-        half message is unknown, the error is raised and `execute` is not called; a broker may ask
-        about this transaction, and the listener has to answer ROLLBACK. A half message that is
-        stored degraded is rolled back.
+        `execute` gets the message with its `message_id`, and returns the state of the transaction.
+        If it raises, the result has the exception and the state UNKNOWN. Unlike Java's, this call
+        waits until the broker has confirmed the commit or rollback. UNKNOWN is sent oneway, because
+        brokers do not answer it. A half message that is stored degraded is rolled back.
+
+        If the outcome of the half message is unknown, the error is raised, and `execute` is not
+        called. A broker may check this transaction later; the listener has to answer ROLLBACK.
 
         Raises:
-            MessageError: INVALID_DELAY (a half message cannot be timed; Java drops the delay), or
-                as `send`; nothing was sent.
+            MessageError: INVALID_DELAY (a half message has no delay, priority or lite topic), or as
+                `send`; nothing was sent.
             SendError: the half message was not stored, or its outcome is unknown.
         """
         session = self._live_session()
@@ -302,9 +303,9 @@ class Producer:
     ) -> SendResult:
         """Reply to a received request.
 
-        `request` is the message, or its properties as any consumer got them; `fields` are further
-        fields of the reply's `Message` (tags, keys, properties, flag). The call returns when a
-        broker has pushed the reply to the requester, which may have stopped waiting (TTL).
+        `request` is the received message, or its properties. `fields` are further fields of the
+        reply's `Message` (tags, keys, properties, flag). The call returns when a broker has pushed
+        the reply to the requester. The requester may have stopped waiting by then (TTL).
 
         Raises:
             MessageError: NOT_A_REQUEST, or the reply is illegal; nothing was sent.
@@ -320,8 +321,8 @@ class Producer:
 
         Raises:
             MessageError: INVALID_TOPIC, INVALID_RECALL_HANDLE.
-            SendError: no broker; or the broker refused, because the time has passed or its
-                recallMessageEnable is false (the default); or the outcome is unknown.
+            SendError: the broker was not found, or the outcome is unknown, or the broker refused:
+                the time has passed, or its recallMessageEnable is false (the default).
         """
         return self._live_session().request_reply.recall(topic, recall_handle)
 
@@ -363,11 +364,7 @@ class Producer:
     # --- sessions and requests ---------------------------------------------------------------
 
     def _live_session(self) -> ClientSession:
-        """Return the session of this process, and start its heartbeats.
-
-        Raises:
-            ProducerClosedError
-        """
+        """Return the session of this process with heartbeats; raises ProducerClosedError."""
         if self._closed:
             raise ProducerClosedError("the producer is closed")
         session = self._session
@@ -378,7 +375,7 @@ class Producer:
         return session
 
     def _current_session(self) -> ClientSession:
-        """Return the session of this process; a new one after a fork."""
+        """Return the session of this process; make a new session after a fork."""
         if self._session.of_pid != os.getpid():
             with self._renewing:
                 old = self._session
@@ -426,14 +423,13 @@ class Producer:
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
-        """Return the route. The look-up is part of the request's time-out, as in Java
-        (sendSelectImpl)."""
+        """Return the route. The look-up counts for the request's time-out, as in Java."""
         request.since_s = session.driver.engine.clock()
         return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route that places keys in strict order. While a broker is missing, this is the
-        last route with the broker, so the broker's keys wait and other keys stay."""
+        """Return the route that gives keys their queues in strict order. While a broker is missing,
+        this is the last route that has the broker. So its keys wait, and other keys do not move."""
         route = self._placed.get(info.topic)
         if route is not None and not route.masters.keys() <= info.masters.keys():
             return route
@@ -487,7 +483,7 @@ class Producer:
     def _begin(
         self, session: ClientSession, part: Part, timeout_ms: int | None
     ) -> Waiter | NotSentError:
-        """Submit a part. Return its error instead of raising it: other parts are in flight."""
+        """Submit a part. Return an error instead of raising it: other parts are in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000

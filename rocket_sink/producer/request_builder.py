@@ -20,14 +20,14 @@ from rocket_sink.wire.ids import MessageIds
 from rocket_sink.wire.properties import ENCODED_LIMIT, least_version, properties_of
 
 _ANY_ID: Final = "0" * 56
-"""A text of the length of the longest client id (with an IPv6 address)."""
+"""A placeholder as long as the longest message id of a client (with an IPv6 address)."""
 _PROPERTY_BYTES: Final = len(_ANY_ID) + 30
-"""Bytes of a message's properties without the texts of its tags, keys and user properties."""
+"""Bytes of a message's properties, not counting the values of tags, keys and user properties."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A request of a batch, with its messages and their client ids."""
+    """A request of `Producer.send_batch`, with its messages and their client ids."""
 
     request: SendRequest
     messages: tuple[Message, ...]
@@ -35,7 +35,7 @@ class Part:
 
 
 def with_trace_context(message: Message) -> Message:
-    """Add the context of the current span to the properties, but replace no property."""
+    """Return the message with the trace context of the current span; its own properties win."""
     context = trace_context()
     if not context:
         return message
@@ -64,8 +64,7 @@ class RequestBuilder:
         """Return the topic's name with its namespace.
 
         Raises:
-            MessageError: INVALID_TOPIC: the name with its namespace is too long (Java checks the
-                same name).
+            MessageError: INVALID_TOPIC: the name with its namespace is too long.
         """
         if not self._namespace:
             return name
@@ -107,11 +106,10 @@ class RequestBuilder:
     def batches(
         self, messages: Sequence[Message], queue: MessageQueue | None = None
     ) -> Iterator[Part]:
-        """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES and an encoded body
-        of at most `maxMessageSize`.
+        """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES messages and an
+        encoded body of at most `maxMessageSize`.
 
-        A message that exceeds the limit only in its encoded form is sent as a single message,
-        because brokers apply the limit to the body of the batch.
+        A message that exceeds this size only when it is encoded for a batch is sent alone.
 
         Raises:
             MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.
@@ -133,8 +131,8 @@ class RequestBuilder:
     def encoded(
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield (index of the first message, encoded messages) of each batch. A batch has at most
-        BATCH_MAX_MESSAGES and `limit` bytes, or one message.
+        """Yield each batch as (index of its first message, encoded messages). A batch has at most
+        BATCH_MAX_MESSAGES messages and `limit` bytes; a single message may be larger.
 
         Raises:
             MessageError: as `single`.
@@ -154,7 +152,7 @@ class RequestBuilder:
         yield start, batch
 
     def batch_bytes(self, message: Message) -> int:
-        """Return about how many bytes the message takes inside a batch.
+        """Return the approximate number of bytes that the message takes inside a batch.
 
         Raises:
             MessageError: as `single`.
@@ -173,8 +171,8 @@ class RequestBuilder:
         return size + texts + INNER_OVERHEAD_BYTES
 
     def split(self, part: Part) -> list[Part]:
-        """Return the two halves of a refused batch, with the same message ids. A half of one
-        message is a single message."""
+        """Return the two halves of a refused batch, with the same message ids. A half with only one
+        message is no batch."""
         ids = part.ids
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
         middle, queue = (len(messages) + 1) // 2, part.request.queue
@@ -212,7 +210,7 @@ class RequestBuilder:
     def batch_of(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
-        """Return the request of a batch."""
+        """Return the request that sends encoded messages as a batch."""
         first = messages[0]
         return SendRequest(
             self.topic(first.topic),

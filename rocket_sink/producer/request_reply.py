@@ -1,9 +1,9 @@
 """Request-reply, and recall of timed messages.
 
-Replies do not come from a queue: the replier's broker pushes them to the requester, which must be
-connected to that broker and have sent a heartbeat. So `request` connects to the brokers of all
-known routes, keeps the connections, and starts the producer's thread. Late replies are dropped and
-counted.
+Replies do not come from a queue. The broker that gets a reply pushes it to the requester. For this
+the requester must be connected to the broker, and have sent it a heartbeat. So `request` connects
+to the brokers of all known routes, keeps the connections, and starts the producer's thread. Late
+replies are dropped and counted.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _ANNOUNCE_S: Final = 0.5
-"""Longest wait for connections to all brokers; a broker may be down."""
+"""Longest wait for connections to all brokers, because a broker may be down."""
 
 _NOT_ENABLED: Final = (
     "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
     "default)"
 )
-"""Advice added to the error, because the broker's remark only says that the operation is forbidden
-(RecallMessageProcessor)."""
+"""Added to the broker's remark, which only says that the operation is forbidden."""
 
 
 class RequestReply:
@@ -77,7 +76,7 @@ class RequestReply:
             sent = self._driver.send(request, (message,), "request")
             clock = self._driver.engine.clock
             if self._driver.is_leading:
-                # Drive here: the thread is in a callback, so no other thread reads the reply.
+                # The thread leads and is in a callback, so no other thread would read the reply.
                 self._driver.call(lambda: reply.done() or clock() >= deadline_s)
             return reply.result(max(0.0, deadline_s - clock()))
         except FutureTimeoutError:
@@ -97,7 +96,7 @@ class RequestReply:
         topic, extra = reply_address(properties)
         message = Message(topic, body, **fields)
         reply = self._builder.single(message, extra)
-        # The topic belongs to the cluster and has no namespace.
+        # The reply topic belongs to the cluster, and has no namespace.
         reply.topic, reply.reply = topic, True
         return self._driver.send(reply, (message,), "reply")
 
@@ -127,7 +126,7 @@ class RequestReply:
         return decode_recall_answer(answer)
 
     def connect_all(self, topic: str, deadline_s: float) -> None:
-        """Connect and send heartbeats to the known brokers before the first request to a topic."""
+        """Connect and send heartbeats to all known brokers before the first request to a topic."""
         engine = self._driver.engine
         self._driver.publish_info(topic, timeout_s=max(0.001, deadline_s - engine.clock()))
         self._driver.stay_connected()

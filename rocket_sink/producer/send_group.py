@@ -1,7 +1,7 @@
 """Groups of asynchronous sends, which the engine sends together (`producer.engine.frame_group`).
 
-A group has one queue and one write; its answers are read, and its futures completed, in bulk. A
-message that leaves its group becomes a request again.
+The engine writes a group at once, to one queue. It reads the answers, and completes the futures, in
+bulk. A message whose answer is not plain success leaves the group and becomes a request again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SINCE_S: Final = 0.1
 
 
 def group_key(request: SendRequest) -> Hashable:
-    """Return the key that all requests of a group share; None if the request is sent alone."""
+    """Return a key: requests with equal keys form a group. None: the request is sent alone."""
     if (
         request.ordered
         or request.choose is not None
@@ -35,7 +35,7 @@ def group_key(request: SendRequest) -> Hashable:
         or type(request.token) is not SendFuture
     ):
         return None
-    # All messages get the deadline of the first, so they must be about as old.
+    # A group has the deadline of its first message, so all messages must be about as old.
     since = int(request.since_s / _SINCE_S)
     return request.topic, request.queue, request.timed, request.least_version, since
 
@@ -51,7 +51,8 @@ def group_request(requests: Sequence[SendRequest]) -> SendRequest:
 
 
 class SendGroup:
-    """Requests with the same `group_key`. The engine's group, its messages and token in one."""
+    """Requests with the same `group_key`. Serves the engine as FrameGroup, as its messages
+    (SingleFrames) and as token."""
 
     in_parts = True
 
@@ -94,7 +95,7 @@ class SendGroup:
         return group_request(self._requests[first:last])
 
     def on_done(self, completion: Completion) -> None:
-        """Complete the futures of stored messages, or all futures if the group was never sent."""
+        """Complete the futures of stored messages, or fail all if the group was never sent."""
         if completion.stored is not None and completion.result is not None:
             end_all(self._stored(completion.result, completion.stored))
         elif (error := completion.error) is not None:
