@@ -1,14 +1,14 @@
 """Message traces, sent to the trace topic.
 
-`Tracer` collects the traces of a producer (AsyncTraceDispatcher). A trace message has up to 128 kB
-of lines, all of one topic. The tracer sends when it has 100 lines, at the latest 500 ms after the
-first line; the first line starts the producer's thread. Traces never fail a send: the tracer drops
-and counts lines that cannot be sent, and lines beyond 2048 that wait. It does not trace messages
-to the trace topic, and messages answered with TRACE_ON=false. As in Java, the trace topic has no
-namespace, nor have topics and groups in a trace.
+`Tracer` collects the traces of a producer, one line per message (AsyncTraceDispatcher). It sends
+them when it has 100 lines, or 500 ms after the first line. A trace message has up to 128 kB of
+lines, all for one topic. Traces never fail a send: the tracer drops and counts lines that cannot be
+sent, and new lines while 2048 lines wait. It does not trace messages to the trace topic, or
+messages whose answer has TRACE_ON=false. As in Java, the trace topic has no namespace. The topics
+and groups in traces have none, either.
 
-`RequestTraces` sends the traces of a sample of one engine's requests (`traceSample`), each at once
-and oneway. So no request waits for a trace, and traces do not change a broker's latency.
+`RequestTraces` traces a sample of the requests of one engine (`traceSample`). It sends each trace
+at once and oneway, so no request waits for a trace, and no broker seems slow because of traces.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tracer(SendHook):
         self._lines: list[Trace] = []
         self._due_s: float | None = None
         self.dropped = 0
-        """Number of lines that were not sent, and of trace messages that were not stored."""
+        """Number of lines that were not sent, plus that of trace messages that were not stored."""
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -180,9 +180,9 @@ class TracedMessage(Protocol):
 
 
 class RequestTraces:
-    """Sends the traces of a sample of the requests of an engine, which one thread drives.
+    """Traces a sample of the requests of an engine. Not thread-safe.
 
-    Requests that are drawn from one group share trace messages; a large batch needs several.
+    Sampled requests of one group share trace messages. A large batch needs several.
     """
 
     def __init__(
@@ -193,7 +193,8 @@ class RequestTraces:
         self._group = without_namespace(self._namespace, options.producer_group)
         self._sample = options.trace_sample
         self._engine = engine
-        # Use the quickest level, which shrinks trace lines by two thirds; 0 (none) stays.
+        # Compress at the quickest level: it shrinks trace lines by two thirds. Level 0 is no
+        # compression, so keep it.
         quick = options.with_(compress_level=int(options.compress_level != 0))
         self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
         self._rng = rng or random.Random()
@@ -211,11 +212,11 @@ class RequestTraces:
         *,
         half: bool,
     ) -> None:
-        """Trace a completed request, or messages of a completed group, if the sample has them.
+        """Trace the requests of this completion that are in the sample.
 
         Args:
             messages: returns the messages at these positions of the group; all messages for None.
-            half: the messages are half messages.
+            half: whether the messages are half messages.
         """
         result, stored = completion.result, completion.stored
         if result is None or not result.trace_on or result.queue.topic == self._topic:
@@ -233,10 +234,10 @@ class RequestTraces:
         cost_ms = int(last.started_ms - first.started_ms + last.rtt_ms)
         is_stored = completion.outcome is Outcome.ACKED
         lines = []
-        # A broker may return the id of a batch's first message only.
+        # For a batch a broker may return only the id of the first message.
         names = itertools.chain(offset_ids, itertools.repeat(offset_ids[0]))
         for message, offset_id in zip(messages(places), names, strict=False):
-            # The task has encoded the text itself, so each property has a name and a value.
+            # The task encoded these properties, so each has a name and a value.
             texts = message.properties.replace("\x02", "\x01").split("\x01")
             properties = dict(zip(texts[::2], texts[1::2], strict=False))
             value = properties.get
@@ -249,7 +250,7 @@ class RequestTraces:
         self._send(lines)
 
     def _drawn(self, count: int) -> list[int]:
-        """Return which of the next `count` requests are in the sample."""
+        """Return the positions of sampled requests among the next `count` requests."""
         drawn = []
         while self._next < count:
             drawn.append(self._next)
@@ -276,7 +277,7 @@ class RequestTraces:
             self._lose(error)
 
     def took(self, completion: Completion) -> bool:
-        """Return whether the completion is that of a trace message, and count such a completion."""
+        """Count the completion if it is that of a trace message; return False if it is not."""
         if completion.token is not self:
             return False
         self.in_flight -= 1
@@ -289,7 +290,7 @@ class RequestTraces:
         _LOG.warning("a message with traces is lost: %s", error)
 
     def close(self) -> None:
-        """Wait a moment for traces to be written, then give up; nothing else may be in flight."""
+        """Wait for traces to be written, at most `_CLOSE_S`. No other request may be in flight."""
         if self.in_flight:
             for completion in self._engine.drain(self._engine.clock() + _CLOSE_S):
                 self.took(completion)

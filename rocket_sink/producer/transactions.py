@@ -1,9 +1,10 @@
 """Transactional messages: half message, local transaction, commit or rollback, transaction checks.
 
-By default a broker checks a half message when it is 6 s old (transactionTimeOut), and then every
-30 s (transactionCheckInterval), at most 15 times (transactionCheckMax). After that it moves the
-message to TRANS_CHECK_MAX_TIME_TOPIC and never delivers it. Brokers send checks to any connected
-client of the producer group, so the listener may run in another process than the sender
+In a check a broker asks for the state of an open transaction. By default the first check comes when
+the half message is 6 s old (transactionTimeOut), the next ones every 30 s
+(transactionCheckInterval). After 15 checks (transactionCheckMax) the broker moves the message to
+TRANS_CHECK_MAX_TIME_TOPIC, and never delivers it. Brokers send checks to any connected client of
+the producer group. So the listener may run in another process than the sender
 (`listen_for_checks`). The commit stores the message in its topic, with another queue offset.
 """
 
@@ -44,9 +45,10 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
-"""Limit of checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat others."""
+"""Limit of checks that wait for the listener (Java: checkRequestHoldMax). Others are dropped, and
+brokers repeat them."""
 _REMARK_CHARS: Final = 1024
-"""Limit of an exception's text: brokers log the remark, and a header has at most 1 MiB."""
+"""Limit of an exception's text in a remark, because brokers log remarks."""
 
 
 class TransactionState(enum.Enum):
@@ -76,12 +78,12 @@ class TransactionResult:
     """The result of a half message and its transaction.
 
     Attributes:
-        send_result: the result of the half message; its queue offset is one of the half topic.
-        state: the result of `execute`; UNKNOWN if it raised or returned None; ROLLBACK if it was
-            not called, because the half message was stored degraded.
+        send_result: the result of the half message. Its queue offset is in the half topic.
+        state: the result of `execute`. UNKNOWN if `execute` raised or returned None. ROLLBACK if
+            the half message was stored degraded, so that `execute` was not called.
         local_error: the exception of `execute`.
-        end_error: the error of END_TRANSACTION. A broker that did not get the request sends a
-            check.
+        end_error: the error of END_TRANSACTION, which commits or rolls back. If the broker did not
+            get it, it sends a check.
     """
 
     send_result: SendResult
@@ -123,11 +125,7 @@ class TransactionClient:
         self._checks: queue.Queue[tuple[str, TransactionCheck]] | None = None
 
     def listen_for_checks(self, topics: tuple[str, ...]) -> None:
-        """Connect to the topics' brokers and answer their checks, without sending anything.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError
-        """
+        """Connect to the topics' brokers to get their checks (`Producer.listen_for_checks`)."""
         for topic in topics:
             self._driver.publish_info(self._builder.topic(topic))
         self._driver.stay_connected()
@@ -187,7 +185,7 @@ class TransactionClient:
         error = self._send_end(message, half.transaction_id, address, frame, state)
         if error is not None:
             _LOG.warning(
-                "%s of transaction %s at %s: %s",
+                "%s of transaction %s at %s failed: %s",
                 state.name,
                 half.message_id,
                 name,
@@ -236,8 +234,8 @@ class TransactionClient:
     # --- checks -------------------------------------------------------------------------
 
     def take_check(self, channel: Channel, frame: Frame) -> None:
-        """Queue a check for the listener's thread. Without a listener ignore the check: the broker
-        will ask another client."""
+        """Queue a check for the listener's thread. If there is no listener, ignore the check: the
+        broker will ask another client."""
         check = decode_transaction_check(frame)
         if self._listener() is None or check.producer_group != self._group:
             _LOG.warning(
@@ -309,8 +307,8 @@ class TransactionClient:
 def _decided(
     decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, BaseException | None]:
-    """Return the decision of the user's code; None is UNKNOWN, as in Java. If the code raises, log
-    `raised` and the error, and return UNKNOWN with the error."""
+    """Return the state that the user's code decides on. None counts as UNKNOWN, as in Java. If the
+    code raises, log `raised` and the error, and return UNKNOWN and the error."""
     try:
         state = decide()
         if state is None or isinstance(state, TransactionState):
