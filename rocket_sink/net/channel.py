@@ -1,9 +1,9 @@
 """A connection to an address: transport, protocol state and the queue of frames to write.
 
 Each request ends with exactly one call of its owner's `on_end(result, sent_s, now_s)`. The result
-is the answer, or an error: UnknownOutcomeError if the complete frame was written, else
-NotSentError. For a oneway request that is written, the result is None. The owner of a group gets
-several answers (`Connection.open_group`). Times are monotonic seconds.
+is the answer, or an error: NotSentError if the broker cannot have the complete frame, else
+UnknownOutcomeError. For a oneway request that is written, the result is None. The owner of a group
+gets several answers (`Connection.open_group`). Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 HEARD_RECENTLY_S: Final = 0.5
-"""Time after the last received byte for which a peer counts as alive, and as busy with requests."""
+"""A peer counts as alive, and as busy with requests, for this time after its last byte."""
 _EXTENSION_S: Final = 0.1
 _READS: Final = 16
-"""Limit of reads in one turn of a channel, so that other channels get their turn."""
+"""Limit of reads per `receive`, so that other channels are served, too."""
 _UNASKED_MAX: Final = 64
-"""Limit of frames per turn that answer no request. A peer that exceeds the limit floods the
-channel: the turn ends, and later turns read `FLOOD_READ_BYTES`."""
+"""Limit of frames per `receive` that answer no request. A peer that exceeds the limit floods the
+channel: `receive` returns, and later calls read at most `FLOOD_READ_BYTES`."""
 FLOOD_READ_BYTES: Final = 4096
-"""Limit of bytes per turn for a flooded channel: some 150 of the smallest frames."""
+"""Limit of bytes per `receive` from a flooded channel: about 150 of the smallest frames."""
 
 
 class WriteQueue:
@@ -86,7 +86,7 @@ class WriteQueue:
         return self.first_owner if self._first_done else None
 
     def disown(self, owner: Any) -> None:
-        """Keep the owner's frame in the queue, and forget its owner."""
+        """Keep the owner's frames in the queue, but without an owner."""
         for position, (entry_owner, buffers, size) in enumerate(self._entries):
             if entry_owner is owner:
                 self._entries[position] = (None, buffers, size)
@@ -123,9 +123,8 @@ class WriteQueue:
         return complete
 
     def withdraw(self, owner: Any = None) -> list[Any]:
-        """Remove the untouched frames of `owner`, or by default of all owners, and return their
-        owners in order. Frames without an owner stay.
-        """
+        """Remove the untouched frames of `owner` (None: of all owners), and return their owners in
+        order. Frames without an owner stay."""
         kept: deque[Entry] = deque()
         owners = []
         for position, entry in enumerate(self._entries):
@@ -144,8 +143,7 @@ class WriteQueue:
 
 
 class Channel:
-    """A connection to one address, and its queue of frames. The constructor begins to connect.
-    Requests may be queued at once."""
+    """A connection to one address, with its queue of frames, which accepts requests at once."""
 
     def __init__(
         self,
@@ -170,11 +168,11 @@ class Channel:
         self.connect_deadline_s = connect_deadline_s
         self.draining = False
         self.ended: Exception | None = None
-        """The cause with which the channel was closed."""
+        """The reason why the channel was closed."""
         self.interest = 0
         self._is_writing = False
-        """Whether a write is under way. If it is interrupted, the kernel may have taken bytes that
-        were not counted."""
+        """Whether a write is under way. If Ctrl-C interrupts it, the kernel may have taken bytes
+        that were not counted."""
         self._on_request = on_request
         self._first_bytes = b""
         self._read_bytes = READ_BYTES
@@ -275,8 +273,8 @@ class Channel:
         return f"{self.address} does not speak RocketMQ's protocol: {error}"
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long the peer has sent nothing while a written request waits for its
-        answer; 0 if no written request waits."""
+        """Return how long the peer has been silent while a written request waits for its answer; 0
+        if no written request waits."""
         oldest = self.connection.oldest
         if oldest is None or oldest.sent_s is None:
             return 0.0
@@ -285,7 +283,7 @@ class Channel:
     def expire(self, now_s: float) -> None:
         """Fail the requests whose deadline has passed.
 
-        If the oldest request is unwritten, the client drains the channel before this call: new
+        If the oldest request is unwritten, the client drains the channel before this call. So new
         requests get another connection, and do not wait behind the unwritten request.
         """
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
@@ -302,14 +300,15 @@ class Channel:
             elif self.write_queue.withdraw(owner):
                 error = UnwrittenError(f"{self.address} took no more bytes before the deadline")
             else:
-                # The request is partly written: its rest must follow, so the broker may store it.
+                # The request is written in part. The rest must follow, because other frames come
+                # after it. So the broker may store the message.
                 self.write_queue.disown(owner)
                 text = f"{self.address} took a part of the request before the attempt's deadline"
                 error = RequestTimeoutError(text)
             owner.on_end(error, None, now_s)
 
     def withdraw(self) -> list[Any]:
-        """Remove untouched requests, and return their owners in order, without calling them.
+        """Remove untouched requests, and return their owners in order, without calling `on_end`.
         Frames without an owner stay, because nobody would send them again."""
         owners = self.write_queue.withdraw()
         self.connection.withdraw_unwritten(keep=self.write_queue.first_owner)
@@ -335,7 +334,7 @@ class Channel:
         error: SendError
         may_be_stored = written and not isinstance(cause, TlsError)
         if may_be_stored and isinstance(cause, NotSentError):
-            # The sender ends without waiting for the answer, so the broker is not to blame.
+            # The sender has stopped waiting for the answer, so the broker is not to blame.
             error = UnknownOutcomeError(f"given up before {self.address} answered")
         elif may_be_stored:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")

@@ -1,8 +1,8 @@
 """A selector loop over the channels of a client. Only name look-ups run in threads.
 
-`poll` calls `prepare`, `wait` and `process`. A driver that shares the client between threads holds
-the driver's lock during `prepare` and `process`, and releases the lock during `wait`. Meanwhile
-other threads that hold the lock may use the channels. If these threads queue data, the wait ends.
+`poll` calls `prepare`, `wait` and `process`. A driver that shares the client between threads calls
+them itself: `prepare` and `process` under its lock, `wait` without the lock. During the wait other
+threads may take the lock and use the channels. If they queue data, they end the wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocket_sink.wire.connection import Connection, ConnectionState
 from rocket_sink.wire.frame import Frame, Serialize
 
 _TICK_S: Final = 0.02
-"""Longest wait while requests are in flight, because deadlines and suspicions need checks."""
+"""Longest wait while requests are in flight, because their deadlines have to be checked."""
 FLUSH_BYTES: Final = 131_072
 """Number of queued bytes at which `send` writes at once, without waiting for the next poll."""
 _CHECK_IDLE_S: Final = 0.05
@@ -70,7 +70,6 @@ class Readiness:
 
     @property
     def channels(self) -> set[Channel]:
-        """The watched channels."""
         keys = self._selector.get_map().values()
         return {key.data for key in keys if key.data is not None} | set(self._unresolved)
 
@@ -81,7 +80,7 @@ class Readiness:
             self._selector.unregister(number)
 
     def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
-        """Return the ready channels with their events; none after another thread's `close`."""
+        """Return the ready channels with their events; none if another thread calls `close`."""
         ready = []
         try:
             for key, mask in self._selector.select(timeout_s):
@@ -104,7 +103,7 @@ class Readiness:
             self._wake_write.send(b"w")
 
     def close(self) -> None:
-        """Close the selector. Another thread's wait goes on until its time-out, or `wake`."""
+        """Close the selector. A wait of another thread ends at its time-out, or by `wake`."""
         self._closed = True
         self._selector.close()
         self._wake_read.close()
@@ -127,7 +126,7 @@ class Call:
 
 
 class WakeupState:
-    """The state of the driving thread's wait, for the threads that submit requests."""
+    """Flags that tell submitting threads whether they have to wake the driving thread."""
 
     __slots__ = ("asleep", "flush_immediately", "waiting")
 
@@ -137,7 +136,8 @@ class WakeupState:
         self.flush_immediately = False
         """Whether `send` writes at once while a thread waits."""
         self.asleep = False
-        """Whether the driving thread waits or is about to; if so, a submission has to wake it."""
+        """Whether the driving thread waits, or is about to. If so, a thread that submits without
+        the driver's lock has to wake it."""
 
 
 class NetworkClient:
@@ -157,7 +157,7 @@ class NetworkClient:
         Args:
             sign: returns the header fields to add to a request (ACL, namespace).
             hide: removes credentials from a remark.
-            on_request: serves a peer's request; returns False to answer it with code 3.
+            on_request: serves a peer's request; returns False if its code is not supported.
 
         Raises:
             OptionError: the TLS files cannot be read.
@@ -182,7 +182,7 @@ class NetworkClient:
         self._next_scan_s = 0.0
         self.late_answers = 0
         self.opened = 0
-        """Connections opened so far."""
+        """Number of connections opened so far."""
         self.wakeup = WakeupState()
 
     def channel(self, address: str, now_s: float) -> Channel:
@@ -193,8 +193,8 @@ class NetworkClient:
         """
         channel = self._channels.get(address)
         if channel is not None and channel.connection.state is not ConnectionState.OPEN:
-            # An owner calls this while its answer is handled. The same read held a violation of the
-            # protocol, so the channel is about to fail, and takes no more requests.
+            # The peer has broken the protocol, so the channel is about to fail, and takes no more
+            # requests. An owner calls this for an answer that came before the violation.
             self.drain(channel, now_s)
             return self._open(address, now_s)
         if channel is not None and not channel.connection.in_flight:
@@ -202,8 +202,8 @@ class NetworkClient:
             if idle_s > self._max_idle_s:
                 self.drain(channel, now_s)
             elif idle_s > _CHECK_IDLE_S and channel.is_open:
-                # Read first, because a write to a connection that the peer has closed would have an
-                # unknown outcome.
+                # Read first, in case the peer has closed the connection: the outcome of a write
+                # would be unknown.
                 self._receive(channel, now_s, to_the_end=True)
             channel = self._channels.get(address)
         return channel or self._open(address, now_s)
@@ -218,8 +218,9 @@ class NetworkClient:
                 address,
                 self._security,
                 Connection(
-                    # The first id is random: a proxy gives error answers its own ids, from 0 on.
-                    # Only ids of up to nine digits are read as columns (`wire.columns.answers`).
+                    # Begin with a random id, because a proxy gives its error answers ids from 0 on.
+                    # Use at most nine digits: longer ids are not read as columns
+                    # (`wire.columns.answers`).
                     first_opaque=secrets.randbits(29),
                     serialize=self.serializer,
                     sign=self._sign,
@@ -234,7 +235,7 @@ class NetworkClient:
         except ConnectError:
             raise
         except Exception as error:
-            # Catch all errors, because a peer's text may be a malformed address.
+            # Catch all errors, because a name server may send a malformed address.
             text = f"cannot connect to {address!r}: {error!r}"
             raise ConnectError(text, address=address) from error
         self._channels[address] = channel
@@ -244,7 +245,8 @@ class NetworkClient:
     def send(
         self, channel: Channel, owner: Any, buffers: Sequence[Any], size: int, now_s: float
     ) -> None:
-        """Queue a frame whose request the connection knows; write at once if the queue is large."""
+        """Queue a frame, and write at once if the queue is large. The caller has added the frame's
+        request to the connection."""
         channel.write_queue.put(owner, buffers, size)
         if channel.transport.state is not StreamState.OPEN:
             return
@@ -257,7 +259,7 @@ class NetworkClient:
     def call(
         self, address: str, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """Send a request; the owner gets all errors."""
+        """Send a request; the owner gets the answer or the error."""
         try:
             channel = self.channel(address, now_s)
         except ConnectError as error:
@@ -268,7 +270,7 @@ class NetworkClient:
     def call_on(
         self, channel: Channel, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """Send a request on this channel; the owner gets all errors."""
+        """Send a request on this channel; the owner gets the answer or the error."""
         try:
             if self.rpc_hooks:
                 frame = self.rpc_hooks.before(channel.address, frame)
@@ -359,7 +361,7 @@ class NetworkClient:
             self._readiness.watch(channel, wanted)
 
     def poll(self, timeout_s: float) -> None:
-        """Do a round: write, wait at most `timeout_s` for the peers, read, expire requests."""
+        """Write, wait at most `timeout_s` for the peers, read, and expire requests."""
         wait_s = self.prepare(timeout_s)
         self.process(self.wait(wait_s))
 
@@ -390,8 +392,7 @@ class NetworkClient:
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
         """Read, write and connect ready channels; then expire requests.
 
-        Answers are read first, so that a pause of this process does not look like a pause of the
-        brokers.
+        Expired requests come last: after a pause of this process the answers may be there already.
         """
         now_s = self.clock()
         for channel, mask in ready:
@@ -420,8 +421,8 @@ class NetworkClient:
             self.fail(channel, ended, now_s)
 
     def _advance(self, channel: Channel, now_s: float, *, skip: bool = False) -> None:
-        # Unregister the old socket first: the next address of the name gets a new socket, perhaps
-        # with the same number.
+        # Unregister the old socket first. The next address of the host gets a new socket, which may
+        # have the same descriptor.
         self._readiness.forget(channel)
         try:
             opened = channel.transport.advance(skip=skip)
@@ -451,13 +452,13 @@ class NetworkClient:
     def _expire(self, channel: Channel, now_s: float) -> None:
         oldest = channel.connection.oldest
         if oldest is None or oldest.sent_s is None or oldest.sent_s >= channel.heard_s:
-            # The peer has sent nothing since the oldest request was written, or did not take that
-            # request. So new requests get a new connection; this one may still bring answers.
+            # The peer did not take the oldest request, or has sent nothing since. So new requests
+            # get a new connection; this connection may still bring answers.
             self.drain(channel, now_s)
         channel.expire(now_s)
 
     def drain(self, channel: Channel, now_s: float) -> None:
-        """Send no new requests on this channel, and close it when no request is in flight."""
+        """Send no new requests on this channel, and close it once no request is in flight."""
         if self._channels.get(channel.address) is channel:
             del self._channels[channel.address]
         if channel.closed:

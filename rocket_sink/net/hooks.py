@@ -19,15 +19,15 @@ _Hook = TypeVar("_Hook")
 
 
 class RpcHook:
-    """Base class; override one or both methods."""
+    """Base class of RPC hooks; override one or both methods."""
 
     def before_request(self, address: str, request: Frame) -> None:
         """Called before the request is written. Fields added to `request.ext` are sent and signed;
         numbers become text, True becomes `true`, and None is left out."""
 
     def after_response(self, address: str, request: Frame, response: Frame) -> None:
-        """Called after a response of any code, but not after a oneway request, a time-out or a lost
-        connection."""
+        """Called after a response with any code. It is not called if there is no response: after a
+        oneway request, a time-out or a lost connection."""
 
 
 class RpcHooks:
@@ -35,7 +35,7 @@ class RpcHooks:
 
     def __init__(self) -> None:
         self.hooks: tuple[RpcHook, ...] = ()
-        """The hooks. Senders test this tuple, which is cheaper than `bool` of this object."""
+        """Senders test this tuple, because that is cheaper than `bool` of this object."""
 
     def __bool__(self) -> bool:
         return bool(self.hooks)
@@ -56,7 +56,7 @@ class RpcHooks:
 
 
 def call_each(kind: str, hooks: Iterable[_Hook], call: Callable[[_Hook], None]) -> None:
-    """Call the hooks; log their exceptions with the hooks' `kind`, and ignore them."""
+    """Call each hook. Exceptions are logged, with the `kind` of the hooks, and ignored."""
     for hook in hooks:
         try:
             call(hook)
@@ -67,7 +67,7 @@ def call_each(kind: str, hooks: Iterable[_Hook], call: Callable[[_Hook], None]) 
 
 
 class Watched:
-    """The owner of a request; it calls the hooks, then the real owner."""
+    """The owner of a request with hooks: calls the hooks, then the real owner."""
 
     __slots__ = ("_address", "_hooks", "_owner", "_request")
 

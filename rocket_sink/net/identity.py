@@ -22,7 +22,7 @@ inherit this."""
 
 
 def local_ip() -> str:
-    """Return this host's address on its default route, else the loopback. Nothing is sent."""
+    """Return this host's address on its default route, or 127.0.0.1. Nothing is sent."""
     for target in ("192.0.2.1", "198.51.100.1"):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -42,9 +42,9 @@ class Identity:
         instance = options.instance_name or f"{self.of_pid}#{secrets.token_hex(4)}"
         client_id = f"{self.ip}@{instance}"
         if options.instance_name and _named.setdefault(client_id, self.of_pid) != self.of_pid:
-            # Brokers know one connection per client id (ProducerManager.clientChannelTable). If the
-            # child had the parent's id, its replies would go to the parent, or to nobody after one
-            # of the two has unregistered.
+            # A forked child needs another id, because brokers know one connection per client id
+            # (ProducerManager.clientChannelTable). With the same id its replies would go to the
+            # parent, or to nobody after one of the two processes has unregistered.
             client_id = f"{client_id}#{self.of_pid}"
         self.client_id = client_id
         self.group = with_namespace(options.namespace, options.producer_group)
@@ -55,8 +55,8 @@ class Identity:
     def claim(self) -> None:
         """Reserve this client id and group in this process, until `release`.
 
-        Brokers identify clients by both. If two clients shared them, the first to close would
-        unregister the other, which would get no more transaction checks and replies.
+        Brokers identify a client by id and group. If two clients shared them, the first to close
+        would unregister the other, too. The other would get no more transaction checks and replies.
 
         Raises:
             ConfigurationError: another client has them (Java: MQClientInstance.registerProducer).

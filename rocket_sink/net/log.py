@@ -1,8 +1,8 @@
-"""The package's loggers, which clean and rate-limit their records.
+"""The package's loggers. They clean their records, and limit the number of similar records.
 
-A record becomes one printable line (`rocket_sink.text`); tracebacks are indented, so that none of
+A record becomes one printable line (`rocket_sink.text`). Tracebacks are indented, so that none of
 their lines looks like a record. At most `BURST` records of one format string and peer are logged in
-`EVERY_S` seconds. The others are counted; `flush` or the next record logs the count.
+`EVERY_S` seconds. Further records are only counted; `flush` or a later record logs the count.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rocket_sink.text import clean, clean_trace
 BURST: Final = 10
 EVERY_S: Final = 10.0
 _KINDS: Final = 1000
-"""Limit of counted kinds, because a kind contains the name of a peer from the network."""
+"""Limit of counters: each peer has its own, and the network may bring any number of peers."""
 _RECORD_CHARS: Final = 4000
 _ELSEWHERE: Final = "other peers"
 _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
 
 
 def logger(name: str) -> logging.Logger:
-    """Return the logger of a module; `extra={"peer": address}` names the peer of a record."""
+    """Return a module's logger. Pass `extra={"peer": address}` to it to name a record's peer."""
     module_logger = logging.getLogger(name)
     module_logger.addFilter(_GUARD)
     return module_logger
 
 
 def tell(module_logger: logging.Logger, text: str, *args: object, html: str = "") -> None:
-    """Log at INFO. If the program has set up no logging, print the text as Python prints warnings.
+    """Log at INFO. If the program has set up no logging, print the text to stderr.
 
     Args:
         html: the text for notebooks without logging.
@@ -65,7 +65,7 @@ def flush() -> None:
 
 
 class Kind(NamedTuple):
-    """The key of a counter."""
+    """The key of a counter: the records of one kind are limited together."""
 
     logger: str
     level: int
@@ -74,8 +74,8 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The answer for a record that may be logged. `due`: counts to log before the record. `own`:
-    the counter of its kind. `is_last`: the next records of its kind will be suppressed."""
+    """Permission to log a record. `due`: counts of suppressed records, to be logged before. `own`:
+    the counter of the record. `is_last`: the next records of this kind will be suppressed."""
 
     due: list[tuple[Kind, int]]
     is_last: bool
@@ -83,7 +83,8 @@ class Admitted(NamedTuple):
 
 
 class Count:
-    """The records of a kind. `shown` is the text of the last logged record."""
+    """The numbers of logged (`passed`) and suppressed (`held`) records of a kind since `since_s`.
+    `shown` is the text of the last logged record."""
 
     __slots__ = ("held", "passed", "shown", "since_s")
 
@@ -94,11 +95,7 @@ class Count:
 
 
 class RateLimit:
-    """Counters of records by kind; thread-safe. A forked child begins without counts.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Counters of records by kind; thread-safe. A forked child begins without counts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -125,7 +122,7 @@ class RateLimit:
             return Admitted(due, is_last=count.passed == BURST, own=count)
 
     def rest(self) -> list[tuple[Kind, int]]:
-        """Return and reset the counts of suppressed records, with the kind's last logged text."""
+        """Return and reset the counts of suppressed records, each with the last logged text."""
         with self._lock:
             return self._take(self._clock())
 

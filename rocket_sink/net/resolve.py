@@ -1,8 +1,9 @@
-"""Name look-ups, in threads because the system's resolver has no time-out.
+"""Look-ups of host names. They run in threads, because the system's resolver has no time-out.
 
-Literal addresses need no look-up. A daemon thread looks a name up, at most one thread per name, and
-then ends the selector's wait. Answers are cached for `KEEP_S`, and dropped if no connection
-succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed are tried last.
+Literal addresses need no look-up. Each name has at most one daemon thread at a time. At its end the
+thread wakes the selector. Answers are cached for `KEEP_S`. An answer is dropped if no connection to
+its addresses succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed are tried
+last.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LookUp:
         self.targets: list[Any] = []
 
     def run(self, host: str, port: int, flags: int = 0) -> LookUp:
-        """Look the name up. This blocks, unless the flags have AI_NUMERICHOST."""
+        """Look the name up. This blocks; only with the flag AI_NUMERICHOST it does not."""
         try:
             self.targets = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except OSError as error:
@@ -57,7 +58,7 @@ class Resolver:
         """{(host, port): failed addresses, in order}; only for names with several addresses"""
 
     def look_up(self, host: str, port: int) -> LookUp:
-        """Return a look-up. It is done if the address is literal or cached, else it is running."""
+        """Return a look-up. It is done if the address is literal or cached; otherwise it runs."""
         literal = LookUp().run(host, port, socket.AI_NUMERICHOST)
         if literal.error is None:
             return literal
@@ -73,7 +74,7 @@ class Resolver:
         )
         try:
             work.start()
-        except RuntimeError:  # Python ends, and starts no more threads.
+        except RuntimeError:  # No thread can start, for example because Python is ending.
             look_up.run(host, port)
         return look_up
 
@@ -84,7 +85,7 @@ class Resolver:
             del self._known[host, port]
 
     def note(self, host: str, port: int, address: Any, *, works: bool) -> None:
-        """Note whether the last connection to one of a name's addresses worked."""
+        """Remember whether the last connection to this address of the name worked."""
         failed = self._failed.setdefault((host, port), {})
         failed.pop(address, None)
         if not works:

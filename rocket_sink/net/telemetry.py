@@ -29,7 +29,7 @@ class ClientMetrics:
 
     @classmethod
     def of_process(cls) -> ClientMetrics | None:
-        """Return the metrics of this process; None without OpenTelemetry.
+        """Return the metrics of this process; None if it has not imported OpenTelemetry.
 
         A provider that is set later gets the values from then on.
         """
@@ -61,7 +61,7 @@ class ClientMetrics:
         result: SendResult | None,
         error: RocketSinkError | None,
     ) -> None:
-        """Record the end of an operation, which may be a batch.
+        """Record the end of a send, of one message or a batch.
 
         Args:
             address: the last attempt's broker, `host:port`.
@@ -77,15 +77,15 @@ class ClientMetrics:
             attributes["server.port"] = int(port)
         if error is not None:
             attributes["error.type"] = error.code
-        # Make a second dictionary, because SDK 1.30 keeps each without a copy.
+        # Pass two dictionaries, because SDK 1.30 keeps a dictionary without copying it.
         self._duration.record(duration_s, {**attributes, "messaging.operation.type": "send"})
         if getattr(error, "outcome", Outcome.ACKED) is not Outcome.NOT_SENT:
             self._sent.add(messages, attributes)
 
 
 def trace_context() -> Mapping[str, str]:
-    """Return the context of the current span as properties (`traceparent`, `tracestate`, and what
-    the process's propagators add); empty without a span."""
+    """Return the context of the current span as properties: `traceparent`, `tracestate`, and those
+    of other propagators. Without a span there are none."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not api.get_current_span().get_span_context().is_valid:
         return {}

@@ -1,7 +1,7 @@
 """TLS: contexts, the stream over a socket, and explanations of failed handshakes.
 
-By default the certificate's chain and name are verified, where Java's client verifies nothing
-(TlsSystemConfig). The lowest version is TLS 1.2; there is no fallback to plain text.
+By default the certificate's chain and name are verified; Java's client verifies nothing
+(TlsSystemConfig). The lowest version is TLS 1.2. There is no fallback to plain text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rocket_sink.options import SinkOptions
 
 
 class Security:
-    """The TLS context of the options, reloaded after a failed handshake (a CA may be rotated)."""
+    """The TLS context of the options. After a failed handshake its files are read again, because
+    they may have been replaced."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -36,11 +37,7 @@ class Security:
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
         """Make the next handshake read the files again. Return whether the files have changed, or
-        were read again since the failed handshake.
-
-        Args:
-            failed: the context of the failed handshake.
-        """
+        were read again, since `failed`, the context of the failed handshake, was made."""
         if self._context is not None and self._context is not failed:
             return True
         self._context = None
@@ -59,7 +56,7 @@ def _new_context(options: SinkOptions) -> ssl.SSLContext:
         raise OptionError(f"option tlsCa: {options.tls_ca}: {error}", option="tlsCa") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Python 3.13 and later set this flag, and then refuse certificates without key identifiers.
-    # RocketMQ's own instructions make such certificates, and Java and older Pythons take them.
+    # RocketMQ's own instructions make such certificates; Java and older Pythons accept them.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if options.tls_mode != "verify-full":
         context.check_hostname = False
@@ -128,15 +125,15 @@ _SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 def refuses_us(error: OSError) -> bool:
     """Return whether the error is the server's alert about the client certificate.
 
-    In TLS 1.3 the alert may arrive after the client has finished the handshake and written
-    requests, of which the server has read none.
+    In TLS 1.3 the alert may arrive after the handshake, when the client has already written
+    requests. The server has read none of them.
     """
     return _reason(error) in _ABOUT_US
 
 
 def is_final(error: OSError) -> bool:
-    """Return whether a certificate or the protocol is refused. The end of a stream is not final,
-    because the server may be restarting."""
+    """Return whether the error is final: a certificate or the protocol is refused. The end of a
+    stream is not final, because the server may be restarting."""
     refused = isinstance(error, (ssl.SSLCertVerificationError, NoTlsError))
     return refused or _reason(error) in _REASONS
 
@@ -146,7 +143,7 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
 
     Args:
         name: the expected name of the server.
-        answered: the server has sent bytes.
+        answered: whether the server has sent bytes.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, name)
@@ -254,7 +251,7 @@ class TlsStream:
                 return False
 
     def recv(self, size: int) -> bytes:
-        """Return at most `size` bytes; none after the peer has closed its side.
+        """Return at most `size` bytes; `b""` after the peer has closed its side.
 
         Raises:
             BlockingIOError: nothing was received.
@@ -273,8 +270,8 @@ class TlsStream:
     def sendmsg(self, buffers: Sequence[Any]) -> int:
         """Encrypt and write at most one record; return the number of bytes taken.
 
-        If the kernel does not take all encrypted bytes, the next calls write the `unsent` rest, and
-        take no new bytes.
+        If the kernel does not take all encrypted bytes, the next call first writes the `unsent`
+        rest. While some of it remains, calls take no new bytes.
 
         Raises:
             OSError: the socket or TLS failed; the peer got none of this call's bytes.

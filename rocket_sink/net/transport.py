@@ -32,13 +32,13 @@ GATHER_BUFFERS: Final = 1000
 """Limit of buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
 GATHER_BYTES: Final = 1 << 20
 USER_TIMEOUT_MS: Final = 10_000
-"""TCP_USER_TIMEOUT (Linux): time after which the kernel closes a connection whose peer acknowledges
-nothing. The kernel of a frozen process still acknowledges."""
+"""TCP_USER_TIMEOUT (Linux): the kernel closes a connection whose peer acknowledges nothing for this
+time. It does not detect a frozen process, because the kernel of its host acknowledges."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 PATIENCE_S: Final = 0.25
-"""Time after which a silent address gives way to the next (Connection Attempt Delay, RFC 8305)."""
+"""Time after which the next address is tried (Connection Attempt Delay, RFC 8305)."""
 _ONLY_TLS: Final = "; it has sent nothing: if it speaks TLS only, set tlsMode"
 _NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -56,10 +56,11 @@ class StreamEnded(Exception):
 
 
 class Transport:
-    """A TCP or TLS stream. To open it, call `advance` once `resolved`, then when it is ready.
+    """A TCP or TLS stream. To open it, call `advance` once it is `resolved`, and then whenever the
+    socket is ready.
 
-    The addresses of a name share the time to connect: after `PATIENCE_S` without an answer the next
-    address is tried. After a round the silent addresses are tried again, with twice the patience.
+    If an address does not answer within `PATIENCE_S`, `advance(skip=True)` tries the next one.
+    After the last address, the silent addresses are tried again, with twice the patience.
     """
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
@@ -79,7 +80,7 @@ class Transport:
         self._targets: list[Any] = []
         self._target: Any = None
         self._silent: list[Any] = []
-        """Targets that did not answer in this round."""
+        """Skipped targets, to be tried again after the others."""
         self._patience_s = PATIENCE_S
         self._since_s: float | None = None
         """Time at which `is_silent` was first called for the present target."""
@@ -91,7 +92,8 @@ class Transport:
         """The socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
-        """Size from which a `read` may have left bytes; 0 for TLS, which reads single records."""
+        """If a `read` returns fewer bytes, there are no more bytes. 0 for TLS, which returns single
+        records."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()
@@ -102,11 +104,11 @@ class Transport:
         return self._look_up.done
 
     def fileno(self) -> int:
-        """The socket's number; -1 before there is a socket."""
+        """The socket's descriptor; -1 before there is a socket."""
         return -1 if self._socket is None else int(self._socket.fileno())
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether to try another address, because this one has not answered for long."""
+        """Return whether to try another address, because the present one is silent for long."""
         if not (self._targets or self._silent):
             return False
         if self._since_s is None:
@@ -150,7 +152,7 @@ class Transport:
     def write(self, buffers: Sequence[Any]) -> int:
         """Write, and return the number of bytes taken: 0 if the kernel takes none.
 
-        TLS takes one record at a time, and nothing while a part of it is `unsent`.
+        TLS takes at most one record per call, and nothing while a part of the last is `unsent`.
 
         Raises:
             StreamEnded
@@ -260,7 +262,7 @@ class Transport:
         )  # fmt: skip
 
     def _note(self, *, works: bool) -> None:
-        """Tell the resolver whether this address works: later connections try failed ones last."""
+        """Tell the resolver whether this address works: it puts failed addresses last."""
         if self._target is not None and len(self._look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 
@@ -309,8 +311,8 @@ class Transport:
             self._stream = self._tls = TlsStream(self._socket, self._context, self._server_name)
         except ValueError as error:
             raise TlsRefusedError(
-                f"{self._server_name!r} is no name that a certificate could have: {error}; it is "
-                f"that of the option tlsServerName, or of the address {self.address}",
+                f"{self._server_name!r} cannot be a name in a certificate: {error}; it comes from "
+                f"the option tlsServerName, or from the address {self.address}",
                 address=self.address,
             ) from error
 
