@@ -143,7 +143,7 @@ class WriteQueue:
 
 
 class Channel:
-    """A connection to one address, with its queue of frames, which accepts requests at once."""
+    """A connection to one address and its queue of frames. Requests may be queued at once."""
 
     def __init__(
         self,

@@ -392,7 +392,7 @@ class NetworkClient:
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
         """Read, write and connect ready channels; then expire requests.
 
-        Expired requests come last: after a pause of this process the answers may be there already.
+        Answers are read before requests expire: after a pause of this process they may be there.
         """
         now_s = self.clock()
         for channel, mask in ready:

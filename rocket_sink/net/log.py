@@ -74,7 +74,7 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Permission to log a record. `due`: counts of suppressed records, to be logged before. `own`:
+    """Permission to log a record. `due`: counts of suppressed records, to be logged first. `own`:
     the counter of the record. `is_last`: the next records of this kind will be suppressed."""
 
     due: list[tuple[Kind, int]]

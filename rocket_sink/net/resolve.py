@@ -30,7 +30,7 @@ class LookUp:
         self.targets: list[Any] = []
 
     def run(self, host: str, port: int, flags: int = 0) -> LookUp:
-        """Look the name up. This blocks; only with the flag AI_NUMERICHOST it does not."""
+        """Look the name up; blocks, except with the flag AI_NUMERICHOST."""
         try:
             self.targets = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except OSError as error:

@@ -36,8 +36,8 @@ class Security:
         return self._context
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
-        """Make the next handshake read the files again. Return whether the files have changed, or
-        were read again, since `failed`, the context of the failed handshake, was made."""
+        """Make the next handshake read the files again. `failed` is the context of the handshake
+        that failed. Return whether the files have changed, or were read again, since then."""
         if self._context is not None and self._context is not failed:
             return True
         self._context = None

@@ -92,8 +92,8 @@ class Transport:
         """The socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
-        """If a `read` returns fewer bytes, there are no more bytes. 0 for TLS, which returns single
-        records."""
+        """A `read` that returns fewer bytes has emptied the socket. 0 for TLS: a `read` returns at
+        most one record."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()
@@ -108,7 +108,7 @@ class Transport:
         return -1 if self._socket is None else int(self._socket.fileno())
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether to try another address, because the present one is silent for long."""
+        """Return whether to try another address: the present one has been silent for too long."""
         if not (self._targets or self._silent):
             return False
         if self._since_s is None:
@@ -152,7 +152,7 @@ class Transport:
     def write(self, buffers: Sequence[Any]) -> int:
         """Write, and return the number of bytes taken: 0 if the kernel takes none.
 
-        TLS takes at most one record per call, and nothing while a part of the last is `unsent`.
+        TLS takes at most one record per call, and nothing while the last record is partly `unsent`.
 
         Raises:
             StreamEnded

@@ -64,8 +64,7 @@ STEP_S: Final = 0.05
 _HEARTBEATS_S: Final = 0.5
 """Longest wait for answers to heartbeats. Later answers are read with the next heartbeats."""
 _CHECKS_PER_INTERVAL: Final = 3
-"""Checks for due heartbeats per interval: a heartbeat is late by a third of the interval at most.
-"""
+"""Checks per heartbeat interval: a heartbeat is late by at most a third of the interval."""
 _GRACE_S: Final = 1.0
 """Time that the engine may need to end a request after its deadline."""
 _LOST_S: Final = 5.0

@@ -113,7 +113,7 @@ class ProducerPool:
         self._leased[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
 
     def _reusable(self, key: str) -> SendEngine | None:
-        """Return the last used idle engine, because its connections are most likely alive."""
+        """Return the idle engine that was used last: its connections are most likely alive."""
         items = self._idle.get(key, [])
         while items:
             engine = items.pop().engine

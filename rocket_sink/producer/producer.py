@@ -364,7 +364,7 @@ class Producer:
     # --- sessions and requests ---------------------------------------------------------------
 
     def _live_session(self) -> ClientSession:
-        """Return the session of this process with heartbeats; raises ProducerClosedError."""
+        """Return the session of this process, with heartbeats; raises ProducerClosedError."""
         if self._closed:
             raise ProducerClosedError("the producer is closed")
         session = self._session

@@ -82,8 +82,8 @@ class TransactionResult:
         state: the result of `execute`. UNKNOWN if `execute` raised or returned None. ROLLBACK if
             the half message was stored degraded, so that `execute` was not called.
         local_error: the exception of `execute`.
-        end_error: the error of END_TRANSACTION, which commits or rolls back. If the broker did not
-            get it, it sends a check.
+        end_error: the error of END_TRANSACTION (the commit or rollback). A broker that did not get
+            this request sends a check.
     """
 
     send_result: SendResult
