@@ -77,7 +77,6 @@ class WriteQueue:
 
     @property
     def first_owner(self) -> Any:
-        """The owner of the first frame, or None."""
         return self._entries[0][0] if self._entries else None
 
     @property
@@ -199,11 +198,7 @@ class Channel:
         return bool(self.write_queue) or self.transport.unsent
 
     def flush(self, now_s: float) -> None:
-        """Write as much as the kernel takes.
-
-        Raises:
-            StreamEnded, TlsError
-        """
+        """Write as much as the kernel takes; raises StreamEnded or TlsError."""
         write_queue = self.write_queue
         while write_queue or self.transport.unsent:
             buffers, self._is_writing = write_queue.gather(), True

@@ -186,11 +186,8 @@ class NetworkClient:
         self.wakeup = WakeupState()
 
     def channel(self, address: str, now_s: float) -> Channel:
-        """Return the current channel of an address; a new one if there is none.
-
-        Raises:
-            ConnectError: connecting failed at once.
-        """
+        """Return the current channel of an address, or a new one. Raises ConnectError if connecting
+        fails at once."""
         channel = self._channels.get(address)
         if channel is not None and channel.connection.state is not ConnectionState.OPEN:
             # The peer has broken the protocol, so the channel is about to fail, and takes no more
@@ -209,7 +206,6 @@ class NetworkClient:
         return channel or self._open(address, now_s)
 
     def peek(self, address: str) -> Channel | None:
-        """Return the current channel of an address, if any."""
         return self._channels.get(address)
 
     def _open(self, address: str, now_s: float) -> Channel:
@@ -322,10 +318,7 @@ class NetworkClient:
 
     def oneway(self, address: str, frame: Frame, now_s: float) -> None:
         """Send a oneway request. If the kernel does not take all of it, the rest is written later.
-
-        Raises:
-            ConnectError, UnwrittenError
-        """
+        Raises ConnectError or UnwrittenError."""
         channel = self.channel(address, now_s)
         try:
             if self.rpc_hooks:

@@ -57,14 +57,8 @@ class BatchAccumulator:
         )
 
     def add(self, message: Message, size: int, future: SendFuture) -> None:
-        """Append the message to its batch; `future` gets the message's result or error.
-
-        Args:
-            size: approximate bytes of the message in a batch (`RequestBuilder.batch_bytes`).
-
-        Raises:
-            ProducerClosedError
-        """
+        """Append the message to its batch; `future` gets the message's result or error. `size` is
+        that of `RequestBuilder.batch_bytes`. Raises ProducerClosedError."""
         key = (message.topic, message.wait_store)
         full: list[_OpenBatch] = []
         is_first = due_earlier = False

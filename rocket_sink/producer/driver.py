@@ -242,7 +242,6 @@ class Driver:
     def __init__(self, engine: SendEngine, hooks: Hooks) -> None:
         self.engine = engine
         self.lock = threading.Lock()
-        """Guards the engine."""
         self._hooks = hooks
         self._wakeup = engine.client.wakeup
         self._timeout_s = engine.options.send_msg_timeout_ms / 1000
@@ -320,11 +319,8 @@ class Driver:
         return completion
 
     def submit(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request; wait for room in the window until the request's time-out.
-
-        Raises:
-            WindowFullError, ProducerClosedError
-        """
+        """Submit a request; wait for room in the window until the request's time-out. Raises
+        WindowFullError or ProducerClosedError."""
         engine, submissions = self.engine, self._submissions
         request.token = waiter
         timeout_s = request.timeout_s or self._timeout_s
@@ -407,11 +403,8 @@ class Driver:
         return self.engine.clock() + self.engine.longest_s + _GRACE_S
 
     def submit_again(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a message of a refused batch, or a trace, even while the producer closes.
-
-        Raises:
-            ProducerClosedError: the engine is closed.
-        """
+        """Submit a message of a refused batch, or a trace, even while the producer closes. Raises
+        ProducerClosedError if the engine is closed."""
         with self.lock:
             self._check_open()
             request.token, request.since_s = waiter, self.engine.clock()
@@ -454,10 +447,7 @@ class Driver:
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """Return the topic's route. If it is not cached, drive until a name server has answered.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError
-        """
+        Raises NoRouteError or NameServerUnavailableError."""
         routes: list[TopicPublishInfo] = []
         deadline_s = self.engine.clock() + (timeout_s or self._timeout_s)
 
@@ -831,7 +821,6 @@ class Driver:
         return wait_s
 
     def _run_tasks(self, now_s: float) -> None:
-        """Run the tasks that are due."""
         for task in self._tasks:
             due_s = task.due_s()
             if due_s is not None and due_s <= now_s:

@@ -61,11 +61,7 @@ class RequestBuilder:
         self._extra = {"INSTANCE_ID": options.namespace} if options.namespace else None
 
     def topic(self, name: str) -> str:
-        """Return the topic's name with its namespace.
-
-        Raises:
-            MessageError: INVALID_TOPIC: the name with its namespace is too long.
-        """
+        """Return the topic's name with its namespace; raises MessageError if it is too long."""
         if not self._namespace:
             return name
         topic = with_namespace(self._namespace, name)
@@ -79,11 +75,7 @@ class RequestBuilder:
         return MessageQueue(self.topic(queue.topic), queue.broker_name, queue.queue_id)
 
     def single(self, message: Message, extra: Mapping[str, str] | None = None) -> SendRequest:
-        """Return a request of one message.
-
-        Raises:
-            MessageError: BODY_TOO_LARGE, PROPERTIES_TOO_LARGE.
-        """
+        """Return a request of one message; raises MessageError if it is too large."""
         body, sys_flag = message.body, 0
         if len(body) > self._limit:
             raise self._too_large(message)
@@ -132,11 +124,8 @@ class RequestBuilder:
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
         """Yield each batch as (index of its first message, encoded messages). A batch has at most
-        BATCH_MAX_MESSAGES messages and `limit` bytes; a single message may be larger.
-
-        Raises:
-            MessageError: as `single`.
-        """
+        BATCH_MAX_MESSAGES messages and `limit` bytes; a single message may be larger. Raises the
+        errors of `single`."""
         start, size, batch, extra = 0, 0, list[bytes](), self._extra
         for number, (message, message_id) in enumerate(zip(messages, ids, strict=True)):
             body = message.body
@@ -152,11 +141,8 @@ class RequestBuilder:
         yield start, batch
 
     def batch_bytes(self, message: Message) -> int:
-        """Return the approximate number of bytes that the message takes inside a batch.
-
-        Raises:
-            MessageError: as `single`.
-        """
+        """Return the approximate number of bytes that the message takes inside a batch. Raises
+        MessageError if the body is too large."""
         size = len(message.body)
         if size > self._limit:
             raise self._too_large(message)
