@@ -142,7 +142,7 @@ class RequestBuilder:
 
     def batch_bytes(self, message: Message) -> int:
         """Return the approximate number of bytes that the message takes inside a batch. Raises
-        MessageError if the body is too large."""
+        MessageError if body or properties are too large."""
         size = len(message.body)
         if size > self._limit:
             raise self._too_large(message)
