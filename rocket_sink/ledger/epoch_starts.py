@@ -1,29 +1,29 @@
-"""Notes that tell whether an epoch, a batch write or a query has begun before.
+"""Notes that record which epochs, batch writes and queries have begun.
 
 Kinds of notes:
 
-`starts`: a task attempt, which writes its note before its first send:
+`starts`: a task attempt. The attempt writes its note before its first send:
 
     <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
 
-The attempt then reads the query's other notes. Its epoch may have left messages on the brokers if
-the epoch has a note of another run (a restart) or of another attempt at the partition or the stage
-(a retry), or if a later epoch has a note (the checkpoint was cut back). Otherwise nothing of the
-epoch was sent. Each run of a query has a generation, one above the highest of the earlier notes. A
-task that sees a later generation must stop: a second driver runs the query, or this worker has
-outlived its driver.
+The attempt then reads the query's other notes. Its epoch may have left messages on the brokers in
+three cases: another run of the epoch has a note (a restart), another attempt at the partition or
+the stage has one (a retry), or a later epoch has one (the checkpoint was cut back). In all other
+cases nothing of the epoch was sent. Each run of a query has a generation, one above the highest
+generation in earlier notes. A task that sees a later generation must stop. Either a second driver
+runs the query, or the driver of this task died and was started again.
 
-`epochs`: the last epoch that a driver of the foreachBatch lane began. If the epoch died before
-Delta's commit, it has no rows in the ledger, but may have sent messages.
+`epochs`: the last epoch that a driver of the foreachBatch lane began. An epoch that died before
+Delta's commit has no rows in the ledger, but it may have sent messages.
 
-`writes`: a batch write of an `appId`, which removes the note when it has succeeded. A write that
-finds such a note repeats the noted write.
+`writes`: a batch write of an `appId`. The write removes its note after it has succeeded. If the
+next write finds a note, it repeats the write that the note names.
 
-`queries`: the streaming query of an `appId`, by the id that Spark keeps in the checkpoint. Another
-id means that the checkpoint was deleted or belongs to another query: epochs would begin at 0 again,
-under the same `appId`, while the ledger's rows of these epochs are about other data.
+`queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the checkpoint.
+A different id means that the checkpoint was deleted or belongs to another query. Epochs would then
+begin at 0 again, but the ledger's rows of these epochs under this `appId` describe other data.
 
-`ends`: a process that commits half messages of an epoch; the note stays if the process is killed.
+`ends`: an epoch whose half messages are being committed. The note stays if the process is killed.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _KEPT: Final = 3
 """Number of epochs whose notes are kept; one epoch is enough to detect a cut-back checkpoint."""
 _CACHED_CLAIMS: Final = 64
 _CHECK_S: Final = 1.0
-"""Shortest time between two looks for a later run: an object store takes some 50 ms to list a
+"""Shortest time between two checks for a later run; an object store takes some 50 ms to list a
 folder."""
 
 Brokers = Mapping[str, frozenset[str]]
-"""Names of brokers, by topic."""
+"""{topic: names of brokers}."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class PriorAttempts:
     """Earlier attempts at an epoch, which may have sent messages.
 
     Attributes:
-        since_ms: start of the first attempt, in ms since 1970 by the clock of its worker.
-        brokers: {topic: names of the brokers that the attempts may have sent to}.
+        since_ms: start of the first attempt, in ms since 1970 by its worker's clock.
+        brokers: the brokers that the attempts may have sent to.
     """
 
     since_ms: int
@@ -71,7 +71,7 @@ class PriorAttempts:
 
 
 class _Note:
-    """The parts of the path of a task attempt's file."""
+    """A note of the kind `starts`, parsed from its path."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class _Note:
 
 
 class EpochStarts:
-    """The notes `starts` of one query, as one of its task attempts writes and reads them."""
+    """The `starts` notes of a query, for one of its task attempts."""
 
     def __init__(
         self, place: LedgerPath, ctx: RunContext, clock: Callable[[], float] = time.monotonic
@@ -97,7 +97,7 @@ class EpochStarts:
         self._folder = folder_part(ctx.query_id)
 
     def begin(self, brokers: Brokers) -> PriorAttempts | None:
-        """Note durably that this task attempt begins; return the earlier attempts, or None.
+        """Write this task attempt's note durably; return the earlier attempts, or None.
 
         Raises:
             CheckpointError: a later run of the query has begun.
@@ -115,7 +115,7 @@ class EpochStarts:
             return _earlier(store, others) if others else None
 
     def note_brokers(self, brokers: Brokers) -> None:
-        """Note durably which brokers may get the next messages; this replaces the earlier note.
+        """Note durably which brokers may get the next messages; replace the earlier note.
 
         Raises:
             LedgerError: the ledger's folder cannot be written.
@@ -133,7 +133,8 @@ class EpochStarts:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Check, before each request and at most once a second, that no later run has begun.
+        """Check that no later run of the query has begun. Callers call this before each request; it
+        reads the notes at most once a second.
 
         Raises:
             CheckpointError: a later run has begun; this attempt must send nothing more.
@@ -164,7 +165,7 @@ class EpochStarts:
         return path_part(ctx.run_id), ctx.partition, ctx.stage_attempt
 
     def _others(self, store: NoteStore, own: str) -> list[str]:
-        """Return the notes of other attempts that may have sent the rows of this attempt."""
+        """Return the paths of other attempts' notes; these attempts may have sent the same rows."""
         run, partition, stage_attempt = map(str, self._mine())
         notes = self._notes(store)
         self._prune(store, {note.epoch for note in notes})
@@ -184,14 +185,16 @@ class EpochStarts:
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             if 0 <= epoch <= self._ctx.epoch - _KEPT:
-                # Removal may fail if another task prunes, too. The next task removes the rest.
+                # This may fail if another task prunes, too. The next task tries again.
                 with contextlib.suppress(OSError):
                     store.remove_folder(f"{self._folder}/{epoch}")
 
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
-    """Note that the driver begins an epoch; return whether this or a later epoch was begun before.
-    Return False if the folder cannot be read or written: the answer matters for counts only."""
+    """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
+
+    Return False if the folder cannot be read or written: only counts depend on the answer.
+    """
     name, last = folder_part(query_id), -1
     try:
         store = NoteStore(place, _EPOCHS)
@@ -211,8 +214,9 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
         write: name of the write.
 
     Returns:
-        The name of an earlier write that has not ended (`write` if its note has no name), and True:
-        the ledger lacks its sends. `write` and False if there is none, or if the folder fails.
+        (name, True) if a note shows that an earlier write did not succeed. The ledger lacks what
+        that write sent. The name is the one in the note, or `write` if the note has none.
+        (`write`, False) if there is no such note, or if the folder cannot be read or written.
     """
     note = {"at_ms": now_ms(), "write": write}
     try:
@@ -225,23 +229,23 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
 
 
 def end_write(place: LedgerPath, app_id: str) -> None:
-    """Note that the write has ended, and that the ledger has its rows."""
+    """Remove the note of the write, because the ledger has the write's rows."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place, _WRITES).remove(folder_part(app_id))
 
 
 def forget_tasks(place: LedgerPath, query_id: str) -> None:
-    """Remove the notes of an ended batch write's tasks, because no later write has its id."""
+    """Remove the task notes of a batch write that has ended; no later write has its id."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place, _STARTS).remove_folder(folder_part(query_id))
 
 
 @functools.lru_cache(maxsize=_CACHED_CLAIMS)
 def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
-    """Note that the `appId` names this streaming query, once per process; refuse another query.
+    """Note that this streaming query uses the `appId`. A process does this once per query.
 
     Raises:
-        CheckpointError: the `appId` names another query.
+        CheckpointError: another query uses the `appId`.
         LedgerError: the ledger's folder cannot be read or written.
     """
     store, name = NoteStore(place, _QUERIES), folder_part(app_id)
@@ -270,7 +274,7 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
 
 
 def query_of(place: LedgerPath, app_id: str) -> str | None:
-    """Return the id of Spark's query that an `appId` names; None if none has claimed it yet.
+    """Return the id of the streaming query that uses an `appId`; None if no query has claimed it.
 
     Raises:
         LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
@@ -280,11 +284,12 @@ def query_of(place: LedgerPath, app_id: str) -> str | None:
 
 
 class CommitMarker:
-    """The note of one epoch whose half messages are being committed.
+    """The note that the half messages of an epoch are being committed.
 
-    The holder of `ENDS_LOCK` writes the note before the first request, and removes it when the
-    ledger has the epoch's end. If the note exists already, some half messages may be committed.
-    Then query the brokers first: a broker that gets the request twice stores the message twice.
+    The holder of `ENDS_LOCK` writes the note before the first request. The holder removes the note
+    after the ledger has recorded the epoch's end. If the note exists already, an earlier process
+    may have committed some messages. Then ask the brokers which messages are committed: a broker
+    that gets a second commit request for a message stores the message twice.
     """
 
     def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:
@@ -292,7 +297,7 @@ class CommitMarker:
         self._name = f"{folder_part(query_id)}~{epoch}"
 
     def begin(self) -> bool:
-        """Note durably that the epoch is about to end; return False if there was a note before.
+        """Write the note durably; return False if there was a note before.
 
         Raises:
             LedgerError: the ledger's folder cannot be written.
@@ -309,8 +314,7 @@ class CommitMarker:
             return True
 
     def remove(self) -> None:
-        """Remove the note, because the ledger has the epoch's end. A failure costs only another
-        query of the brokers."""
+        """Remove the note. If this fails, the next process only asks the brokers once more."""
         with contextlib.suppress(OSError):
             NoteStore(self._place, _ENDS).remove(self._name)
 

@@ -1,15 +1,17 @@
-"""The ledger's locks: each has one holder at a time, and a dead holder's lock is taken over.
+"""The ledger's locks. If a lock's holder dies, another process takes the lock.
 
-On a local file system the kernel holds them (`private_file.FileLock`), elsewhere a file with
-its holder's name and a heartbeat (`Lease`).
+On a local file system a lock is a kernel lock (`private_file.FileLock`). Elsewhere it is a file
+with the holder's name and a heartbeat (`Lease`).
 
-Fischer's algorithm takes a lease (Lamport credits it in "A fast mutual exclusion algorithm", 1987).
-A process that sees no holder writes its name, waits for `_SETTLE_S`, and has the lock if its name
-is still there. If a writer needs more time than that between its look and its write, two processes
-may hold the lock; folds bear this, because Delta commits each fold's number only once. A thread of
-the holder writes the name again and again, with a growing number. If the text stays the same for
-the lease time that it names, the holder is dead. Each reader measures this time on its own
-monotonic clock, so no two clocks are compared.
+A process takes a lease by Fischer's algorithm (Lamport credits it in "A fast mutual exclusion
+algorithm", 1987). If the file names no live holder, the process writes its own name and waits for
+`_SETTLE_S`. If its name is still there, it has the lock. Two processes may hold the lock if one of
+them needs more than `_SETTLE_S` between its read and its write. Folds tolerate this, because Delta
+commits each fold's number only once.
+
+A thread of the holder rewrites the file regularly, with a growing number. The file also names the
+lease time. If the text stays the same for that time, the holder is dead. Each reader measures the
+time on its own monotonic clock, so no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 
 LEASE_S: Final = 30.0
-"""Time for which a killed holder on another host blocks the lock, from a waiter's first look on."""
+"""Time for which a killed holder on another host blocks the lock. It begins when a waiter first
+reads the lock's file."""
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0
@@ -45,15 +48,15 @@ _LONGEST_LEASE_S: Final = 3600
 
 
 class Lease:
-    """A lock file; not for two threads at once.
+    """A lock file with a heartbeat; not for two threads at once.
 
     Raises from `acquire`:
         OSError: the file system cannot be read or written.
     """
 
     _seen: ClassVar[dict[str, tuple[str, float]]] = {}
-    """{path: (text, time at which this process first saw it)}. It outlives a `Lease`, so that short
-    tries add up to the lease time."""
+    """{path: (text, time at which this process first saw it)}. All `Lease` objects share it, so
+    that the waiting times of several short tries add up to the lease time."""
     _guard: ClassVar[ForkLock] = ForkLock()
 
     def __init__(self, filesystem: fs.FileSystem, path: str, *, lease_s: float = LEASE_S) -> None:
@@ -88,7 +91,7 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Give the lock up, if it is held by this process; a forked child does nothing."""
+        """Give the lock up if this process holds it; do nothing in a forked child."""
         thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
@@ -102,10 +105,10 @@ class Lease:
         return describe_holder(self._text() or "")
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Raise unless the lock is held; call this before work that no two processes may do.
+        """Raise unless the lock is held; call this before work that only one process may do.
 
         Args:
-            ahead_s: time for which the lock must be held from now: the longest that the work takes.
+            ahead_s: longest time that the work takes; the lock must be held for this time from now.
 
         Raises:
             LedgerError: the lock could not be renewed in time, and another process may hold it.
@@ -113,7 +116,7 @@ class Lease:
         if self._lost or self._is_over(ahead_s):
             raise LedgerError(
                 f"the lock {self._path} could not be renewed for {self._lease_s:g} s, and another "
-                "process may hold it now: what was begun under it is given up; try again",
+                "process may hold it now. The work that needs the lock is stopped; try again",
                 path=self._path,
             )
 
@@ -136,7 +139,8 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # Measure time: a live owner, too, may have lost its lease while the store was away.
+        # Even a live owner may have lost its lease, while the store was out of reach. So measure
+        # how long the text stays the same.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)
@@ -144,12 +148,11 @@ class Lease:
                 self._seen[self._path] = text, now_s
                 return False
         is_lease = len(words) == 4 and words[2].isascii() and words[2].isdigit()
-        # An empty text, or one that is no lease, comes from a writer that died while it wrote.
+        # A writer that died while it wrote leaves an empty text, or one that is no lease.
         lease_s = min(int(words[2]) / 1000, _LONGEST_LEASE_S) if is_lease else self._lease_s
         return now_s - before[1] > lease_s
 
     def _keep(self) -> None:
-        """Send the heartbeats."""
         while not (self._lost or self._stop.wait(self._lease_s / _BEATS)):
             with contextlib.suppress(OSError):
                 begun_s = time.monotonic()
@@ -157,8 +160,8 @@ class Lease:
                     self._lost = True
                     return
                 self._write()
-                # If this process was stopped before the write, the lease may have ended, and the
-                # write may have replaced the next holder's name.
+                # If this process was suspended before the write, the lease may have ended
+                # meanwhile, and the write may have replaced the next holder's name.
                 self._lost = self._is_over()
                 self._renewed_s = begun_s
             self._lost = self._lost or self._is_over()
@@ -173,21 +176,21 @@ class Lease:
         return (self._text() or "").startswith(f"{self._name} ")
 
     def _text(self) -> str | None:
-        """Return the file's text; None if there is no file. An empty file is just being written."""
+        """Return the file's text; None if there is no file. The text is empty during a write."""
         data = read_bytes(self._fs, self._path)
         return None if data is None else data.decode(errors="replace")
 
 
 LOCK_NAME: Final = "lock"
 ENDS_LOCK: Final = "transactions.lock"
-"""Name of the lock that a process must hold to end epochs with half messages."""
+"""Name of the lock for the commit of half messages."""
 
 
 class LedgerLock:
     """A lock of the ledger, by name; not for two threads at once.
 
     Args:
-        lease_s: on an object store, how long a killed holder on another host blocks others.
+        lease_s: time for which a killed holder on another host blocks others, in an object store.
 
     Raises from all methods:
         LedgerError: the ledger's folder cannot be read or written, or is not safe to write in.
@@ -211,7 +214,7 @@ class LedgerLock:
 
         Args:
             wait_s: longest wait; None: no limit.
-            on_wait: called once with the holder, before the first wait.
+            on_wait: called once with the holder's description before the first wait.
         """
         with self._errors():
             if self._place.is_local:
@@ -222,7 +225,7 @@ class LedgerLock:
             return self._lock.acquire(wait_s, on_wait=on_wait)
 
     def release(self) -> None:
-        """Give the lock up, if it is held."""
+        """Give the lock up if this process holds it."""
         with self._errors():
             self._lock.release()
 
@@ -232,9 +235,9 @@ class LedgerLock:
             return self._lock.holder()
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Raise unless the lock is held for `ahead_s` from now (`Lease.check`).
+        """Raise unless the lock is held for `ahead_s` from now (see `Lease.check`).
 
-        On a local ledger the kernel holds the lock until this process ends.
+        Always return on a local ledger: there the kernel holds the lock until this process ends.
         """
         if isinstance(self._lock, Lease):
             self._lock.check(ahead_s)
@@ -242,8 +245,8 @@ class LedgerLock:
     def _errors(self) -> contextlib.AbstractContextManager[None]:
         return failing(
             f"cannot use the lock {self._path} of the ledger {self._place}", self._path,
-            ". Who folds or starts queries needs to write below the ledger's folder, and to own "
-            "the locks there",
+            ". Users who fold or start queries must be able to write below the ledger's folder. "
+            "The lock files must belong to them, or to the owner of their folder",
         )  # fmt: skip
 
 

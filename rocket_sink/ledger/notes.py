@@ -1,30 +1,31 @@
-"""Notes beside the ledger's table, by which drivers and tasks tell facts to other processes.
+"""Notes: small files beside the ledger's table, by which drivers and tasks inform other processes.
 
     <ledger>/_notes/<kind>/<name>.json
 
-A note is one JSON value, which readers see whole or not at all, also with several writers. Delta
-looks into no folder whose name starts with `_`. A note lives until its subject is over:
+A note is one JSON value. Readers see it whole or not at all, even if several processes write it.
+Delta ignores folders whose names start with `_`.
 
-| kind | tells | over |
+| kind | content | removed |
 |---|---|---|
-| tokens | the ledger is the driver's (`append.table`) | never |
+| tokens | proof that a task sees the driver's ledger (`token`) | never |
 | starts | a task attempt of an epoch has begun (`epoch_starts`) | three epochs later |
 | epochs | the epoch that the driver began last | never, one per query |
-| writes | a batch write of an `appId` has begun | at its end |
+| writes | a batch write of an `appId` has begun | when the write has succeeded |
 | queries | the streaming query of an `appId` | never |
 | ends | half messages of an epoch are being committed | when the ledger has their end |
 | pending | sharding keys of a task's dead letters (`pending_keys`) | when none of them is pending |
 | queues | a topic's queues in strict order (`task.queue_snapshot`) | never, one per topic |
-| folds | the files that a fold takes | when they are deleted |
-| backfill | the backfill that has the claim (`backfill_marks`) | never, one |
+| folds | the spool files that a fold takes (`driver.fold`) | when the files are deleted |
+| backfill | token of the backfill that may send (`backfill_marks`) | never, one |
 | sources | the column types of a backfilled table | never, one per table |
 | upkeep | when rows expired last | never, one |
 
-Writers may have to agree on one note (`agree`). In a local folder the first writer's link wins. In
-a store each writer puts its text as the note's claim (kind `claims`), unless a claim is there. It
-waits until all writers that saw no claim have put theirs, and makes the claim the note. On S3 the
-first claim wins: it is the first commit of a table, which delta-rs puts with `If-None-Match`. On a
-store without this condition the last claim that is put during the wait wins.
+Several writers may have to agree on the content of a note (`agree`). In a local folder the first
+writer wins, because it makes the note's name by a hard link. In a store each writer first writes
+its text to another file, the note's claim (kind `claims`), unless there is a claim already. After
+`_SETTLE_S` all writers that saw no claim have written theirs. Then each writer copies the claim's
+text to the note. On S3 the first claim wins, because delta-rs writes it with `If-None-Match`, as
+the first commit of a table. On a store without this condition the last claim wins.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ if TYPE_CHECKING:
 
 _CLAIMS: Final = "claims"
 _CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
-"""The kinds of notes that writers agree on."""
+"""Kinds of notes whose content several writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may need to write its claim, after it has seen none."""
+"""Longest time that a writer may need to write its claim after it has seen none."""
 
 
 class NoteStore:
-    """The notes of one kind of one ledger, by name; a name may have folders in it.
+    """The notes of one kind in one ledger, by name; a name may contain folders.
 
     Make a new store for each use, because a file system's handles must not cross a fork.
 
@@ -67,18 +68,18 @@ class NoteStore:
         self._files = place.filesystem()
 
     def where(self, name: str) -> str:
-        """Return the note's place in the terms of the ledger's file system, for messages."""
+        """Return the note's path in the ledger's file system, for messages."""
         return f"{self._path(name)}{_SUFFIX}"
 
     def write(self, name: str, value: Any) -> None:
-        """Write a note durably; replace an existing one."""
+        """Write a note durably; replace an existing note."""
         self._put(self.where(name), json.dumps(value).encode())
 
     def agree(self, name: str, value: Any) -> tuple[Any, bool]:
-        """Return the note that all writers agree on, and whether this call wrote it.
+        """Return the content that all writers agree on, and whether it is this call's `value`.
 
         Raises:
-            ValueError: the existing note is no JSON.
+            ValueError: the existing note is not JSON.
         """
         data = json.dumps(value).encode()
         while (note := self.read(name)) is None:
@@ -94,13 +95,13 @@ class NoteStore:
         """Return the content of a note; None if there is no note.
 
         Raises:
-            ValueError: the note is no JSON.
+            ValueError: the note is not JSON.
         """
         data = read_bytes(self._files, self.where(name))
         return None if data is None else json.loads(data)
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of the notes in a folder and below; by default all notes of the kind."""
+        """Return the names of the notes in a folder and its subfolders; by default of all notes."""
         from pyarrow import fs
 
         selector = fs.FileSelector(
@@ -111,7 +112,7 @@ class NoteStore:
         return [path.removeprefix(self._path("")).removesuffix(_SUFFIX) for path in paths]
 
     def remove(self, *names: str) -> None:
-        """Remove notes that are over, if they are there."""
+        """Remove notes, if they exist."""
         for name in names:
             # Remove the claim before the note: while the note exists, no writer makes a new claim.
             has_claim = self._kind in _CLAIMED and not self._place.is_local
@@ -120,7 +121,7 @@ class NoteStore:
                     self._files.delete_file(path)
 
     def remove_folder(self, folder: str) -> None:
-        """Remove all notes below a folder; another process may remove some of them meanwhile."""
+        """Remove all notes below a folder. Another process may remove notes at the same time."""
         with contextlib.suppress(FileNotFoundError):
             self._files.delete_dir(self._path(folder))
 
@@ -138,11 +139,10 @@ class NoteStore:
         return write_bytes(self._files, path, data, is_local=self._place.is_local, replace=replace)
 
     def _agreed(self, name: str, data: bytes) -> bytes:
-        """Return the text that all writers of a new note agree on."""
         claim, error = self._claim(name), None
         if is_s3(self._place.uri) and keeps_transactions():
             error = _commit_claim(self._place, self._claim_table(name), data)
-        # delta-rs writes no claim outside S3, or if the store refuses: then write the claim here.
+        # Outside S3, or if the store refuses, delta-rs has written no claim. Then write it here.
         if read_bytes(self._files, claim) is None:
             self._put(claim, json.dumps({"metaData": {"description": data.decode()}}).encode())
         time.sleep(_SETTLE_S)
@@ -158,7 +158,7 @@ class NoteStore:
 
 
 def _commit_claim(place: LedgerPath, table: str, data: bytes) -> Exception | None:
-    """Put a note's text into its claim, unless it has a claim; return the error, if any."""
+    """Write a note's claim by delta-rs, unless the claim exists; return the error, if any."""
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
@@ -175,12 +175,12 @@ def _commit_claim(place: LedgerPath, table: str, data: bytes) -> Exception | Non
 
 
 def now_ms() -> int:
-    """Return the time of this process's clock, in ms since 1970."""
+    """Return the wall-clock time of this host, in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def read_bytes(filesystem: fs.FileSystem, path: str) -> bytes | None:
-    """Return a file's content; None if it is not there."""
+    """Return a file's content; None if there is no file."""
     try:
         with filesystem.open_input_stream(path) as file:
             return bytes(file.read())
@@ -194,7 +194,7 @@ def write_bytes(
     """Write a file that readers see whole or not at all.
 
     Args:
-        replace: False keeps an existing local file; in an object store files are always replaced.
+        replace: False keeps an existing local file. Object stores always replace the file.
 
     Returns: False if an existing file was kept.
     """
