@@ -185,7 +185,7 @@ class EpochStarts:
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             if 0 <= epoch <= self._ctx.epoch - _KEPT:
-                # This may fail if another task prunes, too. The next task tries again.
+                # Another task may prune at the same time; the next task removes the rest.
                 with contextlib.suppress(OSError):
                     store.remove_folder(f"{self._folder}/{epoch}")
 
@@ -214,8 +214,8 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
         write: name of the write.
 
     Returns:
-        (name, True) if a note shows that an earlier write did not succeed. The ledger lacks what
-        that write sent. The name is the one in the note, or `write` if the note has none.
+        (name, True) if a note shows that an earlier write did not succeed. The ledger lacks the
+        rows of that write. The note gives the name; if it has none, the name is `write`.
         (`write`, False) if there is no such note, or if the folder cannot be read or written.
     """
     note = {"at_ms": now_ms(), "write": write}

@@ -1,13 +1,13 @@
-"""The path of a ledger, as Spark names it and as pyarrow's file systems name it.
+"""The path of a ledger, for Spark and for pyarrow's file systems.
 
 A path without a scheme is local, whatever Spark's default file system is. So pyarrow in the tasks
-and Spark on the driver find the same place. Functions import pyarrow's file systems, because the
-data source names a ledger in processes that live for one call (`spark.datasource`).
+and Spark on the driver use the same folder. Functions import `pyarrow.fs` themselves, because the
+data source uses this module in processes that live for one call (`spark.datasource`).
 
-If pyarrow cannot reach a place, Spark still reads the table and appends to it. Only the files
-beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` says why. Then Spark
-brings the tasks' ledger rows to the driver, where they wait in a folder of the driver's user
-(`LedgerPath.driver_folder`) for the next fold.
+If pyarrow cannot reach a ledger, Spark still reads its table and appends to it. Only the files
+beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` raises an error with
+the reason. Spark then brings the tasks' ledger rows to the driver. They wait for the next fold in a
+folder of the driver's user (`LedgerPath.driver_folder`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _PART_LENGTH: Final = 80
 _OURS: Final = "rocket_sink.errors."
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A URI's scheme has two characters or more; a single letter is a Windows drive."""
+"""A URI's scheme has two characters or more, because a single letter is a Windows drive."""
 _ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}
-"""{Hadoop's name of a scheme: pyarrow's name}."""
+"""{scheme in Hadoop: scheme in pyarrow}."""
 _KNOWN: Final = frozenset({"s3", "gs", "gcs", "abfs", "hdfs", "viewfs", "file"})
-"""Schemes of `pyarrow.fs.FileSystem.from_uri`."""
+"""Schemes that `pyarrow.fs.FileSystem.from_uri` knows."""
 _SETTINGS: Final = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, for a store that is not "
     "Amazon's, AWS_ENDPOINT_URL",
@@ -53,7 +53,7 @@ _SETTINGS: Final = {
     "hdfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
     "viewfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
 }
-"""Variables that pyarrow takes from the environment, by scheme."""
+"""Environment variables that pyarrow reads, by scheme."""
 
 
 _DIGITS: Final = 16
@@ -61,12 +61,12 @@ _DIGITS: Final = 16
 
 @dataclass(frozen=True)
 class LedgerPath:
-    """A ledger's table folder.
+    """The folder of a ledger's table.
 
     Attributes:
-        uri: absolute, for Spark; `file:/...` if local (Delta takes `file:///...` for another
-            location). Nothing in it is escaped, as in Hadoop's paths.
-        root: the folder in the terms of `filesystem()`.
+        uri: absolute URI for Spark; `file:/...` if local, because Delta takes `file:///...` for
+            another location. Characters are not escaped, as in Hadoop's paths.
+        root: the folder's path in `filesystem()`.
         is_local: the folder is on a file system that appends, renames and locks.
         problem: the reason why pyarrow cannot reach the folder; empty if it can.
         storage: address and credentials of its store, as far as Spark's configuration has them.
@@ -92,12 +92,12 @@ class LedgerPath:
 
     @property
     def quarantine(self) -> str:
-        """Folder of damaged spool files, under the names that they had in the spool."""
+        """Folder of damaged spool files; they keep their paths below the spool."""
         return f"{self.spool}/{QUARANTINE}"
 
     @property
     def driver_folder(self) -> LedgerPath:
-        """Folder for rows that Spark brought to the driver and that cannot go to the store.
+        """Folder on the driver's host for rows that Spark brought to the driver.
 
         It is below `$XDG_STATE_HOME`, for this host and user; only its spool is used.
         """
@@ -108,21 +108,21 @@ class LedgerPath:
 
     @property
     def spools(self) -> tuple[LedgerPath, ...]:
-        """The places of the ledger's spool files; new files go into the first place."""
+        """The folders whose spools may hold rows of this ledger, the preferred one first."""
         if self.is_local:
             return (self,)
         return (self.driver_folder,) if self.problem else (self, self.driver_folder)
 
     @property
     def remedy(self) -> str:
-        """Advice for the error of a task or driver that cannot read or write in the folder."""
+        """Advice for the error of a task or driver that cannot use the folder."""
         if self.is_local:
             return "let the users of driver and executors write to this folder, on every host"
         return _remedy(_scheme(self.uri))
 
     def filesystem(self) -> fs.FileSystem:
-        """Return a new file system of pyarrow's, because handles must not cross a fork. For a local
-        ledger it follows no link below the ledger's folder (`plain_files`).
+        """Return a new file system of pyarrow's, because handles must not cross a fork. On a local
+        ledger it follows no links below the ledger's folder (`plain_files`).
 
         Raises:
             LedgerError: pyarrow has no such file system, or cannot reach it.
@@ -138,10 +138,10 @@ class LedgerPath:
 def failing(
     before: str, path: str, after: str = "", kinds: tuple[type[Exception], ...] = (OSError,)
 ) -> Iterator[None]:
-    """Raise errors of the block as a LedgerError: `before: the error's text`, then `after`.
+    """Raise the block's errors as a LedgerError with the text `before: <error>` and then `after`.
 
     Raises:
-        LedgerError: the block raised one of `kinds`; the LedgerError has `path` as a fact.
+        LedgerError: the block raised one of `kinds`; `path` is a fact of the LedgerError.
     """
     try:
         yield
@@ -150,17 +150,17 @@ def failing(
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error; for Java's errors, their message without the stack.
+    """Return an error as one line; for Java's errors, their message without the stack.
 
-    If our own error failed a task, return the line of that error. Spark shows it only in the stack
-    if tasks were writing a table.
+    If an error of this package failed a task, return that error. After a failed write of a table it
+    is only in Java's stack.
     """
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
     message = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
     if message is not None:
         return message
-    # py4j's own first line only says that an error occurred; at a driver's end Java is gone.
+    # py4j's own first line only says that an error occurred. At a driver's end Java may be gone.
     with contextlib.suppress(Exception):
         java = getattr(error, "java_exception", None)
         text = text if java is None else str(java.toString())
@@ -170,8 +170,8 @@ def first_line(error: BaseException) -> str:
 def path_part(text: str) -> str:
     """Return `text`, for example a query's id, as one component of a path.
 
-    The result has no `_`, so `_` may join parts. Two appIds may give the same component; then
-    `claim_app_id` refuses the second one. A long text is cut and ends in a digest, because two
+    The result has no `_`, so names can be joined by `_`. Two appIds may give the same component;
+    then `claim_app_id` refuses the second one. A long text is cut and gets a digest, because long
     texts may differ at their ends only.
     """
     part = re.sub(r"[^A-Za-z0-9.-]", "-", text)
@@ -181,41 +181,41 @@ def path_part(text: str) -> str:
 
 
 def folder_part(text: str) -> str:
-    """Return `text` as a folder's name: not empty, and not starting with `_` or `.`."""
+    """Return `text` as a folder's name that is not empty and does not start with `_` or `.`."""
     return "q-" + path_part(text)
 
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:
-    """Return whether the file system is an object store: objects show only when whole, and folders
-    are objects that stay."""
+    """Return whether the file system is an object store. There a reader sees only complete files,
+    and an empty folder is an object that stays."""
     return filesystem.type_name in ("s3", "gcs", "abfs")
 
 
 def make_folder_of(filesystem: fs.FileSystem, path: str) -> None:
-    """Make the folder of a file that is to be written, if the file system has folders."""
+    """Make the parent folder of a file that is to be written, unless the store has no folders."""
     if not is_object_store(filesystem):
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether the path names a store, without asking any store."""
+    """Return whether the path is not a local one, by its text only."""
     text = os.fspath(path).strip()
     return _SCHEME.match(text) is not None and not text.startswith("file:")
 
 
 def plain_path(uri: str) -> str:
-    """Return a ledger's `LedgerPath.uri` as users name it: a local one without its scheme."""
+    """Return a `LedgerPath.uri` for messages: a local one without its scheme."""
     return uri.removeprefix("file:")
 
 
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
-    """Return the place of a ledger. Relative paths become absolute, so call it on the driver.
+    """Return the path as a `LedgerPath`. Call this on the driver, because it makes paths absolute.
 
-    The `uri` of the result resolves to the same place. In a `file://` URI, `%` and two hex digits
+    The `uri` of the result gives the same result again. In a `file://` URI, `%` and two hex digits
     stand for a byte.
 
     Raises:
-        LedgerError: no path, or one that Spark, pyarrow and delta-rs would read differently.
+        LedgerError: the path is empty, or Spark, pyarrow and delta-rs would read it differently.
     """
     if isinstance(path, LedgerPath):
         return path
@@ -248,7 +248,7 @@ def _path_of(uri: str) -> str:
 
 
 def _local(path: str) -> LedgerPath:
-    # Python keeps two slashes at the start, which would make the first folder a URI's host.
+    # Python keeps `//` at the start. In a URI the first folder would then be the host.
     root = re.sub("^//", "/", str(Path(path).absolute()))
     if root != root.rstrip():
         raise LedgerError(
@@ -260,7 +260,6 @@ def _local(path: str) -> LedgerPath:
 
 
 def _scheme(uri: str) -> str:
-    """Return pyarrow's name of a URI's scheme."""
     scheme = uri.partition(":")[0]
     return _ARROW_SCHEMES.get(scheme, scheme)
 
@@ -275,8 +274,8 @@ def _remote(uri: str, storage: Properties) -> tuple[fs.FileSystem, str]:
             store = fs.FileSystem.from_uri(f"{scheme}:{uri.partition(':')[2]}")
     except (OSError, ValueError, NotImplementedError) as error:
         raise LedgerError(
-            f"pyarrow, by which driver and tasks write the files beside the ledger {uri}, cannot "
-            f"reach it: {error}; {_remedy(scheme)}",
+            f"driver and tasks write files beside the table of the ledger {uri} by pyarrow, but "
+            f"pyarrow cannot reach it: {error}; {_remedy(scheme)}",
             path=uri,
         ) from error
     if store is None:
@@ -300,15 +299,15 @@ _OSS_TOO: Final = (
 
 def _remedy(scheme: str) -> str:
     return (
-        f"it takes spark.hadoop.fs.s3a.*, fs.oss.* and fs.azure.account.key.* from the settings of "
-        f"the driver's session; if they are not set, set "
-        f"{_SETTINGS.get(scheme, 'what it needs')} in the environment of the driver and, as "
+        f"rocket-sink takes spark.hadoop.fs.s3a.*, fs.oss.* and fs.azure.account.key.* from the "
+        f"driver's session; if they are not set there, set "
+        f"{_SETTINGS.get(scheme, 'what pyarrow needs')} in the environment of the driver and, as "
         "spark.executorEnv.NAME, of the executors"
     )
 
 
 def _guessed_root(uri: str) -> str:
-    """Return the root that pyarrow's `from_uri` would return if it reached the file system."""
+    """Return the root that `FileSystem.from_uri` would return if it reached the file system."""
     parts = urlsplit(uri)
     host = "" if _scheme(uri) in ("hdfs", "viewfs") else parts.netloc.partition("@")[0]
     return f"{host}{parts.path}".rstrip("/")

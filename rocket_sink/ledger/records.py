@@ -1,8 +1,8 @@
 """Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
 
-Dead letters have everything that is needed to send them again; they come as whole columns.
-
-Functions import pyarrow.compute, because processes that plan and commit a stream do not need it.
+A dead letter's row has everything that is needed to send its message again; dead letters are built
+from whole columns. Functions import pyarrow.compute themselves, because processes that plan and
+commit a stream do not need it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def worker_name() -> str:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The columns that say who wrote a row; all rows of a task attempt share them.
+    """The columns that say who wrote a row. All rows of a task attempt have the same values.
 
-    A driver has no partition and no task. The id of a batch write is its query id; its epoch is 0.
+    A driver has no partition and no task. A batch write has its own id as query id, and epoch 0.
     """
 
     query_id: str
@@ -68,11 +68,12 @@ class RunContext:
 
 
 BETWEEN_HALVES: Final = "\x02"
-"""Separator in the column `half_messages`. No message id has it: RocketMQ ends properties by it."""
+"""Separator in the column `half_messages`. RocketMQ ends properties by it, so ids do not contain
+it."""
 
 
 class GroupFacts(NamedTuple):
-    """The facts of a group of single messages in a send row; columns of the ledger."""
+    """Columns of a send row that sums up a group of single messages."""
 
     frames: int
     last_message_id: str
@@ -123,7 +124,7 @@ def send_rows(
         )
     }  # fmt: skip
     values["at"] = _millis([a.started_ms for a in attempts])
-    # The row of a wait names the broker that the request waited for, or no broker.
+    # A row about a wait names the broker that the request waited for, if any.
     values["broker_name"] = [a.broker_name or None for a in attempts]
     values["broker_address"] = [a.broker_address or None for a in attempts]
     values["queue_id"] = [a.queue_id if a.queue_id >= 0 else None for a in attempts]
@@ -131,7 +132,7 @@ def send_rows(
     values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
     values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]
     values["message_id"] = [a.message_id or None for a in attempts]
-    # Keep only the first of a batch's offset ids: the others follow from it and take 33 bytes each.
+    # Store only the first offset id of a batch: the others follow from it, and each takes 33 bytes.
     values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
     values["request"] = None if requests is None else list(requests)
     values["maybe_duplicate"] = (
@@ -150,10 +151,10 @@ def in_flight_rows(
     message_count: Sequence[int], body_bytes: Sequence[int],
     message_id: Sequence[str | None] | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
-    """Return rows to append before the answers, so that the ledger has a killed worker's sends.
+    """Return rows to append before the answers, so that a killed worker's sends are on record.
 
-    `Ledger.sends` leaves a row out once the ledger has the request's answer. A row without an
-    answer is a send of an attempt that died, and its outcome is unknown.
+    `Ledger.sends` hides such a row once the ledger has the request's answer. A row without an
+    answer stands for a request of an attempt that died; its outcome is unknown.
     """
     values: dict[str, Any] = {
         "request": list(requests), "topic": topic, "message_count": list(message_count),
@@ -169,8 +170,8 @@ def isolation_rows(
     """Return a row per isolation.
 
     Args:
-        now_s, now_us: the same moment on the isolations' monotonic clock and on the wall clock
-            (microseconds since 1970); by default both are read here.
+        now_s, now_us: one moment on the isolations' monotonic clock and on the wall clock
+            (microseconds since 1970). The default is now.
     """
     now_s = time.monotonic() if now_s is None else now_s
     now_us = time.time_ns() // 1000 if now_us is None else now_us
@@ -198,7 +199,7 @@ def epoch_row(
     Args:
         counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and other columns of
             `epoch` rows. Other names are ignored, so `TaskSummary.as_dict()` may be passed.
-        complete: the attempt reached the end of its input with every row accounted for.
+        complete: the attempt has read all of its input, and each row has an outcome.
     """
     column_names = set(columns_of(EPOCH))
     values = {name: value for name, value in counts.items() if name in column_names}
@@ -211,14 +212,14 @@ def confirmed_row(
     ctx: RunContext, *, num_input_rows: int, rows_in: int | None = None,
     duration_ms: float | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
-    """Return the driver's row of an epoch that Spark reported as done (a progress event).
+    """Return the driver's row for an epoch that Spark reported as done in a progress event.
 
-    It has no `complete`, unlike the accounts of a task.
+    Its column `complete` is null, in contrast to the accounts of a task.
 
     Args:
         num_input_rows: rows that Spark read from its sources; the query may filter some of them.
-        rows_in: rows that Spark handed to the sink's tasks, if known; the sum of `rows_in` of the
-            tasks' accounts must be equal.
+        rows_in: rows that Spark handed to the sink's tasks, if known. It must equal the sum of
+            `rows_in` in the tasks' accounts.
     """
     values = {"num_input_rows": num_input_rows, "rows_in": rows_in, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
@@ -242,12 +243,12 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
 def in_order(
     batches: Iterable[pa.RecordBatch], sequence: int, file: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with their place in the table's order.
+    """Yield the rows with their order numbers (the column `sequence`).
 
     Args:
         sequence: the append's `Append.sequence`.
-        file: the number that the rows' spool file has in the fold. A file has 262,144 places;
-            further rows share the last place.
+        file: number of the rows' spool file in the fold. A file has 262,144 order numbers;
+            all further rows get the last one.
     """
     row = 0
     for batch in batches:
@@ -258,7 +259,7 @@ def in_order(
 
 
 def placed(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
-    """Return the rows with `sequence` as the order number of each row."""
+    """Return the rows, all with the order number `sequence`."""
     return _with_sequence(batch, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows))
 
 
@@ -267,12 +268,12 @@ def _with_sequence(batch: pa.RecordBatch, numbers: pa.Array) -> pa.RecordBatch:
 
 
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """Build `count` rows of one kind from arrays, lists, or values for all rows.
+    """Build `count` rows of one kind. A value is an array, a list, or a single value for all rows.
 
     `at` defaults to now. Columns that the kind does not use are null.
 
     Raises:
-        ValueError: a name that the kind does not have, or a column of another length.
+        ValueError: the kind has no such column, or a column has another length.
     """
     fields = _fields_of(kind)
     unknown = values.keys() - fields.keys()
@@ -291,13 +292,13 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _FILE_ROWS: Final = 1 << 18
-"""Order numbers of each file in a fold: an append has 2^32 numbers, enough for 2^14 files."""
+"""Order numbers of each file in a fold. An append has 2^32 numbers, enough for 2^14 files."""
 _SEQUENCE: Final = LEDGER_SCHEMA.get_field_index(SEQUENCE)
 
 
 @functools.lru_cache(maxsize=len(KINDS))
 def _fields_of(kind: str) -> dict[str, tuple[int, pa.Field]]:
-    """Return {name: (place in the schema, field)} of the columns that rows of a kind use."""
+    """Return {name: (index in the schema, field)} of the columns that rows of a kind use."""
     used = set(columns_of(kind))
     return {field.name: (n, field) for n, field in enumerate(LEDGER_SCHEMA) if field.name in used}
 
@@ -306,10 +307,10 @@ def _nulls(count: int) -> tuple[pa.Array, ...]:
     return tuple(pa.nulls(count, field.type) for field in LEDGER_SCHEMA)
 
 
-# Cache columns of nulls: in the many small batches of a task they cost more than columns of values.
+# Cache columns of nulls. In a task's many small batches they cost more than the other columns.
 _few_nulls = functools.lru_cache(maxsize=16)(_nulls)
 _FEW: Final = 64
-"""Number of rows up to which columns of nulls are cached; larger ones would hold much memory."""
+"""Number of rows up to which columns of nulls are cached; longer columns take too much memory."""
 
 
 def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
@@ -329,7 +330,7 @@ def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
 
 
 def _is_one_value(type_: pa.DataType, value: Sequence[Any]) -> bool:
-    """Return whether a list is one row's value for a list column, not the values of many rows."""
+    """Return whether a list is one value of a list column, not the values of many rows."""
     nested = pa.types.is_list(type_) or pa.types.is_map(type_)
     return nested and all(isinstance(item, str) for item in value) and len(value) > 0
 
@@ -339,10 +340,10 @@ def _millis(values: Sequence[int]) -> pa.Array:
 
 
 _BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Limit of body bytes in a record batch, well under the 2 GiB that a binary array can hold."""
+"""Limit of body bytes in a record batch; a binary array can hold 2 GiB."""
 _IGNORED: Final = frozenset({"order_by", "traceparent", "tracestate"})
-"""Columns of the row contract that are not stored: `ordinal` keeps the order, and `properties` has
-the trace context."""
+"""Columns of the row contract that are not stored. `ordinal` keeps the order instead, and
+`properties` has the trace context."""
 _TEXTS: Final = ("first_error", "last_error")
 
 
@@ -350,20 +351,19 @@ def dead_letter_rows(
     columns: Mapping[str, Any], ctx: RunContext, *, first_ordinal: int = 0,
     include_body: bool = True, secrets: Iterable[str] = (),
 ) -> list[pa.RecordBatch]:  # fmt: skip
-    """Return rows of dead letters in the given order; large bodies are divided into several
+    """Return rows of dead letters in the given order. Large bodies are divided among several
     batches.
 
     Args:
         columns: arrays, or single values for all rows, by the names of `RowBatch.columns()` and of
-            the kind's own columns. `reason` and at least one array are required. Text that is not
-            UTF-8 is kept with the replacement character; `body` is exact bytes.
-        first_ordinal: the first row's place among the dead letters of its task attempt; the caller
-            adds the number of rows for its next call, so that the dead letters of a key keep their
-            order.
-        include_body: False keeps only length and digest, so a backfill cannot send the dead letter.
+            the kind's own columns. `reason` and at least one array are required. Bytes of a text
+            that are not UTF-8 become the replacement character; `body` stays as it is.
+        first_ordinal: number of dead letters that the task attempt gave up before these. It keeps
+            the dead letters of a key in order.
+        include_body: False stores only length and digest, so a backfill cannot send the message.
 
     Raises:
-        ValueError: an unknown column or reason, columns of different lengths.
+        ValueError: an unknown column or reason, or columns of different lengths.
     """
     values = _named(columns)
     count = _count(values)
@@ -397,7 +397,6 @@ def _rows(
 
 
 def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns to store, under the names of the ledger's dead letters."""
     values = {n: v for n, v in columns.items() if v is not None and n not in _IGNORED}
     if "delivery_timestamp_ms" in values:
         values["delivery_timestamp"] = values.pop("delivery_timestamp_ms")
@@ -413,7 +412,7 @@ def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instants(millis: pa.Array) -> pa.Array:
-    """Return milliseconds as timestamps; a value outside of datetime's range becomes null."""
+    """Return milliseconds as timestamps; values outside of datetime's range become null."""
     import pyarrow.compute as pc
 
     first, last = (us // 1000 for us in MOMENTS_US)
@@ -423,7 +422,7 @@ def _instants(millis: pa.Array) -> pa.Array:
 
 
 def _one_each(keys: pa.Array) -> pa.Array:
-    """Return a column of texts as a column of lists with one text; null stays null."""
+    """Return a column of texts as a column of lists with one text each; null stays null."""
     present = keys.is_valid()
     offsets = np.concatenate([[0], np.cumsum(present.to_numpy(zero_copy_only=False))])
     starts = pa.array(offsets, pa.int32(), mask=np.append(~np.asarray(present), False))
@@ -446,7 +445,7 @@ def _check_words(name: str, words: Any, known: Sequence[str]) -> None:
 
 
 def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:
-    """Mask secrets in texts; each distinct text is cleaned once, because errors repeat."""
+    """Mask secrets in texts. Clean each distinct text once, because errors repeat."""
     if isinstance(texts, str):
         return storable(texts, secrets=secrets)
     encoded = valid_text(texts, pa.string()).dictionary_encode()
@@ -496,9 +495,10 @@ def _digests(body: Any) -> Any:
 
 
 def valid_text(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return `array` as `type_`, with U+FFFD for bytes that are not UTF-8 (Spark permits them).
+    """Return `array` as `type_`, with U+FFFD for bytes that are not UTF-8. Spark permits such
+    bytes.
 
-    Arrow checks strings only if asked, but every reader in Python would fail on invalid ones.
+    Arrow checks strings only on request, but every reader in Python would fail on invalid ones.
     """
     array = array.cast(type_) if array.type != type_ else array
     try:

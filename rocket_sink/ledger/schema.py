@@ -1,8 +1,8 @@
-"""The ledger's one wide, append-only table; its pa.Schema and its Spark DDL from one definition.
+"""The schema of the ledger's one wide, append-only table, for pyarrow and for Spark.
 
 Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`).
-Columns that the row's kind does not use are null. A dead letter's columns have the names of the row
-contract, so the sink takes a dead letter as a row, without a change.
+Columns that the row's kind does not use are null. The columns of a dead letter have the names of
+the row contract, so the sink can send a dead letter like any other row.
 """
 # ruff: noqa: E501 (one column per line: it is read as a table)
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 SCHEMA_VERSION: Final = 1
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
-"""Property of the Delta table that has the schema's version."""
+"""Property of the Delta table that stores the schema's version."""
 
 SEND: Final = "send"
 DEAD_LETTER: Final = "dead_letter"
@@ -27,28 +27,29 @@ TRANSACTION: Final = "transaction"
 KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL, TRANSACTION)
 
 REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "consumer")
-"""Classes of dead letters by cause, in order: the row itself; the way to the broker, or a busy or
-broken broker; a missing permission; no valid answer, so perhaps stored; an earlier failed message
-of the key; a consumer group that gave the message up (exported from its dead-letter topic)."""
+"""Causes of dead letters, in this order: the row itself; the connection to the broker, or a busy or
+broken broker; a missing permission; no valid answer, so the message may be stored; an earlier
+failed message of the key; a consumer group that gave the message up (exported from its dead-letter
+topic)."""
 
 UNPARKED: Final = "unparked"
-"""The resolution that takes back `parked` or `dropped`, so the dead letter is pending again."""
+"""The resolution that undoes `parked` or `dropped`: the dead letter is pending again."""
 
 RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
-"""Resolutions of a dead letter: stored by a later send; put aside by hand; not wanted; pending again."""
+"""Resolutions: stored by a later send; put aside by hand; not wanted; pending again."""
 
 MOMENTS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The first and the last of Python's datetimes (years 1 to 9999) in microseconds since 1970. Rows with a
-time beyond them cannot be collected."""
+"""The first and the last of Python's datetimes (years 1 to 9999) in microseconds since 1970. Rows
+with a time outside this range cannot be collected."""
 
 IN_FLIGHT: Final = "in_flight"
-"""Outcome of a row written before its request's answer; a later row of the request replaces it."""
+"""Outcome of a row that is written before the answer. Views hide it once there is an answer."""
 
 NO_WAY: Final = (
     "CONNECT", "CONNECTION_LOST", "HELD_BACK", "LOCAL_RESOURCES", "NAME_SERVER_UNAVAILABLE",
     "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
 )  # fmt: skip
-"""Error codes of failures on the way to the brokers, for which the dead letter is not to blame."""
+"""Error codes of failures between sink and brokers. The dead letter itself is not their cause."""
 
 _ALL: Final = KINDS
 _TYPES: Final[dict[str, pa.DataType]] = {
@@ -181,8 +182,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
 # fmt: on
 
 SEQUENCE: Final = "sequence"
-"""Column that orders rows by their appends, independent of the writers' clocks: a later row has the
-greater number."""
+"""Column that orders rows by their appends, not by clocks. A later row has a greater number."""
 
 RUN_COLUMNS: Final = (
     "query_id", "run_id", "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id",
@@ -195,12 +195,12 @@ LEDGER_SCHEMA: Final = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMN
 STATS_COLUMNS: Final = (
     "at", "query_id", "epoch", "partition", "broker_name", "outcome", "letter_id", "rtt_ms",
 )  # fmt: skip
-"""Columns that Delta keeps minima and maxima of; bodies and texts would bloat its log."""
+"""Columns whose minima and maxima Delta stores. Those of bodies and texts would bloat its log."""
 
 
 UNFOLDED: Final = {kind: f"unfolded {kind}" for kind in (SEND, ISOLATION)}
-"""{kind: name under which readers see its rows that are not in the table yet}. A row may be under
-both names for a moment, so no query counts over both."""
+"""{kind: kind under which readers see rows that are not in the table yet}. For a moment a row may
+have both kinds, so no query may count over both."""
 
 
 def columns_of(kind: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Pieces of queries over a ledger that Spark and DuckDB both understand, and percentiles."""
+"""Parts of queries over a ledger, in SQL that Spark and DuckDB both know, and percentiles."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from rocket_sink.ledger import views
 from rocket_sink.text import clean
 
 Query = Callable[[str], pa.Table]
-"""Runs a query over the views of one ledger."""
+"""A function that runs a query over the views of one ledger."""
 
 STORED: Final = "outcome IN ('acked', 'acked_degraded')"
 REQUESTS: Final = (
     "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
 )
-"""Term for the number of attempts; a row without bytes on the wire is a wait, not an attempt."""
+"""Term for the number of attempts. A row with `wire_bytes` 0 is about a wait and not an attempt."""
 BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
 _CLASSES: Final = 100
-"""Number of histogram classes between a value and e times the value: each is 1 % wide."""
+"""Number of histogram classes between x and e * x: each class is 1 % wide."""
 _LEAST_MS: Final = 0.001
 _IDS_SHOWN: Final = 5
 GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
                         ("rtt_ms", 0.01))  # fmt: skip
-"""Percentile columns of a group: (column, share of the group's messages that it stands for)."""
+"""(column, share of a group's messages whose latency the column stands for)."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The selected rows; None stands for all.
+    """The rows of a query: None selects all.
 
-    `query_id` may be the beginning of an id, as reports show it; `since` is included, `until` not.
+    `query_id` may be the beginning of an id, as reports show it. Rows at `since` are included, rows
+    at `until` are not.
     """
 
     query_id: str | None = None
@@ -49,7 +50,7 @@ class Scope:
 
 
 class Scoped:
-    """Queries whose WHERE ends with the scope's conditions."""
+    """Runs queries; `where` is the condition that a row is in the scope."""
 
     def __init__(self, query: Query, scope: Scope) -> None:
         self._query = query
@@ -66,12 +67,11 @@ class Scoped:
         return views.rows_of(self._query(select))
 
     def table(self, select: str) -> pa.Table:
-        """Return the result of a query as a table."""
         return self._query(select)
 
 
 def is_text(column: str, text: str, form: str = "{}") -> str:
-    """Return the condition that a column has this text; a text with special characters is compared
+    """Return the condition that a column has this text. A text with special characters is compared
     in hexadecimal digits."""
     column = form.format(column)
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
@@ -80,10 +80,10 @@ def is_text(column: str, text: str, form: str = "{}") -> str:
 
 
 def full_id(query: Query, start: str, path: str) -> str:
-    """Return the full id of the query whose id begins with `start`, as reports show it.
+    """Return the full id of the query whose id begins with `start`.
 
     Raises:
-        LedgerError: no query, or several, have an id that begins so.
+        LedgerError: no query has such an id, or several have.
     """
     begins = is_text("query_id", start, f"substr({{}}, 1, {len(start)})")
     rows = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
@@ -114,7 +114,7 @@ def timestamp(moment: dt.datetime) -> str:
 
 
 def latencies(where: str, *columns: str) -> str:
-    """Return a query for the table (columns, ms, weight): the latencies of the answers."""
+    """Return a query for the latencies of answers: a table (columns, ms, weight)."""
     names = ", ".join(f"{text}" for text in columns)
     rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
     parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]
@@ -132,7 +132,7 @@ def class_of(column: str) -> str:
 
 
 def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the classes of latencies as `class_of` would in SQL."""
+    """Return the classes of latencies, as `class_of` does in SQL."""
     classes: npt.NDArray[Any] = np.floor(np.log(np.maximum(ms, _LEAST_MS)) * _CLASSES).astype(int)
     return classes
 

@@ -1,9 +1,9 @@
-"""Address and credentials of a ledger's object store, from Hadoop's properties, for all readers.
+"""Address and credentials of a ledger's object store, from Hadoop's properties.
 
-Spark reaches a store by `spark.hadoop.fs.*`; driver and tasks reach it by pyarrow as well, for the
-files beside the table, and the driver by delta-rs. Users set them once: the driver reads the
-properties of its session, and hands them to tasks with the ledger's token (`ledger.token`). pyarrow
-and delta-rs take missing properties from the environment.
+Users set `spark.hadoop.fs.*` once, for Spark. The driver and the tasks also reach the store by
+pyarrow, for the files beside the table, and the driver by delta-rs. So the driver reads the
+properties of its session, and sends them to the tasks with the ledger's token (`ledger.token`).
+pyarrow and delta-rs take missing properties from the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Properties = dict[str, Secret]
-"""{Hadoop's name: value}; the values are never printed."""
+"""{name in Hadoop: value}. The values are never printed."""
 
 _S3A: Final = (
     "endpoint", "endpoint.region", "access.key", "secret.key", "session.token",
@@ -33,9 +33,9 @@ _DELTA_RS: Final = {
     "access_key": "AWS_ACCESS_KEY_ID", "secret_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN", "region": "AWS_REGION",
 }  # fmt: skip
-"""{pyarrow's argument: delta-rs's name}."""
+"""{argument of pyarrow: option of delta-rs}."""
 _PATIENCE: Final = {"max_retries": "12", "backoff_config.init_backoff": "500ms"}
-"""Retries for about half a minute, as in S3A; by default delta-rs gives up after some seconds."""
+"""Retries for about half a minute, as in S3A. By default delta-rs gives up after some seconds."""
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _ENDPOINT_S3: Final = "AWS_ENDPOINT_URL_S3"
 _OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
@@ -46,12 +46,12 @@ _remembered: dict[str, Properties] = {}
 
 
 def remember(properties: Properties, uri: str = "") -> None:
-    """Remember the properties of the ledger at `uri`; without `uri`, those of all other ledgers."""
+    """Remember the properties of the ledger at `uri`; without `uri`, of all other ledgers."""
     _remembered[uri] = properties
 
 
 def properties_for(uri: str) -> Properties:
-    """Return the properties of a ledger's store: remembered ones, else the Spark session's."""
+    """Return the remembered properties of a ledger's store, or else those of the Spark session."""
     properties = _remembered.get(uri, _remembered.get(""))
     if properties is not None:
         return properties
@@ -62,10 +62,10 @@ def properties_for(uri: str) -> Properties:
 
 
 def active_session() -> Any:
-    """Return the classic or Connect session of this process, or None; never start one.
+    """Return the classic or Connect session of this process, or None; never start a session.
 
-    The thread's session counts before the process's, because Spark knows no active session in a
-    thread that has not run anything yet. Workers, and processes without pyspark, have None.
+    A thread that has not used Spark yet has no session of its own. It gets the process's session.
+    Workers, and processes without pyspark, get None.
     """
     if "pyspark.sql" not in sys.modules:
         return None
@@ -74,17 +74,16 @@ def active_session() -> Any:
     try:
         return SparkSession.active()
     except Exception:
-        # Workers, and processes whose JVM is gone, have no session to ask.
         return None
 
 
 def is_classic(spark: SparkSession | None) -> bool:
-    """Return whether the session has a JVM: not a Spark Connect session, and not None."""
+    """Return whether the session has a JVM. A Spark Connect session has none."""
     return getattr(spark, "_jsparkSession", None) is not None
 
 
 def all_properties(session: SparkSession) -> Properties:
-    """Return the properties of all stores, for a ledger that is not known yet."""
+    """Return the properties of all stores, for use while the ledger's store is not known."""
     conf = session.sparkContext._jsc.hadoopConfiguration()
     names = [f"fs.s3a.{name}" for name in _S3A] + [f"fs.oss.{name}" for name in _OSS]
     buckets = dict(conf.getPropsWithPrefix(_BUCKET))
@@ -94,12 +93,12 @@ def all_properties(session: SparkSession) -> Properties:
 
 
 def is_s3(uri: str) -> bool:
-    """Return whether the URI is on S3, by any of Hadoop's names."""
+    """Return whether the URI is on S3, by any of Hadoop's schemes."""
     return urlsplit(uri).scheme in ("s3a", "s3n", "s3")
 
 
 def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
-    """Return pyarrow's file system and the path there; None without properties of the store.
+    """Return pyarrow's file system and the path in it; None if `properties` has none of the store.
 
     Raises:
         OSError, ValueError: pyarrow refuses the values.
@@ -123,7 +122,8 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
     """Return delta-rs's `storage_options` of a ledger on S3.
 
     Raises:
-        LedgerError: the environment has a session token of other keys, which delta-rs would send.
+        LedgerError: delta-rs would send a session token from the environment with keys that it
+            does not belong to.
     """
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
     options = {
@@ -140,7 +140,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
     if "endpoint_override" in arguments:
         endpoint = f"{arguments['scheme']}://{arguments['endpoint_override']}"
     if endpoint:
-        # Set both names: the environment may have the one for S3, which delta-rs prefers.
+        # Set both variables: delta-rs prefers the one for S3, and the environment may have it.
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
     return {**options, **_PATIENCE, "AWS_CONDITIONAL_PUT": "etag"}
@@ -148,13 +148,11 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
 
 @functools.lru_cache(maxsize=1)
 def keeps_transactions() -> bool:
-    """Return False for delta-rs before 1.6, which commits files without transactions.
-
-    A package manager may keep an old version that another package wants.
-    """
+    """Return whether this delta-rs commits transactions; before 1.6 it commits files without them.
+    An older version may be installed because another package needs it."""
     log_level = os.environ.get("RUST_LOG")
     # delta-rs reads RUST_LOG at its import. By default it would warn when another commit came
-    # first, which is no fault.
+    # first, which is no error.
     os.environ["RUST_LOG"] = log_level or "error"
     try:
         from deltalake import __version__
@@ -165,7 +163,7 @@ def keeps_transactions() -> bool:
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
-    """Open S3, so that one request writes a small file (a note, a spool file) if Arrow can."""
+    """Open S3, if Arrow can with an option by which one request writes a small file."""
     from pyarrow import fs
 
     try:
@@ -176,7 +174,7 @@ def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
 
 
 def _values(conf: Any, names: Iterable[str]) -> Properties:
-    """Return properties of Hadoop, also from `hadoop.security.credential.provider.path`."""
+    """Return Hadoop's properties, including those in credential providers."""
     properties = {}
     for name in names:
         value = conf.getPassword(name)
@@ -198,7 +196,7 @@ def _names(uri: str) -> Iterator[str]:
 
 
 def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, Any]:
-    """Return pyarrow's arguments for a bucket; properties of this bucket win, as in Hadoop."""
+    """Return pyarrow's arguments for a bucket. The bucket's own properties win, as in Hadoop."""
     settings = {}
     for name in _S3A:
         value = properties.get(f"{_BUCKET}{bucket}.{name}", properties.get(f"fs.s3a.{name}"))
@@ -217,7 +215,7 @@ def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, An
 
 
 def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
-    """Return arguments for OSS, which speaks S3 with the bucket in the host's name."""
+    """Return pyarrow's arguments for OSS: S3's API, with the bucket in the host name."""
     settings = {name: properties.get(f"fs.oss.{name}", Secret("")).reveal() for name in _OSS}
     if not (settings["endpoint"] and settings["accessKeyId"] and settings["accessKeySecret"]):
         return {}
@@ -235,7 +233,7 @@ def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
 
 
 def _endpoint(address: str, scheme: str) -> dict[str, str]:
-    """Return the endpoint of `host`, `host:port` or a URL."""
+    """Return pyarrow's arguments for an address: `host`, `host:port` or a URL."""
     address_scheme, _, host = address.rpartition("://")
     return {"endpoint_override": host.rstrip("/"), "scheme": address_scheme or scheme}
 

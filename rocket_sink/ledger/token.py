@@ -1,14 +1,16 @@
-"""Proof that driver and tasks have the same ledger: the tasks find the token that the driver made.
+"""A token proves that driver and tasks use the same folder as the ledger.
 
-The token is a note of the kind `tokens` with a random name. The driver makes it, or takes an
-existing one, before it hands the sink to its tasks. The name travels with the sink's configuration,
-and a task looks for the file before its first send. A folder of the same path on a worker's own
-disk lacks this file; without the check, given-up rows would be lost there while the query succeeds.
-The same check proves that the task can write to the ledger. Otherwise the write would fail after
-the rows were sent, and each retry would send them again. The token of any driver proves the folder,
-so two drivers that start on a new ledger at once need no agreement. Each task checks a local path;
-each worker process checks an object store once. To test the right to write, the check makes a
-folder (local) or an object, and removes it at once.
+The token is a note (kind `tokens`) with a random name. Before the driver hands the sink to its
+tasks, it writes the note or takes an existing one. The sink's configuration has the name, and each
+task looks for the note before its first send. If a worker has another folder of the same path on
+its own disk, the note is missing there. Without this check, given-up rows would be lost in that
+folder although the query succeeds.
+
+The check also proves that the task can write to the ledger, by a test folder (local) or a test
+object that is removed at once. Otherwise the write would fail after the rows were sent, and each
+retry would send them again. Each task checks a local ledger; each worker process checks an object
+store once. If two drivers start on a new ledger at the same time, they may both write a token: any
+token proves the folder.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ TOKENS: Final = "tokens"
 _FOLDER: Final = f"{NOTES}/{TOKENS}"
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 1.0
-"""Pause between looks for the token: NFS clients remember for some seconds that a file is
+"""Pause between two looks for the token. NFS clients cache for some seconds that a file is
 missing."""
 
 _tried: set[LedgerToken] = set()
-"""Ledgers to which this process, or its parent before a fork, has written."""
+"""Tokens of ledgers to which this process, or its parent before a fork, has written."""
 
 
 @dataclass(frozen=True)
 class LedgerToken:
-    """The token that tasks must find in the ledger's folder before they send (`ledger_token`).
+    """The token that a task must find in the ledger's folder before it sends.
 
     Attributes:
-        uri: of the ledger, as Spark names it.
-        name: name of the file; empty if the process that made the token cannot reach the driver's
-            files (a Spark Connect client). Then tasks look for the table's log instead.
-        spools: tasks write spool files.
+        uri: of the ledger, as in `LedgerPath`.
+        name: name of the note. It is empty if a Spark Connect client made the token, because the
+            client does not see the driver's files. Then tasks look for the table's log instead.
+        spools: whether tasks write spool files.
         storage: address and credentials of the store, which only the driver's session knows.
     """
 
@@ -57,17 +59,17 @@ class LedgerToken:
     storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
     def use(self) -> None:
-        """Remember the store's properties in this process; called by a task before it looks for the
-        ledger."""
+        """Remember the store's properties in this process. A task calls this before it looks for
+        the ledger."""
         if self.storage:
             remember(self.storage, self.uri)
 
     def check(self) -> None:
-        """Check that this is the driver's ledger; called by a task before its first send.
+        """Check that this is the driver's ledger. A task calls this before its first send.
 
         Raises:
-            LedgerError: another folder than the driver's, or one that cannot be written or
-                reached; says what to change.
+            LedgerError: the folder is not the driver's, or cannot be written or reached. The text
+                says what to change.
         """
         self.use()
         if self in _tried and not self.uri.startswith("file:"):
@@ -110,12 +112,12 @@ class LedgerToken:
         )
 
 
-# Functions import what they need, because the data source runs in processes that live for one call,
-# and pyarrow's file systems load slowly.
+# Functions import pyarrow's file systems themselves, because they load slowly, and the data source
+# uses this module in processes that live for one call.
 
 
 def token_names(place: LedgerPath) -> list[str]:
-    """Return the names of the tokens that are there."""
+    """Return the names of the ledger's tokens."""
     folder = f"{place.root}/{_FOLDER}"
     if place.is_local:
         with contextlib.suppress(FileNotFoundError):
@@ -125,7 +127,7 @@ def token_names(place: LedgerPath) -> list[str]:
 
 
 def _exists(place: LedgerPath, path: str) -> bool:
-    """Return whether the path exists; errors other than "not there" are raised."""
+    """Return whether the path exists; raise errors other than "not found"."""
     if place.is_local:
         with contextlib.suppress(FileNotFoundError):
             Path(path).stat()
@@ -135,8 +137,8 @@ def _exists(place: LedgerPath, path: str) -> bool:
 
 
 def _write(place: LedgerPath, *, spools: bool) -> None:
-    """Make and remove a test object where the task will write. Locally the object is a folder,
-    because a fold would read a file in the spool as rows."""
+    """Make and remove a test object where the task will write. Locally it is a folder, because a
+    fold would read a file in the spool as rows."""
     name = f"_try-{uuid.uuid4().hex}"
     if place.is_local:
         folder = Path(place.spool if spools else place.root)
@@ -152,12 +154,12 @@ def _write(place: LedgerPath, *, spools: bool) -> None:
     make_folder_of(filesystem, path)
     with filesystem.open_output_stream(path) as file:
         file.write(b"-")
-    # Tasks need no right to delete. Without it, one byte per worker process remains.
+    # Tasks may lack the right to delete. Then one byte per worker process remains.
     with contextlib.suppress(OSError):
         filesystem.delete_file(path)
 
 
 def worker_and_user() -> str:
-    """Return this process's worker and user, as text for a message."""
+    """Return this process's worker name and user, for messages."""
     user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "?")
     return f"{worker_name()} as user {user}"

@@ -1,17 +1,18 @@
-"""The views behind `Ledger`, as SQL over all its rows; they select the rows that count.
+"""The views behind `Ledger`, as SQL over all its rows. They select the rows that count.
 
-A task attempt counts if it is complete and the last of its partition. Within a run the last attempt
-is the one that Spark started last; over runs it is the last in the table. Once Spark has confirmed
-an epoch, only attempts of the confirming run count, because an earlier run may have cut the rows
-into other partitions. If that run has no attempts (Delta skips a known epoch), earlier runs count.
+A task attempt counts if it is complete and is the last attempt at its partition. Within a run the
+last attempt is the one that Spark started last; among several runs it is the last in the table.
+Once Spark has confirmed an epoch, only attempts of the confirming run count, because an earlier run
+may have divided the rows into other partitions. If that run has no attempts (Delta skips an epoch
+that it knows), earlier runs count.
 
-The table's order (`sequence`) tells which row is last, not clocks, which may be set back.
+The column `sequence` tells which row is the last one. Clocks do not, because they may be set back.
 
-Accounts are epoch rows with `complete`; confirmations are epoch rows without it. Accounts without a
-partition belong to a `TableProducer`, whose send is one task.
+Rows of the kind `epoch` are either accounts of a task attempt, with a value of `complete`, or
+confirmations by Spark, without one. Accounts without a partition belong to a `TableProducer`, whose
+send is one task.
 
-The SQL is common to Spark and DuckDB (`ledger.query.duckdb_reader`), so that a view has one
-definition for all readers.
+Spark and DuckDB (`ledger.query.duckdb_reader`) both know this SQL, so each view is defined once.
 """
 # ruff: noqa: S608 (the SQL has our own names only)
 
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
-"""Columns that name a task attempt."""
+"""Columns that identify a task attempt."""
 _EPOCH: Final = ("query_id", "epoch")
 OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
-"""Outcomes of a row: columns of the `epoch` rows."""
+"""Columns of `epoch` rows that count a task's rows by their outcome."""
 _COUNTS: Final = (
     "rows_in", *OUTCOMES, "invalid", "held_back", "duplicates_possible", "found_stored",
     "requests", "attempts", "body_bytes", "moved_keys",
@@ -65,13 +66,12 @@ def _each(form: str, names: Iterable[str]) -> str:
 
 
 def _same(left: str, right: str, names: Iterable[str]) -> str:
-    """Return a condition of a join; null is equal to null."""
+    """Return the condition of a join on columns; null is equal to null."""
     return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in names)
 
 
 def _rows(kind: str, **instead: str) -> str:
-    """Return the query for a kind's rows in its own columns; `instead` has terms that replace
-    columns."""
+    """Return the query for the columns and rows of a kind; terms of `instead` replace columns."""
     names = columns_of(kind)
     terms = (f"{instead[name]} AS {name}" if name in instead else name for name in names)
     return f"SELECT {', '.join(terms)} FROM ledger_rows WHERE kind = '{kind}'"
@@ -79,7 +79,7 @@ def _rows(kind: str, **instead: str) -> str:
 
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
-"""Term that replaces times outside Python's range by null: one such time would make all dead
+"""Term that replaces times outside Python's range by null. One such time would make all dead
 letters unreadable."""
 _REPEATED: Final = f"SEMI JOIN repeated_epochs r ON {_same('e', 'r', _EPOCH)}"
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
@@ -88,7 +88,7 @@ _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0),
 
 
 def _newest_rows(kind: str) -> str:
-    """Return a query for the rows of one kind, including rows that are not folded yet."""
+    """Return the query for the rows of a kind, including rows that are not folded yet."""
     return f"{_rows(kind)} OR kind = '{UNFOLDED[kind]}'"
 
 
@@ -97,8 +97,8 @@ VIEWS: Final = {
     "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
     "latest_answers": f"SELECT * FROM ({_newest_rows(SEND)}) s WHERE outcome <> '{IN_FLIGHT}'",
     "latest_isolations": _newest_rows(ISOLATION),
-    # Join requests and answers only for attempts that died, because a complete attempt has awaited
-    # all its answers. A ledger has many requests, so the join would be large.
+    # Join requests and answers only for attempts that died: a complete attempt has awaited all its
+    # answers. A ledger has many requests, so a join of all would be large.
     "died_in_flight": f"""
         SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
         ANTI JOIN (SELECT * FROM ledger_rows WHERE kind = '{EPOCH}' AND complete) c
@@ -147,8 +147,8 @@ VIEWS: Final = {
             max_by(rows_in, sequence) AS rows_handed,
             max_by(duration_ms, sequence) AS batch_duration_ms, max(at) AS confirmed_at
         FROM epoch_rows WHERE complete IS NULL GROUP BY query_id, epoch""",
-    # An epoch with one account per partition, all of one run, is no repeated epoch: all of its
-    # accounts are current. Only the accounts of the others have to be grouped and compared.
+    # An epoch with one account per partition, all of one run, is not repeated: all of its accounts
+    # are current. Only the accounts of repeated epochs have to be grouped and compared.
     "repeated_epochs": """
         SELECT query_id, epoch FROM epoch_rows WHERE complete IS NOT NULL GROUP BY query_id, epoch
         HAVING count(*) > count(DISTINCT coalesce(partition, -1)) OR min(run_id) < max(run_id)""",
@@ -168,15 +168,15 @@ VIEWS: Final = {
                 bool_or(complete) AS _has_complete
             FROM task_sums GROUP BY query_id, epoch, run_id
         ) r LEFT JOIN confirmations c ON r.query_id = c.query_id AND r.epoch = c.epoch""",
-    # `_current` is false if another run of the epoch was confirmed. Runs are joined, because a
-    # window over all task attempts would have to sort them.
+    # `_current` is false if another run of the epoch was confirmed. The view joins the few runs,
+    # because a window over all task attempts would have to sort them.
     "task_runs": """
         SELECT t.*, r._run_order, r._run_at, r._current
         FROM task_sums t JOIN (
             SELECT *, _confirmed OR NOT bool_or(_has_complete AND _confirmed)
                 OVER (PARTITION BY query_id, epoch) AS _current FROM runs
         ) r ON t.query_id = r.query_id AND t.epoch = r.epoch AND t.run_id = r.run_id""",
-    # `_has_partition` is true for one current attempt of each partition of an epoch.
+    # `_has_partition` is true for exactly one current attempt of each partition.
     "repeated_accounts": f"""
         SELECT {", ".join(_ACCOUNTS)}, _order, _current, _current AND _nth = 1 AS _has_partition,
             complete AND _current AND _nth = 1 AS counts
@@ -194,9 +194,9 @@ VIEWS: Final = {
         ANTI JOIN repeated_epochs r ON {_same("e", "r", _EPOCH)}
         UNION ALL SELECT * FROM repeated_accounts""",
     "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
-    # A dead letter without a partition does not come from a task, so nothing can supersede it.
-    # Letters of a failed send of `TableProducer` do not count, like those of a failed task. An
-    # export that runs twice gives the same letters.
+    # A dead letter without a partition does not come from a task, so no attempt supersedes it. If
+    # an export runs twice, the first of its equal letters counts. Letters of a `TableProducer` have
+    # no partition either, but count like those of a task: only if the send succeeded.
     "counted_letters": f"""
         SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
             SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY sequence, at) AS _nth
@@ -219,7 +219,7 @@ VIEWS: Final = {
             ) END) AS _balanced,
             count(CASE WHEN counts THEN 1 END) AS _counted
         FROM accounts GROUP BY query_id, epoch""",
-    # A killed attempt has no accounts. Each request that it handed to the engine has a row.
+    # A killed attempt has no accounts, but a row for each request that it handed to the engine.
     "killed_requests": f"""
         SELECT w.* FROM died_in_flight w
         ANTI JOIN (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) c
@@ -237,7 +237,7 @@ VIEWS: Final = {
             HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
         ) r GROUP BY {", ".join(_ATTEMPT)}""",
     # The view sums rows that brokers may have stored for attempts that do not count. It includes a
-    # killed attempt only once another attempt counts in its place: until then it may still run.
+    # killed attempt only once another attempt counts instead, because until then it may still run.
     "superseded": f"""
         SELECT query_id, epoch, count(*) AS superseded_attempts,
             CAST(sum(perhaps_stored) AS BIGINT) AS superseded_rows
@@ -252,9 +252,8 @@ VIEWS: Final = {
                     AND (k.partition = a.partition OR k.run_id <> a.run_id)
         ) s GROUP BY query_id, epoch""",
     # An epoch with only the driver's row had no rows to send, because tasks without rows write
-    # nothing. In the foreachBatch lane an epoch ends with the commit of its rows. A failed send of
-    # `TableProducer` counts as no rows: its caller has the error, and no later attempt takes its
-    # place.
+    # nothing. In the foreachBatch lane the commit of an epoch's rows confirms the epoch. A failed
+    # send of `TableProducer` counts as no rows: its caller gets the error, and no attempt follows.
     "epochs": f"""
         SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
             coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
@@ -289,9 +288,9 @@ VIEWS: Final = {
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
-    # Each stored half message in the table is to be committed. Only the foreachBatch lane and batch
-    # writes send half messages, and their rows come into the table by the epoch's append, which has
-    # no rows of failed attempts.
+    # The table's stored half messages are those to be committed. Only the foreachBatch lane and
+    # batch writes send half messages. Their rows come into the table by the epoch's append, which
+    # has no rows of failed attempts.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",
@@ -319,11 +318,11 @@ SPARK_VIEWS: Final = VIEWS | {
     "accounts": "SELECT * FROM repeated_accounts",
 }
 """`VIEWS` for Spark, which reads the table again for each use of a view. So Spark compares the
-accounts of all epochs instead of looking for repeated epochs first."""
+accounts of all epochs, and does not look for repeated epochs first."""
 
 
 def views_of(select: str, views: dict[str, str] = VIEWS) -> list[str]:
-    """Return the names of the views that a query needs; a view comes after those that it needs."""
+    """Return the names of the views that a query needs, each after the views that it uses."""
     names: list[str] = []
     words = set(re.findall(r"\w+", select))
     for name in reversed(views):
@@ -334,7 +333,7 @@ def views_of(select: str, views: dict[str, str] = VIEWS) -> list[str]:
 
 
 def queried(rows: DataFrame, select: str) -> DataFrame:
-    """Return a query over the views, with the definitions of the views that it names."""
+    """Return the result of a query, which may use the views."""
     names = views_of(select, SPARK_VIEWS)
     views = [f"{name} AS ({SPARK_VIEWS[name]})" for name in names]
     definitions = ", ".join(["ledger_rows AS (SELECT * FROM {rows})", *views])
@@ -342,7 +341,8 @@ def queried(rows: DataFrame, select: str) -> DataFrame:
 
 
 def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str], pa.Table]:
-    """Return a runner of queries over the views by Spark; they do not include `unfolded`."""
+    """Return a function that runs queries over the views by Spark; `unfolded` has additional
+    rows."""
     if unfolded:
         more = rows.sparkSession.createDataFrame(unfolded)
         rows = rows.unionByName(more, allowMissingColumns=True)
@@ -350,7 +350,6 @@ def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str],
 
 
 def view(rows: DataFrame, name: str) -> DataFrame:
-    """Return a view of a ledger's rows."""
     return queried(rows, f"SELECT * FROM {name}")
 
 
@@ -360,12 +359,12 @@ def newest(name: str, limit: int) -> str:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows as plain values: times in UTC, maps as dicts."""
+    """Return rows as Python values: times in UTC, maps as dicts."""
     columns = {}
     values: list[Any]
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_timestamp(column.type):
-            # Arrow imports pandas, in 0.3 s, to make a Python value of a timestamp.
+            # To make a Python value of a timestamp, Arrow imports pandas, which takes 0.3 s.
             times = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
             values = [us if us is None else _START + dt.timedelta(microseconds=us) for us in times]
         elif pa.types.is_map(column.type):
