@@ -50,8 +50,7 @@ _KEPT: Final = 3
 """Number of epochs whose notes are kept; one epoch is enough to detect a cut-back checkpoint."""
 _CACHED_CLAIMS: Final = 64
 _CHECK_S: Final = 1.0
-"""Shortest time between two checks for a later run; an object store takes some 50 ms to list a
-folder."""
+"""Shortest time between two checks. An object store takes some 50 ms to list a folder."""
 
 Brokers = Mapping[str, frozenset[str]]
 """{topic: names of brokers}."""

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 
 LEASE_S: Final = 30.0
-"""Time for which a killed holder on another host blocks the lock. It begins when a waiter first
-reads the lock's file."""
+"""Time for which a killed holder on another host blocks the lock after a waiter's first read."""
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0
@@ -139,8 +138,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # Even a live owner may have lost its lease, while the store was out of reach. So measure
-        # how long the text stays the same.
+        # Even a live owner may have lost its lease while the store was away: measure the time.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)

@@ -152,8 +152,7 @@ def failing(
 def first_line(error: BaseException) -> str:
     """Return an error as one line; for Java's errors, their message without the stack.
 
-    If an error of this package failed a task, return that error. After a failed write of a table it
-    is only in Java's stack.
+    If an error of this package failed a task, return that error. It may be only in Java's stack.
     """
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
@@ -211,8 +210,7 @@ def plain_path(uri: str) -> str:
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the path as a `LedgerPath`. Call this on the driver, because it makes paths absolute.
 
-    The `uri` of the result gives the same result again. In a `file://` URI, `%` and two hex digits
-    stand for a byte.
+    The result's `uri` gives the same result. In a `file://` URI, `%` and two hex digits are a byte.
 
     Raises:
         LedgerError: the path is empty, or Spark, pyarrow and delta-rs would read it differently.

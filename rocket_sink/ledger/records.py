@@ -1,8 +1,7 @@
 """Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
 
-A dead letter's row has everything that is needed to send its message again; dead letters are built
-from whole columns. Functions import pyarrow.compute themselves, because processes that plan and
-commit a stream do not need it.
+A dead letter's row has everything that is needed to send it again. Functions import pyarrow.compute
+themselves, because processes that plan and commit a stream do not need it.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class RunContext:
 
 
 BETWEEN_HALVES: Final = "\x02"
-"""Separator in the column `half_messages`. RocketMQ ends properties by it, so ids do not contain
-it."""
+"""Separator in `half_messages`. Ids cannot contain it, because RocketMQ ends properties by it."""
 
 
 class GroupFacts(NamedTuple):
@@ -351,8 +349,7 @@ def dead_letter_rows(
     columns: Mapping[str, Any], ctx: RunContext, *, first_ordinal: int = 0,
     include_body: bool = True, secrets: Iterable[str] = (),
 ) -> list[pa.RecordBatch]:  # fmt: skip
-    """Return rows of dead letters in the given order. Large bodies are divided among several
-    batches.
+    """Return rows of dead letters in the given order, with large bodies in several batches.
 
     Args:
         columns: arrays, or single values for all rows, by the names of `RowBatch.columns()` and of
@@ -495,8 +492,7 @@ def _digests(body: Any) -> Any:
 
 
 def valid_text(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return `array` as `type_`, with U+FFFD for bytes that are not UTF-8. Spark permits such
-    bytes.
+    """Return `array` as `type_`. Bytes that are not UTF-8, which Spark permits, become U+FFFD.
 
     Arrow checks strings only on request, but every reader in Python would fail on invalid ones.
     """

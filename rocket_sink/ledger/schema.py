@@ -29,8 +29,7 @@ KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL, TRANS
 REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "consumer")
 """Causes of dead letters, in this order: the row itself; the connection to the broker, or a busy or
 broken broker; a missing permission; no valid answer, so the message may be stored; an earlier
-failed message of the key; a consumer group that gave the message up (exported from its dead-letter
-topic)."""
+failed message of the key; a consumer group that gave up (exported from its dead-letter topic)."""
 
 UNPARKED: Final = "unparked"
 """The resolution that undoes `parked` or `dropped`: the dead letter is pending again."""

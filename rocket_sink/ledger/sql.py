@@ -40,8 +40,7 @@ GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms",
 class Scope:
     """The rows of a query: None selects all.
 
-    `query_id` may be the beginning of an id, as reports show it. Rows at `since` are included, rows
-    at `until` are not.
+    `query_id` may be the beginning of an id. `since` is included, `until` is not.
     """
 
     query_id: str | None = None

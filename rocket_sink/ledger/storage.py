@@ -122,8 +122,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
     """Return delta-rs's `storage_options` of a ledger on S3.
 
     Raises:
-        LedgerError: delta-rs would send a session token from the environment with keys that it
-            does not belong to.
+        LedgerError: delta-rs would send the environment's session token, which is of other keys.
     """
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
     options = {
@@ -151,8 +150,7 @@ def keeps_transactions() -> bool:
     """Return whether this delta-rs commits transactions; before 1.6 it commits files without them.
     An older version may be installed because another package needs it."""
     log_level = os.environ.get("RUST_LOG")
-    # delta-rs reads RUST_LOG at its import. By default it would warn when another commit came
-    # first, which is no error.
+    # delta-rs reads RUST_LOG at its import. By default it warns if another commit came first.
     os.environ["RUST_LOG"] = log_level or "error"
     try:
         from deltalake import __version__

@@ -34,8 +34,7 @@ TOKENS: Final = "tokens"
 _FOLDER: Final = f"{NOTES}/{TOKENS}"
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 1.0
-"""Pause between two looks for the token. NFS clients cache for some seconds that a file is
-missing."""
+"""Pause between two looks for the token. NFS clients cache that a file is missing."""
 
 _tried: set[LedgerToken] = set()
 """Tokens of ledgers to which this process, or its parent before a fork, has written."""
@@ -59,8 +58,7 @@ class LedgerToken:
     storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
     def use(self) -> None:
-        """Remember the store's properties in this process. A task calls this before it looks for
-        the ledger."""
+        """Remember the store's properties in this process, before a task looks for the ledger."""
         if self.storage:
             remember(self.storage, self.uri)
 
@@ -68,8 +66,7 @@ class LedgerToken:
         """Check that this is the driver's ledger. A task calls this before its first send.
 
         Raises:
-            LedgerError: the folder is not the driver's, or cannot be written or reached. The text
-                says what to change.
+            LedgerError: the folder is not the driver's, or cannot be reached or written.
         """
         self.use()
         if self in _tried and not self.uri.startswith("file:"):

@@ -79,8 +79,7 @@ def _rows(kind: str, **instead: str) -> str:
 
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
-"""Term that replaces times outside Python's range by null. One such time would make all dead
-letters unreadable."""
+"""Term that replaces times outside Python's range by null, because they cannot be collected."""
 _REPEATED: Final = f"SEMI JOIN repeated_epochs r ON {_same('e', 'r', _EPOCH)}"
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
@@ -289,8 +288,8 @@ VIEWS: Final = {
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
     # The table's stored half messages are those to be committed. Only the foreachBatch lane and
-    # batch writes send half messages. Their rows come into the table by the epoch's append, which
-    # has no rows of failed attempts.
+    # batch writes send half messages. The epoch's append, without rows of failed attempts, stores
+    # their rows.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",
@@ -341,8 +340,7 @@ def queried(rows: DataFrame, select: str) -> DataFrame:
 
 
 def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str], pa.Table]:
-    """Return a function that runs queries over the views by Spark; `unfolded` has additional
-    rows."""
+    """Return a function that runs queries over the views by Spark; `unfolded`: further rows."""
     if unfolded:
         more = rows.sparkSession.createDataFrame(unfolded)
         rows = rows.unionByName(more, allowMissingColumns=True)

@@ -1,6 +1,8 @@
-"""An append to the table: by delta-rs if it may commit there, else by Spark's Delta
-(`begin_append`). With delta-rs, tasks or the driver write their rows into data files, and the
-driver commits the files. With Spark's Delta, Spark writes the rows."""
+"""Appends to the ledger's table, by delta-rs where it may commit, else by Spark's Delta.
+
+With delta-rs, tasks or the driver write rows into data files, and the driver commits the files.
+With Spark's Delta, Spark writes the rows.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +48,18 @@ _LOG: Final = log.logger(__name__)
 
 
 class Append(ABC):
-    """An append to the table, begun before its rows exist; for one thread, and one call of `save`
-    or `save_rows`.
+    """An append to the table, begun before its rows exist; for one thread and one save.
 
     Args:
-        app_id, version: the transaction, which the table accepts once; empty: no transaction.
-        token: a name of the commit in the table's history.
+        app_id, version: Delta's transaction of the append. The table accepts a transaction only
+            once. With an empty `app_id` the append has no transaction.
+        token: name of the commit in the table's history; empty: no name.
         table_version: version of the table before the append.
 
     Attributes:
-        sequence: the first order number of its rows (`schema.SEQUENCE`).
-        is_own: this append committed the transaction. False before the commit, if the table had the
-            transaction already, and with Spark's Delta, which does not tell who committed.
+        sequence: the first order number of the append's rows (`schema.SEQUENCE`).
+        is_own: whether this append has committed. It stays False if the table had the transaction
+            already, and with Spark's Delta, which does not tell who committed a transaction.
     """
 
     def __init__(
@@ -73,12 +75,12 @@ class Append(ABC):
         self.sequence = (table_version + 1) << 32
 
     def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
-        """Return a frame for `save`. The tasks of `save` make its rows, by `mapInArrow(make)`."""
+        """Return a frame to pass to `save`. Its rows are made in tasks, by `mapInArrow(make)`."""
         token = executors_token(self._spark, self.place)
         return self._made(frame, make if token is None else partial(_proved, token, make))
 
     def save(self, made: DataFrame) -> None:
-        """Run the tasks and commit; do nothing if the table has the transaction already.
+        """Run the frame's tasks and commit; do nothing if the table has the transaction already.
 
         Raises:
             LedgerError: a task has raised a LedgerError, or the commit has failed.
@@ -88,17 +90,17 @@ class Append(ABC):
 
     @abstractmethod
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append rows of the driver; do nothing if the table has the transaction already."""
+        """Append rows that the driver has; do nothing if the table has the transaction already."""
 
     @abstractmethod
     def row_count(self) -> int:
-        """Return how many rows `save` has appended; 0 if the log does not tell."""
+        """Return the number of rows that `save` has appended; 0 if the log does not tell."""
 
     @abstractmethod
     def accounts(
         self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
     ) -> list[dict[str, Any]]:
-        """Return columns of the rows of kind `epoch` that `save` has appended.
+        """Return columns of the `epoch` rows that `save` has appended.
 
         Do not ask the frame of `save`: a second action on it would send the rows again.
         """
@@ -113,10 +115,10 @@ class Append(ABC):
 def begin_append(
     spark: SparkSession, place: LedgerPath, app_id: str = "", version: int = 0, token: str = ""
 ) -> Append:
-    """Begin an append by delta-rs or Spark's Delta, whichever commits to this table.
+    """Begin an append by delta-rs or by Spark's Delta, whichever commits to this table.
 
     Raises:
-        LedgerError: the table is gone, or its store cannot be read now.
+        LedgerError: the table was deleted, or its store cannot be read now.
     """
     table = open_for_commits(spark, place)
     if table is not None:
@@ -179,7 +181,7 @@ class _BySpark(Append):
         return frame.mapInArrow(make, ledger_ddl())
 
     def _save(self, made: DataFrame) -> None:
-        # Set options of this write only: session settings of the same names leak into later writes.
+        # Set options of this write. Session settings of the same names would affect later writes.
         writer = made.write.format("delta").mode("append")
         if self._app_id:
             writer = writer.option("txnAppId", self._app_id)
@@ -196,12 +198,12 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """Return whether the table's log was deleted during the append; if so, remove the commits
-        that were written after the deletion.
+        """Return whether the table's log was deleted during the append. Then also remove the
+        commits that follow the deleted ones.
 
-        Spark's Delta goes on from the version that it has read. In a store without folders it
-        writes the next commit, from which no reader can build a table. Return False on a client of
-        Spark Connect, which does not see the files of its server.
+        Spark's Delta continues at the version that it has read. In a store without folders it
+        writes the next commit, and no reader can build a table from that. Return False on a client
+        of Spark Connect, which does not see its server's files.
         """
         if not is_classic(self._spark):
             return False
@@ -258,6 +260,6 @@ _ALL_SENT: Final = (
 def _proved(
     token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Make rows, after a check that this task has the driver's ledger and no folder of its own."""
+    """Make rows in a task, after a check that the task has the driver's ledger."""
     token.check()
     yield from make(batches)

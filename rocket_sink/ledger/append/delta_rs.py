@@ -1,13 +1,14 @@
-"""Access to the table by delta-rs: opening it, reading an epoch, committing. Each takes some
-milliseconds and no Spark job. delta-rs commits only to plain tables, in local folders that the
-driver sees and on S3 stores that `exclusive` accepts. Spark's Delta commits to all other tables,
-because it knows their further features and the other writers of the store.
+"""Access to the table by delta-rs: opening it, reading an epoch, committing.
 
-delta-rs makes a commit's file by a link, or on S3 by a conditional write. Both fail if the version
-exists. Then delta-rs reads the other commit, and tries the next version unless the two conflict.
-Spark's Delta looks for the file and then renames (in a local folder, within microseconds) or
-writes (on S3), which is safe only within one JVM. So all commits to such a table go through
-delta-rs while queries run.
+Each operation takes some milliseconds and no Spark job. delta-rs commits only to plain tables, in
+local folders that the driver sees and on S3 stores that `exclusive` accepts. Spark's Delta commits
+to all other tables, because it knows more table features and how to write to other stores.
+
+delta-rs creates a commit's file by a hard link, or on S3 by a conditional write. Both fail if the
+file exists. Then delta-rs reads the other commit, and tries the next version unless the two commits
+conflict. Spark's Delta first checks that the file is missing, and then renames (locally, within
+microseconds) or writes (on S3). That is safe only within one JVM. So all commits to a table for
+which delta-rs commits go through delta-rs while queries run.
 
 `last_version` and `has_token` raise LedgerError if the store cannot be read now.
 """
@@ -40,39 +41,39 @@ if TYPE_CHECKING:
     from pyarrow import dataset, fs
 
 _TRIES: Final = 10
-"""Number of attempts at a commit; each attempt takes at least the 15 requests of delta-rs."""
+"""Number of attempts at a commit. In each attempt delta-rs alone makes at least 15 requests."""
 _USER_METADATA: Final = "userMetadata"
-"""Entry of a commit that Spark's Delta sets by an option and shows in the history."""
+"""Field of a commit that the table's history shows. Spark's Delta sets it by an option."""
 _ESCAPED: Final = frozenset("%#?")
-"""Characters that delta-rs may decode in a path, or take for the end of the path."""
+"""Characters that delta-rs may decode in a path, or take for its end."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
 _LONGEST_REASON: Final = 400
 _UNSUPPORTED: Final = "Unsupported"
-"""A word in delta-rs's error about a table with features that delta-rs does not know."""
+"""A word of delta-rs's error about a table with features that it does not know."""
 _BACKUP: Final = (
     "When files of its _delta_log are damaged or missing, put them back from a backup. Without "
     "one, begin a new ledger in another folder and move _spool there: what is not folded yet is "
     "in it"
 )
 _DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
-"""Paths of data files below the table, in which no reader finds an escape or a pattern."""
+"""Paths of data files below the table, in which no reader sees an escape or a pattern."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
 _seen: set[LedgerPath] = set()
-"""Tables on stores that pyarrow has read once: the store exists and grants access."""
+"""Tables on stores that pyarrow could read once."""
 
 
 def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
-    """Open the newest version; return None if there is no table, or Spark's Delta has to use it.
+    """Open the newest version; None if there is no table, or only Spark's Delta may use it.
 
     Args:
-        must: raise if the store fails now, instead of returning None: only delta-rs may commit.
+        must: if the store fails now, raise instead of returning None: only delta-rs may commit.
 
     Raises:
-        LedgerError: the table's log is damaged, or has links or pipes in it; or (`must`) its store
-            cannot be read now, and nothing was appended.
+        LedgerError: the table's log is damaged, or has links or pipes in it. With `must`, also if
+            the store cannot be read now; nothing was appended.
     """
     if place.is_local:
         check_files(place, log_only=True)
@@ -86,13 +87,14 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 _read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
-"""{(process, ledger): (identity of the last commit's file, table)} of `newest_for_readers`."""
+"""{(process id, ledger): (`_last_commit`, table)}, the cache of `newest_for_readers`."""
 
 
 def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
-    """Return the newest version, from a cache: opening a table takes time in proportion to its log.
-    Do not commit by this object: Delta checks a commit against the version that its table had when
-    it was opened."""
+    """Return the newest version, from a cache, because the time to open a table grows with its log.
+
+    Do not commit by this object: Delta checks a commit against the version that was opened.
+    """
     key = os.getpid(), place
     last_commit, table = _read.get(key, (None, None))
     if table is not None and _last_commit(place, table) == last_commit:
@@ -104,8 +106,7 @@ def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
 
 
 def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
-    """Return (version, time, size) of the table's last commit; None if its file is gone, or another
-    commit follows."""
+    """Return (version, time, size) of the table's last commit; None if it is not the newest."""
     log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
     paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
     last, following = place.filesystem().get_file_info(paths)
@@ -116,7 +117,7 @@ def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
 
 @native_calls.uninterrupted()
 def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
-    """Open the newest version, also of a table with features that only Spark's Delta knows."""
+    """Open the newest version, even if the table has features that only Spark's Delta knows."""
     if not _takes(place):
         return None
     from deltalake import DeltaTable
@@ -137,9 +138,9 @@ def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 def _refuse_damage(place: LedgerPath, error: Exception) -> None:
-    """Raise an error with the remedy if the log is damaged; return if only the store is away.
+    """Raise an error with the remedy if the log is damaged; return if only the store failed.
 
-    All readers and writers of the table open it first, so nothing is sent before this is known.
+    Readers and writers of the table open it first, so the error comes before anything is sent.
 
     Raises:
         LedgerError: files of the log are damaged or missing.
@@ -152,16 +153,18 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
             place,
             _reason(error),
             f"Delete {' and '.join(spoilt)}: a copy of the log without that could be read. No row "
-            "is lost, because a checkpoint only sums up commits, and these are there",
+            "is lost, because a checkpoint only sums up commits, and no commit is missing",
         ) from error
     if place.is_local:
         raise damaged(place, _reason(error)) from error
 
 
 def _spoilt_files(place: LedgerPath) -> list[str] | None:
-    """Return the files (`_last_checkpoint`, checkpoints) whose removal makes a copy of the log
-    readable. The list is empty if no removal helps. Return None if the whole copy can be read: the
-    log is sound, and the store failed for a moment."""
+    """Return the files (`_last_checkpoint`, checkpoints) to remove to make the log readable.
+
+    The function tries this with a copy of the log. The list is empty if no removal helps. Return
+    None if the whole copy can be read: then the log is sound, and the store failed for a moment.
+    """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
     from pyarrow import fs
@@ -184,7 +187,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
             with contextlib.suppress(DeltaError):
                 DeltaTable(folder)
                 return None
-            # Remove `_last_checkpoint` first: it names a checkpoint. Newer checkpoints come next.
+            # Remove `_last_checkpoint`, which names a checkpoint, then checkpoints, newest first.
             sums.sort(reverse=True)
             for count, name in enumerate(sums, 1):
                 log_folder.joinpath(name).unlink()
@@ -200,7 +203,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
 def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
     """Make an empty table, partitioned by `kind`, in one commit.
 
-    Returns False if Spark's Delta has to make it, or another process came first.
+    Return False if only Spark's Delta may make it, or if another process has made it first.
 
     Raises:
         LedgerError: the folder cannot be written.
@@ -233,14 +236,14 @@ def _takes(place: LedgerPath) -> bool:
 
 
 def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
-    """Return the table's place in delta-rs's terms, and the options of its store."""
+    """Return the table's location for delta-rs, and the options of its store."""
     if place.is_local:
         return place.root, None
     return f"s3://{place.root}", delta_rs_options(place.uri, place.storage)
 
 
 def _has_log(place: LedgerPath) -> bool:
-    """Return whether the table has a log. Ask a store by pyarrow, which fails sooner than delta-rs.
+    """Return whether the table has a log. On stores ask pyarrow, which fails sooner than delta-rs.
 
     Raises:
         LedgerError, OSError: the store cannot be read.
@@ -261,7 +264,7 @@ def _has_log(place: LedgerPath) -> bool:
 
 @native_calls.uninterrupted()
 def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | None:
-    """Return the last transaction of `app_id` in this version of the table."""
+    """Return the last transaction of `app_id` in this version of the table, or None."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -273,7 +276,7 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
 
 def has_token(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
     """Return whether a commit after the version `since` has this `token`; None if some of these
-    commits are gone. (delta-rs's `history` reads all commits and holds Python's lock meanwhile.)"""
+    commits are gone. (delta-rs's `history` reads all commits and holds the GIL meanwhile.)"""
     last = since
     try:
         for version, actions in commits_after(place, place.filesystem(), since):
@@ -292,7 +295,7 @@ def commits_after(
 
     Raises:
         OSError: a commit cannot be read now.
-        ValueError: a commit is no JSON.
+        ValueError: a commit is not JSON.
     """
     for number in itertools.count(version + 1):
         data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{number:020}.json")
@@ -304,7 +307,7 @@ def commits_after(
 def as_dataset(table: DeltaTable) -> dataset.Dataset:
     """Return the rows for pyarrow, with times of all years.
 
-    Spark's OPTIMIZE writes INT96, which in nanoseconds has no years before 1678 or after 2262.
+    Spark's OPTIMIZE writes INT96, which pyarrow by default reads in ns: from 1678 to 2262 only.
     """
     from pyarrow.dataset import ParquetReadOptions
 
@@ -316,7 +319,7 @@ def as_dataset(table: DeltaTable) -> dataset.Dataset:
 def rows_of_epoch(
     table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
 ) -> pa.Table:
-    """Return the rows of an epoch; files whose statistics exclude it are not opened.
+    """Return the rows of an epoch. Files whose statistics exclude it are not opened.
 
     Raises:
         LedgerError: files that the table names are gone or damaged, or cannot be read now.
@@ -340,7 +343,7 @@ class StoredFile(NamedTuple):
 
     Attributes:
         path: below the table's folder.
-        oldest: the lower bound of `at`; None if the file has no such statistics.
+        oldest: lower bound of the column `at`; None if the file has no such statistics.
     """
 
     path: str
@@ -354,7 +357,7 @@ def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
     """Return the data files of this version of the table.
 
     Raises:
-        LedgerError: as `check_named`.
+        LedgerError: from `check_named`.
     """
     rows = _added(table, "path", "partition.kind", "size_bytes", "num_records", "min.at")
     files = [StoredFile(path, kind or "", size, n or 0, at) for path, kind, size, n, at in rows]
@@ -366,7 +369,7 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
     """Return the table's files by kind, as paths below its folder.
 
     Raises:
-        LedgerError: as `check_named`, or there are links in the folder.
+        LedgerError: from `check_named`, or from `check_files`.
     """
     if place.is_local:
         check_files(place)
@@ -379,26 +382,25 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
 
 
 def _added(table: DeltaTable, *names: str) -> list[tuple[Any, ...]]:
-    """Return these facts of each data file; None for statistics that the log does not have."""
-    # `pa.table` imports pandas, and so does a timestamp that becomes a Python value.
+    """Return facts of each data file; None for statistics that the log does not have."""
+    # `pa.table` would import pandas, and so would a timestamp that becomes a Python value.
     facts = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     rows = facts.select([name for name in names if name in facts.column_names]).to_pylist()
     return [tuple(map(row.get, names)) for row in rows]
 
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:
-    """Return the error of an existing table that cannot be read."""
+    """Return the error about a table that exists but cannot be read."""
     text = f"{before}Delta cannot read the ledger {place}: {why.rstrip('.')}. {remedy}"
     return LedgerError(text, path=place.uri)
 
 
 def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
-    """Check that the files (path, kind, ...) in a table's log belong to the ledger.
-
-    Anybody who can write to the folder may have written the log.
+    """Check that the files (path, kind, ...) in a table's log belong to the ledger. The log may be
+    forged by anybody who can write to the folder.
 
     Raises:
-        LedgerError: a file is not below the folder, or not of a kind that ledgers have.
+        LedgerError: a file is not below the folder, or its kind is not one of a ledger.
     """
     for name, kind, *_ in files:
         if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
@@ -411,14 +413,14 @@ def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
 
 
 def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
-    """Raise unless a local table consists of plain files.
+    """Check that a local table consists of plain files.
 
     Delta's readers follow links and wait for pipes, and VACUUM deletes the files behind links.
 
     Raises:
         LedgerError: the folder has other files; the error names one.
     """
-    # The import is here because the processes that plan and commit a stream open no table.
+    # Import here, because the processes that plan and commit a stream open no table.
     from rocket_sink.plain_files import check_plain
 
     with failing(f"the ledger {place} is not used", place.uri):
@@ -429,7 +431,7 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:
-    """Return a LedgerError for the error of a reader: files of the table are gone or damaged."""
+    """Return the LedgerError for a reader's error: files of the table are gone or damaged."""
     return LedgerError(
         f"the ledger {path} cannot be read: {_reason(error)}. Files that the table names "
         "are gone or damaged: put them back from a backup",
@@ -449,25 +451,25 @@ def commit(
         token: the commit's `userMetadata` in the table's history.
 
     Raises:
-        LedgerError: another process has committed the transaction since, or the commit failed. No
-            row is appended, unless the text says that this is not known.
+        LedgerError: another process has committed the transaction meanwhile, or the commit failed.
+            No row is appended, unless the text says that this is not known.
     """
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     filesystem = place.filesystem()
-    # On a store each look costs a request, so look for one file: it is gone if the folder is.
+    # On a store each check costs a request. Check one file: it is gone if the folder was deleted.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
     ledger_id, tries = table.metadata().id, 0
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:
-        # Another driver has cleaned the log up since, or the folder was deleted. A commit without
-        # its predecessor would begin a log that nobody can read.
+        # The log's file is gone: another driver has cleaned up the log, or the folder was deleted.
+        # A commit without its predecessor would begin a log that nobody can read.
         newer = open_table(place)
         if newer is None or newer.metadata().id != ledger_id:
             raise _failed(place, "its log is gone; was the folder deleted?")
         table = newer
     for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
         if not info.is_file:
-            # Do not commit: nobody could read a version of the table that names a missing file.
+            # Do not commit a version that names a missing file, because nobody could read it.
             raise _failed(
                 place, f"{info.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
             )
@@ -484,8 +486,8 @@ def commit(
             if is_unknown or (newer is None and not place.is_local):
                 raise _failed(
                     place,
-                    f"{_reason(error)}. It cannot be read now, so it is not known whether the rows "
-                    "are in",
+                    f"{_reason(error)}. The ledger cannot be read now, so it is not known whether "
+                    "the rows are in",
                 ) from error
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
                 raise _failed(place, _reason(error)) from error
@@ -500,7 +502,7 @@ def commit(
 
 
 def add_actions(files: Iterable[DataFile], *, has_new_rows: bool) -> list[Any]:
-    """Return the actions that add the files; streams skip files without new rows."""
+    """Return Delta's actions that add the files. Streams skip files without new rows."""
     from deltalake.transaction import AddAction
 
     return [
@@ -520,13 +522,13 @@ def write_version(
     table.create_write_transaction(
         actions, "append", table.schema(), ["kind"],
         commit_properties=CommitProperties(metadata, app_transactions=transactions),
-        # Run no hooks after the commit: if a hook failed, the commit would seem to have failed.
+        # Run no hooks after the commit. If a hook failed, the commit would seem to have failed.
         post_commithook_properties=PostCommitHookProperties(False, False),
     )  # fmt: skip
 
 
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
-    """Return whether the table names the first file; only one commit has a file of this name."""
+    """Return whether the table names the first file. File names are unique to one commit."""
     return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
 
 
@@ -539,7 +541,7 @@ def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:
 
 
 def _reason(error: BaseException) -> str:
-    """Return delta-rs's error text on one line, without its colours and its stack."""
+    """Return delta-rs's error text on one line, without colours and stack."""
     text = _STACK.split(_COLOURS.sub("", str(error)))[0][:_LONGEST_REASON]
     lines = [line.strip(" \u21b3") for line in text.splitlines()]
     return ": ".join(line.rstrip(":.") for line in lines if line) or type(error).__name__

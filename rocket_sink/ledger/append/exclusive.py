@@ -1,15 +1,14 @@
-"""Commits to a table on S3 that another driver's commits cannot overwrite.
+"""Commits to a table on S3 that no other driver can overwrite.
 
-A commit is a file of the table's log that must not be there before. delta-rs writes it with a
+A commit is a file of the table's log that must not exist before. delta-rs writes it with a
 condition (`If-None-Match`), which S3 respects. Some other stores with an S3 API ignore the
-condition without an error. So the store is tested: the same object is made twice with the
-condition.
+condition without an error. So `store_refuses` tests a store: it makes an object twice.
 
-Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes. If two drivers look at
-the same time, the second one overwrites the first one's commit, whose rows are then in no version
-of the table. S3A sends the condition only if the caller sets an option. That log store does not set
-it, whatever `fs.s3a.performance.flags` says. So only one driver may commit with it, and a warning
-says so.
+Delta's log store for S3 (`S3SingleDriverLogStore`) checks whether the file exists and then writes.
+If two drivers check at the same time, the second one overwrites the first one's commit, whose rows
+are then in no version of the table. S3A sends the condition only if its caller sets an option. That
+log store does not set it, whatever `fs.s3a.performance.flags` says. So only one driver may commit
+by this log store, and `warn_if_shared` warns about that.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _OWN_STORE: Final = "io.delta.storage.S3SingleDriverLogStore"
 _CONDITION: Final = "fs.option.create.conditional.overwrite"
-"""Option of S3A from Hadoop 3.4.2 on: the object must not be there when it is written."""
+"""Option of S3A, from Hadoop 3.4.2 on: write the object only if it does not exist."""
 
 _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
 """Settings of S3A; the second one is the older name."""
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
-"""Texts of S3A's error for an existing object (Hadoop 3.5.0 uses the first and the last text);
-other errors say nothing about conditions."""
+"""Texts of S3A's error for an existing object; Hadoop 3.5.0 has the first and the last one. Other
+errors say nothing about conditions."""
 
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
-"""Pauses before the test of a store is repeated after an I/O error."""
+"""Pauses before a test of the store is repeated after an I/O error."""
 
 _warned: set[tuple[str, str]] = set()
 """(application, bucket) pairs for which `warn_if_shared` has logged its warning."""
@@ -49,11 +48,11 @@ _warned: set[tuple[str, str]] = set()
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
     """Return whether the ledger's store can refuse to overwrite an object; False if unknown.
 
-    The session's S3A asks the store, by Hadoop 3.4.2 or later. The answer is also False if the
-    session has another log store, or if S3A encrypts with a key that delta-rs does not know.
+    The session's S3A makes the test, from Hadoop 3.4.2 on. The answer is also False if the session
+    has another log store, or if S3A encrypts with a key that delta-rs does not know.
 
     Raises:
-        LedgerError: the store is away or denies access, which may pass.
+        LedgerError: the store is out of reach or denies access, perhaps only for now.
     """
     if not is_s3(place.uri) or not _has_own_log_store(spark, place) or _encrypts(spark, place):
         return False
@@ -76,7 +75,7 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _may_pass(spark: SparkSession, error: Exception) -> bool:
-    """Return whether the error may pass, as I/O errors do; missing features give other errors."""
+    """Return whether the error may be temporary, as I/O errors are."""
     from py4j.java_gateway import is_instance_of
     from py4j.protocol import Py4JJavaError
 
@@ -88,17 +87,17 @@ def _may_pass(spark: SparkSession, error: Exception) -> bool:
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
     """Log once per bucket that a second driver could overwrite commits of this driver's Delta. Log
-    nothing for other stores, or if the session sets a log store, because these may be safe."""
+    nothing for stores that may be safe: not on S3, or with a log store that the session sets."""
     parts = urlsplit(place.uri)
     key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
     if key in _warned or not is_s3(place.uri) or not _has_own_log_store(spark, place):
         return
     _warned.add(key)
     _LOG.warning(
-        "only this driver may append to the ledger %s: of two that append at once one overwrites "
-        "the commit of the other, whose rows are lost. Delta's log store for S3 "
-        "(S3SingleDriverLogStore) is for one driver; fold, park and backfill in this one, or while "
-        "it is stopped",
+        "only this driver may append to the ledger %s: if two drivers append at once, one may "
+        "overwrite the other's commit, and that commit's rows are lost. Delta's log store for S3 "
+        "(S3SingleDriverLogStore) is for one driver; fold, park and backfill in this driver, or "
+        "while it is stopped",
         place,
     )
 
@@ -125,7 +124,7 @@ def _hadoop_conf(spark: SparkSession) -> Any:
 
 
 def _ask(spark: SparkSession, place: LedgerPath) -> bool:
-    """Make an object twice on the condition that it is new; return whether the second try fails."""
+    """Make an object twice on condition that it is new; return whether the second attempt fails."""
     from py4j.protocol import Py4JJavaError
 
     session: Any = spark

@@ -1,6 +1,6 @@
-"""Follows the commits of a ledger's table, and reads each new row once.
+"""A reader of new ledger rows: it follows the commits of the table and reads each new row once.
 
-The follower reads the `add` actions in the files of Delta's log (`_delta_log/<version>.json`).
+It finds the new files in the `add` actions of Delta's log (`_delta_log/<version>.json`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 
 
 class LedgerFollower:
-    """Reads the rows of the files that commits add.
+    """Reads the rows of the files that new commits add.
 
-    Files that OPTIMIZE wrote have no new rows and are skipped. Delta keeps a commit's log file for
-    six hours, so a reader that pauses for longer misses commits.
+    It skips files that OPTIMIZE wrote, because they have no new rows. Delta keeps a commit's log
+    file for six hours, so a reader that pauses for longer misses commits.
     """
 
     def __init__(
         self, place: LedgerPath, columns: Collection[str], kinds: Collection[str] = KINDS,
         since: int | None = None, *, skips_gone: bool = False,
     ) -> None:  # fmt: skip
-        """Begin after a version.
+        """Begin after a version of the table.
 
         Args:
             columns, kinds: the columns and kinds of rows to read.
-            since: the version before the first one that is read; None: the newest version now.
+            since: version after which reading begins; None: the newest version now.
             skips_gone: skip files that VACUUM has removed after OPTIMIZE copied their rows.
 
         Raises:
             LedgerError: pyarrow has no file system for the ledger.
-            OSError: the ledger cannot be reached. FileNotFoundError: the log lacks `since` by now.
+            OSError: the ledger cannot be reached.
+            FileNotFoundError: the log no longer has the version `since`.
         """
         self._place = place
         self._columns = list(columns)
@@ -60,9 +61,9 @@ class LedgerFollower:
         """Yield (kind, rows) of each file that was added since the last call.
 
         Raises:
-            OSError: the folder or a file cannot be read now. The next call begins with the commit
-                that this one could not read.
-            ValueError: a commit is no JSON.
+            OSError: the folder or a file cannot be read now. The next call begins again with the
+                commit that could not be read.
+            ValueError: a commit is not JSON.
         """
         for version, actions in commits_after(self._place, self._files, self._version):
             added = [action["add"] for action in actions if "add" in action]

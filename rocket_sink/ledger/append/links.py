@@ -1,6 +1,9 @@
-"""A test for hard links, by which delta-rs makes each version of a local table only once. A link
-fails if the name is taken; a rename does not. On a file system without hard links (blobfuse, some
-FUSE and SMB mounts, FAT), one of two drivers would overwrite the other's commit."""
+"""A test whether a folder supports hard links, which delta-rs needs to commit to a local table.
+
+delta-rs makes each version's file by a hard link, because a link fails if the name exists, and a
+rename does not. On a file system without hard links (blobfuse, some FUSE and SMB mounts, FAT), one
+of two drivers would overwrite the other's commit.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from typing import Final
 from rocket_sink.errors import LedgerError
 
 _WITHOUT: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK})
-"""Errors of a file system that has no hard links."""
+"""Error numbers of file systems that have no hard links."""
 
 
 def check_links(folder: str) -> None:
-    """Raise unless the folder, or its nearest existing parent, supports hard links.
+    """Check that the folder, or its nearest existing parent, supports hard links.
 
     Raises:
-        LedgerError: no hard links; the text names the file system, and says what to do.
+        LedgerError: there are no hard links; the text names the file system, and says what to do.
         OSError: the folder cannot be written.
     """
     place = Path(folder)
@@ -49,7 +52,7 @@ def check_links(folder: str) -> None:
 
 
 def _file_system(place: Path) -> str:
-    """Return a phrase for an error: a folder's file system with type and mount point, if known."""
+    """Return words for an error: the folder's file system, its type and mount point."""
     mounts: list[tuple[str, str]] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()

@@ -1,6 +1,7 @@
-"""Creation of the Delta table, checks at each use, and questions about its commits. The ledger's id
-is Delta's own id of the table. It names the folds in Delta's transaction log, so a new table never
-skips rows because of its predecessor's folds.
+"""Creation of the Delta table, checks before each use, and questions about its commits.
+
+The ledger's id is Delta's own id of the table. The transactions of folds contain the id. So a new
+table at the path of a deleted one does not skip rows because of the old table's folds.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ _CONFLICT: Final = re.compile(
     r"DELTA_(METADATA|PROTOCOL)_CHANGED|DELTA_CONCURRENT_|(Metadata|Protocol)ChangedException"
     r"|Concurrent\w*Exception"
 )
-"""Text of Delta's error when another commit came first."""
+"""Texts of Delta's errors when another commit came first."""
 _AWAY: Final = re.compile(r"AccessDenied|Forbidden|SocketTimeout|ConnectException|UnknownHost")
-"""Words in errors about the store; such errors say nothing about the table."""
+"""Words of errors about the store, which say nothing about the table."""
 _SESSIONS: Final = {
     "JavaPackage": "this Spark session has no Delta Lake, by which the ledger is made and read: "
     "start it with rocket_sink.build_session, or give spark-submit --packages "
@@ -64,13 +65,13 @@ _SESSIONS: Final = {
     "starts, or start it with rocket_sink.build_session",
     "stopped SparkContext": "this Spark session was stopped: begin a new one",
 }
-"""{part of an error's text: advice}; the errors of sessions that cannot read the table."""
+"""{part of an error's text: advice}, for sessions that cannot read the table."""
 _HISTORY: Final = 100
-"""Number of commits that are searched for the rows of the last fold."""
+"""Number of commits that are searched for a fold."""
 PROPERTIES: Final = {
-    # Nobody may edit history; only `upkeep.rewrite` takes rows out.
+    # Rows cannot be changed or deleted, except by `upkeep.rewrite`.
     "delta.appendOnly": "true",
-    # Files that were merged, and old commits, stay for readers that are open.
+    # Keep replaced files and old commits for six hours, for open readers.
     "delta.deletedFileRetentionDuration": "interval 6 hours",
     "delta.logRetentionDuration": "interval 6 hours",
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
@@ -78,7 +79,7 @@ PROPERTIES: Final = {
 
 
 class _Identity(NamedTuple):
-    """The identity of a table: Delta's id, and our version of its schema, if any."""
+    """Delta's id of a table, and the version of its ledger schema; None if it has no version."""
 
     ledger_id: str
     version: str | None
@@ -87,13 +88,13 @@ class _Identity(NamedTuple):
 def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
     """Open the table for reading by delta-rs; None if Spark's Delta must read it.
 
-    A client of Spark Connect may be on another host than the driver.
+    A client of Spark Connect gets None, because it may be on another host than the driver.
     """
     return newest_for_readers(place) if is_classic(spark) else None
 
 
 def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
-    """Open the table if this application commits by delta-rs; return None if by Spark's Delta.
+    """Open the table if this application commits by delta-rs; None if it commits by Spark's Delta.
 
     Raises:
         LedgerError: the application commits by delta-rs, and the store cannot be read now.
@@ -106,7 +107,7 @@ def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether a Delta table is there, of any schema.
+    """Return whether there is a Delta table, of any schema.
 
     Raises:
         LedgerError: only Spark's Delta can tell, and the session has none.
@@ -122,10 +123,10 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
-    """Make the table unless it is there; returns the ledger's id.
+    """Make the table if it does not exist; return the ledger's id.
 
     Raises:
-        LedgerError: as `check_table`, or the table cannot be made.
+        LedgerError: from `check_table`, or the table cannot be made.
     """
     identity = _identity(spark, place) if is_table(spark, place) else None
     if identity is None or identity.version is None:
@@ -134,14 +135,14 @@ def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
 
 
 def check_table(spark: SparkSession, place: LedgerPath) -> str:
-    """Return the ledger's id, if the table is there and has this schema version.
+    """Check that the table exists and has this schema version; return the ledger's id.
 
     Raises:
-        LedgerError: no table, not a ledger, another version; the text says what to do.
+        LedgerError: no table, no ledger, or another version; the text says what to do.
     """
     identity = _identity(spark, place)
     if identity.version is None and _has_our_columns(spark, place):
-        # Another process is making the table, and is between the two steps of `_made`.
+        # The table has no version yet: another process is between the two steps of `_made`.
         return identity.ledger_id
     return _checked(place, identity)
 
@@ -167,7 +168,7 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
     """Return all rows.
 
     Raises:
-        LedgerError: as `check_table`.
+        LedgerError: from `check_table`.
     """
     check_table(spark, place)
     table = open_direct(spark, place)
@@ -183,12 +184,12 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
 
 
 def has_delta(spark: SparkSession) -> bool:
-    """Return whether the session has Delta's extension, and so its jars."""
+    """Return whether the session has Delta's extension, and therefore its jars."""
     return "DeltaSparkSessionExtension" in str(spark.conf.get("spark.sql.extensions", ""))
 
 
 def no_delta(place: LedgerPath) -> str:
-    """Return the advice for places where only Spark's Delta works."""
+    """Return the error text for a session without Spark's Delta where only Spark's Delta works."""
     return (
         f"the ledger {place} needs Spark's Delta, which this session does not have: add the "
         "package io.delta:delta-spark and Delta's settings (spark.sql.extensions, "
@@ -197,7 +198,7 @@ def no_delta(place: LedgerPath) -> str:
 
 
 def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) -> DataFrame:
-    """Read the files that the newest version names, without Delta's jars."""
+    """Read the table's files without Delta's jars."""
     if not files:
         return spark.createDataFrame([], _spark_schema())
     reader = spark.read.schema(_spark_schema()).option("basePath", place.uri)
@@ -206,9 +207,9 @@ def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) ->
 
 
 def _below(uri: str, file: str) -> tuple[str, str]:
-    """Return (path below the table's folder, kind) of a file that Spark names."""
+    """Return (path below the table's folder, kind) of a file in Spark's list of files."""
     (store, name), (own_store, root) = (_store_and_path(unquote(text)) for text in (file, uri))
-    # If the ledger's URI has no host, ignore the host of the default file system in Spark's paths.
+    # If the ledger's URI has no host, ignore the default file system's host in Spark's paths.
     if not own_store or store == own_store:
         name = name.removeprefix(f"{root}/")
     return name, name.partition("/")[0].removeprefix("kind=")
@@ -232,8 +233,8 @@ def missing(place: LedgerPath) -> LedgerError:
 def txn_app_id(query_id: str) -> str:
     """Return the `txnAppId` of a query's foreachBatch epochs; `txnVersion` is the epoch.
 
-    The id contains the query id, which is kept in the checkpoint. A new checkpoint counts epochs
-    from 0 again, and under an old id Delta would skip them all, with their sends.
+    The id contains the query id, which the checkpoint keeps. A new checkpoint counts epochs from 0
+    again. Under the old id Delta would skip these epochs, with their sends.
     """
     return f"rocket-sink/epochs/{query_id}"
 
@@ -244,11 +245,10 @@ def fold_app_id(ledger_id: str) -> str:
 
 
 def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id: str) -> int | None:
-    """Return the last committed `txnVersion` of an app id; None if there is no such commit or
-    table.
+    """Return the last committed `txnVersion` of an app id, or None.
 
     Raises:
-        LedgerError: not a classic session, or Delta is not on its class path.
+        LedgerError: the session is not a classic one, or Delta is not on its class path.
     """
     place = resolve_path(ledger_path)
     table = open_direct(spark, place)
@@ -273,8 +273,8 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
-    """Return whether a fold is in the table: a commit after `version` has its manifest's token.
-    None if the log does not reach back so far."""
+    """Return whether a fold is in the table: a commit after `version` has the token of its
+    manifest. None if the log does not reach back to `version`."""
     table = open_direct(spark, place)
     if table is not None:
         return has_token(place, table, token, version)
@@ -289,7 +289,7 @@ def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> b
 
 
 def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
-    """Return the number of rows of the fold with this token; 0 if the log does not tell."""
+    """Return the number of rows of the commit with this token; 0 if the log does not tell."""
     history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
     row = history.where(history["userMetadata"] == token).select("operationMetrics").head()
     return int(row[0].get("numOutputRows", 0)) if row else 0
@@ -298,10 +298,10 @@ def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
 def check_not_ahead(
     spark: SparkSession, ledger_path: str | LedgerPath, query_id: str, first_epoch: int
 ) -> None:
-    """Refuse a start whose ledger has epochs after `first_epoch`, the first one to be run.
+    """Refuse to start a query if the ledger has epochs after `first_epoch`, the first one to run.
 
     Delta would skip those epochs and their sends without an error. The ledger may have
-    `first_epoch` itself: the driver died after the append, before Spark noted the epoch's end.
+    `first_epoch` itself: then the driver died after the append, before Spark noted the epoch's end.
 
     Raises:
         CheckpointError: the ledger is ahead of the checkpoint; the text says how to go on.
@@ -321,11 +321,13 @@ def check_not_ahead(
 
 
 def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
-    """Make the table if needed, set its schema version, and return its identity. Several queries
-    may start on one ledger. Setting the version makes every running append fail (an append of
-    `write_batch` after its sends), so a lock lets one process at a time check and set the version.
-    If pyarrow cannot lock there, Delta accepts one change and the others read the table again."""
-    # The import is here because the processes that plan and commit a stream make no table.
+    """Make the table if needed, set its schema version, and return its identity.
+
+    Several queries may start on one ledger. Setting the version makes every running append fail; an
+    append of `write_batch` fails after its sends. So a lock lets one process at a time check and
+    set the version. Where pyarrow cannot lock, Delta accepts one change, and the others read again.
+    """
+    # Import here, because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 
     @retry(
@@ -352,10 +354,10 @@ def _is_conflict(error: BaseException) -> bool:
 
 
 def _create(spark: SparkSession, place: LedgerPath) -> None:
-    """Make the table without a Spark job if delta-rs makes all commits.
+    """Make the table: without a Spark job if delta-rs makes all commits.
 
-    Otherwise an empty write and `_set_version` make the table, because Spark's CREATE TABLE refuses
-    a folder with a spool in it.
+    Otherwise make it by an empty write and `_set_version`: Spark's CREATE TABLE refuses a folder
+    with a spool.
     """
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
@@ -379,8 +381,7 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether the table has our columns; a killed process may have left it without a
-    version."""
+    """Return whether it is a ledger by its columns; if its maker was killed, it has no version."""
     with reading(place):
         columns = spark.read.format("delta").load(place.uri).columns
     return columns == [column.name for column in COLUMNS]
@@ -423,7 +424,7 @@ def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
 
 
 def _snapshot(spark: SparkSession, place: LedgerPath) -> Any:
-    """Return Delta's newest snapshot. No public Python API tells a table's transactions."""
+    """Return Delta's newest snapshot, because no public Python API tells a table's transactions."""
     if not is_classic(spark):
         raise LedgerError(
             "a Spark Connect session cannot ask Delta for its transactions; run this with a "
@@ -445,10 +446,7 @@ def _delta_table() -> Any:
 
 @contextlib.contextmanager
 def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
-    """Turn errors of a read by Spark's Delta into a LedgerError.
-
-    Args:
-        before: the first words of the error.
+    """Turn errors of a read by Spark's Delta into a LedgerError; `before` begins its text.
 
     Raises:
         LedgerError: the table cannot be read.
@@ -476,7 +474,7 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def task_errors(place: LedgerPath) -> Iterator[None]:
-    """Raise the `LedgerError` that failed a task, instead of Spark's error without its reason."""
+    """Raise the `LedgerError` that failed a task. Spark's own error does not tell the reason."""
     try:
         yield
     except Exception as error:
@@ -487,23 +485,22 @@ def task_errors(place: LedgerPath) -> Iterator[None]:
 
 
 _proved: set[tuple[str, LedgerPath]] = set()
-"""Applications whose executors have been checked for a ledger."""
+"""(application, ledger) pairs whose executors have checked the ledger's folder."""
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
-"""Whether delta-rs commits to a ledger on a store, by application: an application commits in one
-way only, because Spark's Delta could overwrite commits of delta-rs."""
+"""{(application, ledger on a store): whether delta-rs commits}. An application never changes that,
+because Spark's Delta could overwrite commits of delta-rs."""
 _not_before_s: dict[tuple[str, LedgerPath], float] = {}
-"""{(application, ledger): time of the next try to reach the store by pyarrow}."""
+"""{(application, ledger): time of the next attempt to reach the store by pyarrow}."""
 _LOOK_AGAIN_S: Final = 300.0
 _deciding = ForkLock()
-"""Lock of `_allowed`, because several queries of a driver may begin at the same time."""
+"""Lock for `_allowed`, because several queries of a driver may begin at the same time."""
 
 
 def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
-    """Return the token of a ledger, made if missing; call this on the driver's host.
+    """Return the ledger's token; make one if there is none. Call this on the driver's host.
 
     Raises:
-        LedgerError: the folder cannot be read or written here, or has no hard links; says what to
-            change.
+        LedgerError: the folder cannot be read or written here, or has no hard links.
     """
     try:
         if place.is_local:
@@ -523,7 +520,8 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
 
 def _refuse_foreign(place: LedgerPath) -> None:
-    """Check the folder by delta-rs before the first write, because there may be no Spark session.
+    """Check before the first write that the folder is not another Delta table. delta-rs makes the
+    check, because there may be no Spark session.
 
     Raises:
         LedgerError: the folder is another Delta table.
@@ -538,8 +536,8 @@ def _refuse_foreign(place: LedgerPath) -> None:
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
     """Return the token for executors that write data files; None if executors write no data files.
 
-    If executors wrote to disks of their own, the table would name files that are lost, after the
-    fold has deleted their rows from the spool.
+    An executor might write to a disk of its own. The table would then name files that nobody else
+    sees, and the fold would delete their rows from the spool.
     """
     if not has_executors(spark) or not (place.is_local or _may_commit(spark, place)):
         return None
@@ -547,12 +545,13 @@ def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | Non
 
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
-    """Let executors check the folder once per application, before Spark's tasks read the table's
-    log. On an executor without the folder those tasks would only report a missing file. Executors
-    that start later check the folder in their tasks.
+    """Let executors check the folder, once per application. Call this before Spark reads the table.
+
+    On an executor without the folder Spark's tasks would only report a missing file. Executors that
+    start later check the folder in their tasks.
 
     Raises:
-        LedgerError: an executor has another folder, or cannot write; says what to change.
+        LedgerError: an executor has another folder, or cannot write. The text says what to change.
     """
     token = executors_token(spark, place)
     if token is not None:
@@ -571,8 +570,8 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether delta-rs may commit to a table on a store, which must refuse to overwrite an
-    object. The answer is kept for the application, unless pyarrow does not reach the store.
+    """Return whether delta-rs may commit to a table on a store: the store must refuse to overwrite
+    an object. The answer is kept for the application, unless pyarrow does not reach the store.
 
     Raises:
         LedgerError: the store cannot be asked now.
@@ -602,5 +601,5 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def has_executors(spark: SparkSession) -> bool:
-    """Return whether tasks run outside the driver: local[...] runs them inside."""
+    """Return whether tasks run outside the driver's process, unlike with the master local[...]."""
     return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"
