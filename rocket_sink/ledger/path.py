@@ -79,7 +79,6 @@ class LedgerPath:
     storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
-        """Return the folder as users name it."""
         return plain_path(self.uri)
 
     @property

@@ -66,6 +66,7 @@ class Scoped:
         return views.rows_of(self._query(select))
 
     def table(self, select: str) -> pa.Table:
+        """Return the result of a query as a table."""
         return self._query(select)
 
 

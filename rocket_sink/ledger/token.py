@@ -124,7 +124,6 @@ def token_names(place: LedgerPath) -> list[str]:
 
 
 def _exists(place: LedgerPath, path: str) -> bool:
-    """Return whether the path exists; raise errors other than "not found"."""
     if place.is_local:
         with contextlib.suppress(FileNotFoundError):
             Path(path).stat()

@@ -348,6 +348,7 @@ def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str],
 
 
 def view(rows: DataFrame, name: str) -> DataFrame:
+    """Return a view of a ledger's rows."""
     return queried(rows, f"SELECT * FROM {name}")
 
 

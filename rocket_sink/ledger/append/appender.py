@@ -260,6 +260,5 @@ _ALL_SENT: Final = (
 def _proved(
     token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Make rows in a task, after a check that the task has the driver's ledger."""
     token.check()
     yield from make(batches)

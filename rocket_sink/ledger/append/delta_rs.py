@@ -236,7 +236,6 @@ def _takes(place: LedgerPath) -> bool:
 
 
 def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
-    """Return the table's location for delta-rs, and the options of its store."""
     if place.is_local:
         return place.root, None
     return f"s3://{place.root}", delta_rs_options(place.uri, place.storage)

@@ -198,7 +198,6 @@ def no_delta(place: LedgerPath) -> str:
 
 
 def _read_files(spark: SparkSession, place: LedgerPath, files: Sequence[str]) -> DataFrame:
-    """Read the table's files without Delta's jars."""
     if not files:
         return spark.createDataFrame([], _spark_schema())
     reader = spark.read.schema(_spark_schema()).option("basePath", place.uri)
@@ -588,7 +587,6 @@ def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether driver and executors can write to the store by pyarrow."""
     try:
         token = ledger_token(place, spools=False)
         token.check()

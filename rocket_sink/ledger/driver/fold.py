@@ -1,16 +1,15 @@
 """Fold: move all finished spool files into the Delta table, each row exactly once.
 
-    lock -> complete a dead fold's manifest -> list the files -> write the manifest
-         -> append with txnAppId = the ledger, txnVersion = the number
-         -> delete the files -> drop the manifest
+    lock -> complete a dead fold's manifest -> list the files -> write the manifest -> append with
+        txnAppId = the ledger, txnVersion = the number -> delete the files -> remove the manifest
 
 A fold may be killed at any point and repeated. It takes all finished files, not only those of the
-event that started it: Spark's listener events come late, and at a shutdown never.
+event that started it, because Spark's listener events come late, and never at a shutdown.
 
-A manifest is the note of the files that one fold takes (kind `folds`, by number). It exists from
-before the append until all its files are deleted. A fold that finds a manifest completes it with
-the same files and number. If another process still appends them, Delta accepts one of the two equal
-appends.
+A manifest is a note (kind `folds`) of the files that one fold takes; its name is the fold's number.
+It exists from before the append until all its files are deleted. A fold that finds a manifest
+completes it with the same files and the same number. If another process still appends these files,
+Delta accepts only one of the two appends.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ class Manifest:
 
     Attributes:
         files: paths below the spool.
-        token: the name of this manifest in Delta's log.
-        table_version: a version of the table from before the fold, so only later commits can be
-            the fold's; 0 for a local spool.
+        token: name of the fold's commit in Delta's log.
+        table_version: a version of the table from before the fold; 0 for a local spool.
     """
 
     ledger_id: str
@@ -79,14 +77,13 @@ class Manifest:
     table_version: int
 
     def __post_init__(self) -> None:
-        """Refuse a manifest with other paths than spool files, because a fold deletes them."""
+        """Refuse paths that are not spool files, because a fold deletes them."""
         for name in self.files:
             if SPOOL_FILE.fullmatch(name) is None or not name.endswith(SEALED):
                 raise ValueError(f"{name!a} is no spool file")
 
     @property
     def name(self) -> str:
-        """The note's name."""
         return str(self.number)
 
     def paths(self, place: LedgerPath) -> list[str]:
@@ -97,7 +94,6 @@ def write_manifest(
     store: NoteStore, place: LedgerPath, ledger_id: str, number: int, files: list[fs.FileInfo],
     version: int,
 ) -> Manifest:  # fmt: skip
-    """Write the manifest of the next fold, complete or not at all."""
     names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
     size = sum(info.size or 0 for info in files)
     manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
@@ -106,10 +102,10 @@ def write_manifest(
 
 
 def unfinished(store: NoteStore) -> list[Manifest]:
-    """Return the manifests that dead folds left, in their order.
+    """Return the manifests of folds that died, in their order.
 
     Raises:
-        LedgerError: one cannot be read; the text names it.
+        LedgerError: a manifest cannot be read; the text names it.
     """
     manifests = (_read(store, name) for name in store.names())
     return sorted(manifests, key=lambda manifest: manifest.number)
@@ -119,8 +115,8 @@ def _read(store: NoteStore, name: str) -> Manifest:
     where = store.where(name)
     with failing(
         f"the fold manifest {where} cannot be read", where,
-        ". If the table holds its fold, delete the spool files that it lists, then the manifest; "
-        "else delete the manifest",
+        ". If the table has the rows of the spool files that it lists, delete these files, then "
+        "the manifest; else delete the manifest only",
         (OSError, ValueError, TypeError, KeyError),
     ):  # fmt: skip
         values = store.read(name)
@@ -128,18 +124,18 @@ def _read(store: NoteStore, name: str) -> Manifest:
 
 
 _AT_ONCE: Final = 8
-"""Files that the driver reads at a time."""
+"""Number of files that the driver reads at a time."""
 DRIVER_BYTES: Final = 32 * 1024 * 1024
-"""Limit of bytes that the driver reads itself: for so few, starting tasks takes longer."""
+"""Limit of bytes that the driver reads without tasks: for so few, starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
-"""Spool bytes that a task of a fold reads; as Parquet they are about a tenth."""
+"""Spool bytes that one task of a fold reads. As Parquet they are about a tenth."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
 FOLD_BYTES: Final = 16 * 1024**3
-"""Limit of an append's bytes, beside `FOLD_FILES`; further files go into the next append."""
+"""Limit of an append's bytes, besides `FOLD_FILES`. Further files go into the next append."""
 
 OnStep = Callable[[str], None]
 _File = tuple[int, str]
-"""A spool file's number in its fold, and its path."""
+"""(number of a spool file in its fold, its path)."""
 _Rows = list[pa.RecordBatch]
 _Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 
@@ -158,10 +154,10 @@ class _Fault(NamedTuple):
 class FoldSummary:
     """The result of a call of `fold`.
 
-    `torn_files` were cut by a crash; their whole batches are in the table. `damaged` names files
-    with other content than their tasks wrote, which were put aside. `left` names files that cannot
-    be read now and stay in the spool. `recovered` folds were begun by a process that died. `busy`:
-    another live fold had the lock, `holder`, and nothing was done.
+    `torn_files` were cut by a crash; the table has their complete batches. `damaged` names files
+    whose content has changed; they are in quarantine. `left` names files that cannot be read now
+    and stay in the spool. `recovered` folds were begun by a process that died. `busy`: another live
+    process, the `holder`, had the lock, and this call did not fold all files.
     """
 
     folds: int = 0
@@ -181,14 +177,14 @@ def fold(
     spark: SparkSession, ledger_path: str | LedgerPath, *, wait_s: float = 60.0,
     on_step: OnStep | None = None,
 ) -> FoldSummary:  # fmt: skip
-    """Move the rows of every finished spool file into the table; make the table if it is missing.
+    """Move the rows of all finished spool files into the table; make the table if it is missing.
 
     Args:
-        wait_s: longest wait for another fold's end; after it the summary says `busy`.
-        on_step: called with a name before each step; tests raise from it.
+        wait_s: longest wait for another process's fold; after it the summary has `busy`.
+        on_step: called with a name before each step; tests raise an error in it.
 
     Raises:
-        LedgerError: no classic Spark session with Delta, another schema version, files lost.
+        LedgerError: no classic Spark session with Delta, another schema version, or lost files.
     """
     if not is_classic(spark):
         raise LedgerError(
@@ -206,7 +202,7 @@ def fold(
         lock = LedgerLock(spool)
         if not lock.acquire(wait_s):
             return replace(summary, busy=True, holder=lock.holder())
-        # The file system refuses links, which somebody else may have put there.
+        # The file system refuses links, which another user may have put there.
         refused = failing(f"cannot fold the ledger {place}", place.uri, "", (PermissionError,))
         try:
             with refused:
@@ -221,13 +217,12 @@ def fold(
 
 
 FOLDERS: Final = "_rocket_sink_folders"
-"""Attribute of a Spark context: {session: thread that folds the ledgers of its queries}."""
+"""Attribute of a Spark context: {session: thread that folds its queries' ledgers}."""
 _ENDED_S: Final = 5.0
 
 
 def await_ended_queries(spark: SparkSession) -> None:
-    """Wait, for some seconds at most, for Spark's last events of this process's queries that have
-    just ended; return at once if there are none."""
+    """Wait some seconds at most for Spark's last events of this process's ended queries."""
     if not is_classic(spark):
         return
     for folder in list(spark.sparkContext.__dict__.get(FOLDERS, {}).values()):
@@ -236,7 +231,7 @@ def await_ended_queries(spark: SparkSession) -> None:
 
 
 def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
-    """Return the spools of the ledger that are there.
+    """Return the ledger's spools that exist.
 
     Raises:
         LedgerError, OSError: the ledger's folder cannot be read.
@@ -249,12 +244,12 @@ def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
 
 
 class _Folder:
-    """The work of the lock's holder: moves rows from a spool into the table.
+    """Moves rows from a spool into the table, for the lock's holder.
 
     Args:
         place: path of the table.
-        spool: path of the spool files; differs from `place` if they wait on the driver's host.
-        summary: the counts so far, to which this work adds its own.
+        spool: path of the spool files. It differs from `place` if they are on the driver's host.
+        summary: the counts so far, to which this object adds its own.
     """
 
     def __init__(
@@ -285,7 +280,7 @@ class _Folder:
                 self._complete(manifest)
                 self._add(recovered=1)
                 folded_paths.update(manifest.paths(self._spool))
-            else:  # The manifest's fold went to a deleted table: fold its files into this table.
+            else:  # The manifest is for a deleted table: fold its files into this table.
                 self._notes.remove(manifest.name)
         files = [info for info in files if info.path not in folded_paths]
         self._step("listed")
@@ -294,16 +289,16 @@ class _Folder:
         return self._summary
 
     def _app_id(self, ledger_id: str) -> str:
-        """Return the id of the spool's folds in Delta's log; each spool has its own numbers."""
+        """Return the id of the spool's folds in Delta's log; each spool numbers its own folds."""
         if self._spool == self._place:
             return fold_app_id(ledger_id)
         return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"
 
     def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
-        # Take the number from Delta's log, which cannot be lost without the rows.
+        # Take the number from Delta's log: it cannot be lost unless the rows are lost, too.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
-        # `_check_ours` reads this version, only if the spool is in a store.
+        # `_check_ours` reads this version if the spool is in a store.
         version = 0 if self._spool.is_local else table_version(self._spark, self._place)
         self._step("manifest")
         return write_manifest(self._notes, self._spool, ledger_id, number, files, version)
@@ -335,10 +330,10 @@ class _Folder:
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
     def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
-        """Return the manifest without the files that cannot be folded, and set damaged ones aside.
+        """Return the manifest without the files that cannot be folded, and set damaged files aside.
 
-        Write the manifest anew before files are moved, so it never names a missing file. The
-        manifest may change, because its fold is not committed yet.
+        Replace the stored manifest before files are moved, so it never names a missing file. This
+        is possible because its fold is not committed yet.
         """
         if not wrong:
             return manifest
@@ -351,15 +346,15 @@ class _Folder:
         for path, fault in wrong.items():
             if fault.damaged:
                 moved = put_aside(self._spool, self._fs, path)
-                _LOG.error("%s; it is put aside as %s, and its rows are not in", fault.text, moved)
+                _LOG.error("%s; it is put aside as %s; the table lacks its rows", fault.text, moved)
                 self._summary = replace(self._summary, damaged=(*self._summary.damaged, moved))
             else:
-                _LOG.warning("%s; it stays there, and its rows are not in", fault.text)
+                _LOG.warning("%s; it stays there; the table lacks its rows", fault.text)
                 self._summary = replace(self._summary, left=(*self._summary.left, path))
         return manifest
 
     def _read(self, manifest: Manifest) -> dict[str, _Rows | _Fault]:
-        """Read the files, several at a time: a store answers after some milliseconds."""
+        """Read several files at a time, because a store answers after some milliseconds."""
         paths = manifest.paths(self._spool)
         read = partial(_rows_or_fault, self._fs)
         try:
@@ -373,8 +368,8 @@ class _Folder:
     ) -> dict[str, _Fault]:
         """Return the faults by path. If the driver has read no `rows`, let tasks read the files.
 
-        Tasks read each file twice, here and for the append: a file may be larger than memory, so
-        its first rows are appended before its end is read.
+        The tasks of the append read each file again: a file may be larger than memory, so its first
+        rows are appended before its end is read.
         """
         if rows is not None:
             return {path: fault for path, fault in rows.items() if isinstance(fault, _Fault)}
@@ -390,7 +385,7 @@ class _Folder:
         if gone:
             raise LedgerError(
                 f"{len(gone)} spool files of an unfinished fold are gone, {gone[0]} the first: "
-                "their rows are lost unless they come back. To go on without them, delete "
+                "restore them, or their rows are lost. To go on without them, delete "
                 f"{self._notes.where(manifest.name)}",
                 path=gone[0],
             )
@@ -398,9 +393,9 @@ class _Folder:
     def _append(
         self, manifest: Manifest, read: Mapping[str, _Rows | _Fault] | None, app_id: str
     ) -> bool:
-        """Append the rows, which were read here or are read by tasks; return `Append.is_own`."""
+        """Append rows that the driver has read, or let tasks read them; return `Append.is_own`."""
         paths = manifest.paths(self._spool)
-        # Stores get whole files, so only a local file can be torn.
+        # Stores get complete files, so only a local file can be torn.
         torn = sum(not is_whole(path, self._fs) for path in paths) if self._spool.is_local else 0
         append = begin_append(self._spark, self._place, app_id, manifest.number, manifest.token)
         self._check_lock()
@@ -428,14 +423,14 @@ class _Folder:
         return append.is_own
 
     def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:
-        """Return a frame of one row per task, and the function that reads the paths of each."""
+        """Return a frame with a row per task, and a function that reads each task's files."""
         files, infos = iter(enumerate(paths)), self._fs.get_file_info(paths)
         bins = [list(islice(files, len(share))) for share in _shares(infos, TASK_BYTES)]
         return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """Raise unless Delta accepted this manifest's fold. Rarely, a store's lock has two holders,
-        and both append under one number."""
+        """Check that Delta accepted this manifest's fold. In a store the lock may have two holders,
+        though rarely. Then both append under one number."""
         if self._spool.is_local:
             return
         is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
@@ -471,7 +466,7 @@ class _Folder:
 
 
 def _shares(files: list[fs.FileInfo], most_bytes: int) -> Iterator[list[fs.FileInfo]]:
-    """Yield groups of files within the limits of an append or task; a larger file stays alone."""
+    """Yield groups of files within the limits; a larger file is alone in its group."""
     share: list[fs.FileInfo] = []
     size = 0
     for info in files:

@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 
 FULL_SYNC_WAIT_S: Final = 300.0
-"""Longest wait of `sync_fully` for another process's fold; a fold of many files takes minutes."""
+"""Longest wait of `sync_fully` for another process's fold. A fold of many files takes minutes."""
 
 _LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_TASKS: Final = 32
-"""Delta's VACUUM lists a table's folders by 10,000 tasks by default; a ledger has few folders."""
+"""Delta's VACUUM by default lists a table's folders in 10,000 tasks. A ledger has few folders."""
 
 _VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
-"""Setting by which Spark's Delta notes a VACUUM in the log; on S3 that could overwrite a commit of
-delta-rs."""
+"""Setting by which Spark's Delta commits a note of a VACUUM. On S3 it could overwrite other
+commits."""
 
 
 class Ledger:
-    """The ledger at a path: a local one, or any that both Spark and pyarrow know.
+    """The ledger at a path: a local path, or one that both Spark and pyarrow know.
 
-    `spark.read.format("delta").load(path)` reads the same table; the views here know which rows
-    count. They read folded rows only: call `sync` first for the rows that tasks wrote since. The
-    table has comments on its columns, which explain `partition`, `attempts` and others.
+    `spark.read.format("delta").load(path)` reads the same table. The views of this class also know
+    which rows count. They read folded rows only. Call `sync` first to include the rows that tasks
+    wrote since the last fold. The table's columns have comments that explain them.
 
     Every method that reads raises:
         LedgerError: no ledger there, another Delta table, or another schema version.
@@ -67,7 +67,7 @@ class Ledger:
 
     @property
     def path(self) -> str:
-        """The table's folder; absolute, because a relative path is another folder for a worker."""
+        """The table's folder, as an absolute path."""
         return str(self._place)
 
     @property
@@ -89,7 +89,7 @@ class Ledger:
         return html_table(f"Ledger {self.path}", rows)
 
     def create(self, spark: SparkSession) -> str:
-        """Make the table unless it is there; returns the ledger's id."""
+        """Make the table if it does not exist; return the ledger's id."""
         return ensure_table(spark, self._place)
 
     def version(self, spark: SparkSession) -> int:
@@ -97,25 +97,25 @@ class Ledger:
         return table_version(spark, self._place)
 
     def exists(self, spark: SparkSession | None = None) -> bool:
-        """Return whether a table is there; without a session, whether its log folder is there."""
+        """Return whether there is a table; without a session, whether its log folder exists."""
         if spark is not None:
             return is_table(spark, self._place)
         log = f"{self._place.root}/{LOG_FOLDER}"
         return bool(self._place.filesystem().get_file_info(log).type.name == "Directory")
 
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
-        """Move the rows of all finished spool files into the table; there may be none.
+        """Move the rows of all finished spool files into the table; there may be no such files.
 
-        If a query of this process has just ended, first wait for Spark to confirm its last epochs.
+        If a query of this process has just ended, first wait until Spark confirms its last epochs.
         """
         await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
-        """Do as `sync`, but raise an error instead of reporting `busy`.
+        """Do as `sync`, but raise an error instead of a result that is `busy`.
 
         Raises:
-            LedgerError: another fold had the lock for `wait_s`.
+            LedgerError: another process had the lock for `wait_s`.
         """
         wait_s = FULL_SYNC_WAIT_S if wait_s is None else wait_s
         summary = self.sync(spark, wait_s=wait_s)
@@ -132,15 +132,15 @@ class Ledger:
         return len(spooled_epochs(self._place))
 
     def quarantined(self) -> list[str]:
-        """Return the damaged spool files that folds have set aside; the table lacks their rows.
+        """Return the damaged spool files that folds have set aside. The table lacks their rows.
 
-        If a file proves readable later (a disk error that passed), move it back to its folder below
-        `_spool`; the next fold takes it.
+        A file may become readable later, for example after a temporary disk error. Then move it
+        back to its folder below `_spool`, and the next fold takes it.
         """
         return quarantined(self._place)
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
-        """Append rows from a driver: resolutions by hand, exported dead letters."""
+        """Append rows of the driver: resolutions by hand, or exported dead letters."""
         ensure_table(spark, self._place)
         append = begin_append(spark, self._place)
         append.save_rows(list(in_order(batches, append.sequence)))
@@ -151,20 +151,20 @@ class Ledger:
         return read_table(spark, self._place)
 
     def sends(self, spark: SparkSession) -> DataFrame:
-        """Return a row per request attempt; `in_flight` only if no answer was ever recorded."""
+        """Return a row per request attempt. `in_flight` means that no answer was ever recorded."""
         return views.view(self.rows(spark), "sends")
 
     def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
         """Return dead letters, in the columns of the row contract and columns of their own.
 
-        A dead letter is pending if it is not `settled` and its task attempt counts: the dead
-        letters of a failed attempt are superseded by those of the next attempt. Sort by `epoch`,
-        `partition`, `ordinal` for the order in which a key's dead letters were given up.
+        A dead letter is pending if it is not `settled` and its task attempt counts. The dead
+        letters of a failed attempt do not count, because the next attempt has its own. Sort by
+        `epoch`, `partition`, `ordinal` for the order in which a key's dead letters were given up.
         """
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """Return resolutions of dead letters; `unparked` takes back earlier ones but `resent`."""
+        """Return resolutions of dead letters. `unparked` undoes earlier ones, except `resent`."""
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:
@@ -172,21 +172,22 @@ class Ledger:
         return views.view(self.rows(spark), "settled")
 
     def backfills(self, spark: SparkSession) -> DataFrame:
-        """Return `letter_id`, `tries`, `open` of the letters that backfills were about to send.
+        """Return `letter_id`, `tries`, `open` of dead letters that backfills were about to send.
 
         `tries` counts backfills that failed because of the dead letter itself, not because of an
-        unreachable broker. `open`: the letter may be stored: a backfill got no valid answer.
+        unreachable broker. `open`: the dead letter may be stored, because a backfill was killed or
+        got no valid answer.
         """
         return views.view(self.rows(spark), "backfills")
 
     def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
         """Return a row per epoch with half messages (`delivery=transactional`).
 
-        `open`: the epoch is in the ledger, so it is decided, but not all brokers are known to have
-        ended it; `pending` returns only open epochs. `halves` counts the messages that are to
-        become visible, `committed` those that are visible, `refused` those that their brokers no
-        longer have. Half messages of attempts that failed before the epoch's append are in no
-        ledger: they are never committed, and brokers drop them.
+        `open`: the epoch is in the ledger, so its messages are to be committed, but the ledger does
+        not know yet that all brokers have done so. `pending` returns only open epochs. `halves`
+        counts the messages to commit, `committed` those that are visible, `refused` those that
+        their brokers no longer have. Half messages of attempts that failed before the epoch's
+        append are in no ledger. They are never committed, and brokers drop them.
         """
         transactions = views.view(self.rows(spark), "transactions")
         return transactions.where("open") if pending else transactions
@@ -201,19 +202,20 @@ class Ledger:
         `adds_up`: each partition has a complete attempt, with rows_in = acked + degraded + dead +
         unknown + filtered, and there are no `missing_rows`. A failed send of a `TableProducer`
         counts as no rows, and adds up.
-        `missing_rows`: rows that Spark handed to tasks of a confirmed epoch and no account has,
-        because a task wrote to another folder or its file is gone.
+        `missing_rows`: rows of a confirmed epoch that Spark handed to tasks, but that are in no
+        accounts. A task wrote to another folder, or its file is gone.
         `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its rows.
         `num_input_rows`: rows that Spark read from its sources, by its own count.
         `superseded_attempts`, `superseded_rows`: attempts that do not count (also killed ones), and
-        their rows. Brokers may have stored these rows, and again for the attempt that counts.
+        the rows that brokers may have stored for them. Attempts that count may store these rows
+        again.
         """
         return views.view(self.rows(spark), "epochs")
 
     def attempts(self, spark: SparkSession) -> DataFrame:
-        """Return a row per task attempt that left any row; `counts` marks attempts that count.
+        """Return a row per task attempt with any rows; `counts` is true for attempts that count.
 
-        An attempt that was killed has no accounts (`rows_in` is null), only its sends.
+        A killed attempt has no accounts (`rows_in` is null), only sends.
         """
         return views.view(self.rows(spark), "attempts")
 
@@ -221,21 +223,21 @@ class Ledger:
         self, spark: SparkSession, *, query: str | None = None, since: dt.datetime | None = None,
         until: dt.datetime | None = None, epochs: int = 20, charts: bool = False,
     ) -> Report:  # fmt: skip
-        """Return what `rocket-sink report` shows: the verdict and the figures, as a value.
+        """Return what `rocket-sink report` shows, as a value: the verdict and the figures.
 
-        First fold, as the command does; if another process folds meanwhile, `unfolded_epochs` says
-        how many epochs are missing. Notebooks show the report as tables, `print(report)` shows
-        text, and `ledger.report.to_html(report)` makes a page, with charts if `charts` is true.
+        First fold, as the command does. If another process folds at that time, `unfolded_epochs`
+        says how many epochs are missing. Notebooks show the report as tables, and `print(report)`
+        shows text. `ledger.report.to_html(report)` makes a page, with charts if `charts` is true.
 
         Args:
             query: a streaming query's id, or its beginning.
             since, until: the time of the rows; a naive time is in UTC.
-            epochs: the number of epochs to list at most.
+            epochs: the largest number of epochs to list.
 
         Raises:
-            LedgerError: also if no query, or several, have an id that begins so.
+            LedgerError: also if no query, or several queries, have an id that begins with `query`.
         """
-        # The import is here because tasks import this module and make no report.
+        # Import here, because tasks import this module and make no report.
         from rocket_sink.ledger.query.duckdb_reader import reader_of
         from rocket_sink.ledger.report import Scope, figures
 
@@ -251,7 +253,7 @@ class Ledger:
         )  # fmt: skip
 
     def optimize(self, spark: SparkSession) -> dict[str, int]:
-        """Compact small files; {"files_added", "files_removed"}."""
+        """Compact small files; return {"files_added": n, "files_removed": n}."""
         table = open_for_commits(spark, self._place)
         if table is not None:
             check_files(self._place)
@@ -268,13 +270,14 @@ class Ledger:
         self, spark: SparkSession, older_than: Mapping[str, dt.timedelta] | None = None, *,
         settled_bodies: dt.timedelta | None = dt.timedelta(days=7), dry_run: bool = False,
     ) -> Expired:  # fmt: skip
-        """Drop old rows, and bodies of dead letters that were stored or dropped. Rows that are
-        still needed stay: pending dead letters, open transactions, resolutions of dead letters that
-        stay, and the last two epochs of each query. Streams, folds and reports may run meanwhile.
-        Files that were replaced are deleted six hours later.
+        """Drop old rows, and bodies of dead letters that were stored or dropped.
+
+        Rows that are still needed stay: pending dead letters, open transactions, resolutions of
+        dead letters that stay, and the last two epochs of each query. Streams, folds and reports
+        may run at the same time. Files that were replaced are deleted six hours later.
 
         Args:
-            older_than: least age of the rows to drop, by kind; a kind that is not named stays.
+            older_than: {kind: least age of the rows to drop}; rows of other kinds stay.
             settled_bodies: least time since a dead letter was settled; None: bodies stay.
             dry_run: only count.
 

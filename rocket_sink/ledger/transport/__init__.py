@@ -1,1 +1,1 @@
-"""The ways in which the ledger rows of a task attempt become durable."""
+"""The transports, by which the ledger rows of a task attempt become durable."""

@@ -1,7 +1,7 @@
-"""The accumulator by which rows of the foreach lane get to the driver (`ledgerVia=spark`).
+"""The accumulator by which Spark brings rows of the foreach lane to the driver (`ledgerVia=spark`).
 
-A stream's foreach gives its tasks no other way to tell the driver anything. When a task has
-succeeded, Spark adds its rows once, and waits until the driver's Python process has taken them. So
+A stream's foreach gives its tasks no other way to send data to the driver. When a task has
+succeeded, Spark adds its rows once, and waits until the driver's Python process has stored them. So
 the rows are durable before the epoch ends. (`DAGScheduler.updateAccumulators`,
 `PythonAccumulatorV2.merge`.)
 """
@@ -30,8 +30,6 @@ Rows = list[HandedRows]
 
 
 class _RowsInTask(AccumulatorParam[Rows]):
-    """Accumulates ledger rows in the task."""
-
     def zero(self, value: Rows) -> Rows:
         return []
 
@@ -40,7 +38,7 @@ class _RowsInTask(AccumulatorParam[Rows]):
 
 
 class _RowsOnDriver(_RowsInTask):
-    """Writes rows to the spool on the driver's host, and keeps rows that it could not write."""
+    """Writes rows to the spool on the driver's host. Keeps those that it cannot write."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -49,18 +47,18 @@ class _RowsOnDriver(_RowsInTask):
         rows = value1 + value2
         while rows:
             try:
-                # Write to this host first: the scheduler's thread runs this, and while it waits for
-                # a store no task of the application ends. The next fold takes the rows from here.
+                # Write to this host first, where the next fold finds the rows. The scheduler's
+                # thread runs this: while it waits for a store, no task of the application ends.
                 try:
                     spool_handed(self._place, rows[0], in_store=False)
                 except LedgerError as error:
-                    # This host has no folder for the rows, for example a container without a home.
+                    # The rows have no folder here, for example in a container without a home.
                     _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
                     spool_handed(self._place, rows[0])
             except Exception as error:
                 _LOG.error(
-                    "the ledger %s lacks the rows of %d tasks that have sent: %s. They are kept in "
-                    "memory until the next task ends",
+                    "the ledger %s lacks the rows of %d tasks that have sent messages: %s. The "
+                    "driver keeps the rows in memory, and tries again when the next task ends",
                     self._place, len(rows), first_line(error),
                 )  # fmt: skip
                 break
@@ -72,23 +70,24 @@ class _RowsOnDriver(_RowsInTask):
 
 
 class RowsByAccumulator:
-    """The accumulator of one ledger's rows; pickled to the tasks."""
+    """The accumulator of one ledger's rows. Tasks get it pickled."""
 
     def __init__(self, accumulator: Accumulator[Rows]) -> None:
-        # Keep the accumulator pickled until a task adds rows: the driver gets an update for each
-        # accumulator that a task loads.
+        # Unpickle the accumulator only in tasks with rows: the driver gets an update for each
+        # accumulator that a task unpickles.
         self._pickled = pickle.dumps(accumulator)
 
     def add(self, rows: HandedRows) -> None:
-        """Add rows in a task; Spark carries them to the driver if the task succeeds."""
+        """Add rows in a task. If the task succeeds, Spark brings them to the driver."""
         accumulator: Accumulator[Rows] = pickle.loads(self._pickled)  # noqa: S301 (Spark's own)
         accumulator.add([rows])
 
 
 def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
-    """Return the accumulator of the application and ledger; called on the driver.
+    """Return the application's accumulator for the ledger, on the driver; None if tasks need none.
 
-    Returns None if tasks need none (`ledgerVia=spool`, no ledger) or without a classic session.
+    Tasks need none without a ledger and with `ledgerVia=spool`. With `ledgerVia=auto` they need
+    none if the ledger is local, or if the session is not a classic one.
 
     Raises:
         ConfigurationError: `ledgerVia=spark` without a classic session.

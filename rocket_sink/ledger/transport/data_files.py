@@ -1,7 +1,7 @@
-"""Parquet files of the table, written by tasks or by the driver; a commit takes them in.
+"""Data files of the table (Parquet), which tasks or the driver write before a commit adds them.
 
-One file per kind, with the statistics that Delta's readers skip files by. A file that is in no
-commit is in no version of the table; `vacuum` removes it.
+There is one file per kind, with statistics by which Delta's readers skip files. A file that no
+commit adds is in no version of the table, and `vacuum` removes it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 FILES_DDL: Final = "files STRING"
-"""Column in which tasks name the files that they have written, for the driver."""
+"""Schema of the rows by which tasks tell the driver the files that they have written."""
 OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function that `mapInArrow` takes."""
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Size of a row group."""
+"""Bytes of a Parquet row group, at least."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A complete file. `path` is below the table's folder, `stats` is Delta's JSON."""
+    """A complete file: `path` is below the table's folder, `stats` is Delta's JSON."""
 
     path: str
     kind: str
@@ -47,12 +47,12 @@ class DataFile:
 
 
 def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-    """Write the rows as files of the table at `place`; remove the files after an error.
+    """Write the rows as files of the table, one per kind. Remove the files after an error.
 
     Raises:
         LedgerError: the files cannot be written.
     """
-    # The import is here because the processes that plan and commit a stream write no files.
+    # Import here, because the processes that plan and commit a stream write no files.
     import pyarrow.compute as pc
 
     errors = partial(
@@ -74,7 +74,7 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
         with errors():
             return [file.close() for file in files.values()]
     except BaseException:
-        # Catch everything, because a killed task raises GeneratorExit.
+        # Catch all exceptions, also the GeneratorExit of a killed task.
         for file in files.values():
             file.abort()
         raise
@@ -83,14 +83,14 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
 def write_files(
     place: LedgerPath, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write the ledger rows that `make` yields, and yield the files' names (`FILES_DDL`)."""
+    """Write the ledger rows that `make` yields, and yield the files' descriptions (`FILES_DDL`)."""
     files = write_data_files(place, make(batches))
     if files:
         yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(file) for file in files])]})
 
 
 def named_files(rows: Iterable[Any]) -> list[DataFile]:
-    """Return the files in collected rows of `FILES_DDL`."""
+    """Return the files that collected rows of `FILES_DDL` describe."""
     return [DataFile(**fields) for row in rows for fields in json.loads(row.files)]
 
 
@@ -101,12 +101,11 @@ class _KindFile:
         self._path = f"{root}/{self._name}"
         self._filesystem = filesystem
         if not is_object_store(filesystem):
-            # Make the kind's folder only. A ledger's folder that was deleted must not come back.
+            # Make the kind's folder only: a ledger's folder that was deleted must not come back.
             filesystem.create_dir(f"{root}/kind={kind}", recursive=False)
         import pyarrow.parquet as pq
 
-        # Leave out other columns, which are null for every reader then, and `kind`, whose value is
-        # in the commit.
+        # Leave out columns that the kind does not use: readers see null. The commit has the kind.
         self._columns = columns_of(kind)
         self._metadata: list[pq.FileMetaData] = []
         self._file = filesystem.open_output_stream(self._path)
@@ -135,7 +134,7 @@ class _KindFile:
         )  # fmt: skip
 
     def abort(self) -> None:
-        """Remove what is written; never raises."""
+        """Remove the file; never raises."""
         with contextlib.suppress(Exception):
             self._writer.close()
         with contextlib.suppress(Exception):
@@ -151,7 +150,6 @@ class _KindFile:
 
 
 def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return Delta's statistics, from the statistics of the row groups."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     places = {groups[0].column(n).path_in_schema: n for n in range(groups[0].num_columns)}
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
@@ -161,7 +159,7 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
             continue
         column_stats = [group.column(places[name]).statistics for group in groups]
         nulls[name] = sum(stats.null_count for stats in column_stats)
-        # Columns of nulls, and groups with very long texts, have no bounds.
+        # Delta gets no bounds for columns of nulls, or for groups with very long texts.
         bounded = [stats for stats in column_stats if stats.num_values]
         if bounded and all(stats.has_min_max for stats in bounded):
             least[name] = _in_json(min(stats.min for stats in bounded))
@@ -172,5 +170,4 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _in_json(value: Any) -> Any:
-    """Return a value for JSON: a time as text, in UTC to the microsecond."""
     return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if hasattr(value, "strftime") else value

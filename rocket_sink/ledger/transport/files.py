@@ -1,21 +1,21 @@
-"""The spool: a task attempt's ledger rows on their way to the driver's fold.
+"""The files of the spool, which has the ledger rows of task attempts until the driver folds them.
 
-On a local (or mounted) file system rows are appended to an `.open` file as they come, so the next
-fold finds the rows of a killed worker. Object stores have neither appends nor renames: there rows
-gather in a local temporary file, and each `seal` uploads one object. A killed worker's rows are
-lost with its temporary file.
+On a local (or mounted) file system a task appends its rows to an `.open` file as they come. So the
+next fold finds the rows of a killed worker. Object stores can neither append nor rename. There the
+rows go to a local temporary file, and each `seal` uploads one object. If the worker is killed, its
+rows are lost with the temporary file.
 
     <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<number>-<unique>~<owner>.open
     the same, renamed to .arrow                        sealed, by its owner or for a dead owner
     <ledger>/_spool/_quarantine/...                    the same, put aside because it is damaged
 
-On object stores, where files come sealed, names have no folders (`<query id>_<epoch>_<...>`),
-because a folder is an object that stays, and each batch write would leave one.
+On object stores all files are sealed, and their names have no folders (`<query id>_<epoch>_<...>`).
+A folder would be an object that stays after each batch write.
 
-A file's number is one above the numbers of all files of its epoch at that time. So a fold knows
-which of two runs' files is the later one, independent of clocks. `transport.stream` describes
-the content. A rename decides who owns a file. A live owner whose file was taken fails its task, so
-that no row written afterwards is lost silently.
+A file's number is one above the highest number in its epoch when it was made. So a fold knows which
+of two runs' files is the later one, independent of clocks. `transport.stream` describes the
+content. A file belongs to the process that has renamed it. If a fold has renamed the file of a live
+owner, the owner's task fails, because rows that it writes afterwards would be lost.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ if TYPE_CHECKING:
 OPEN: Final = ".open"
 SEALED: Final = ".arrow"
 SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.(arrow|open)")
-"""A spool file's path below the spool."""
+"""The path of a spool file, below the spool."""
 
 _DRIVER: Final = "driver"
-"""Stands for the partition in the name of the file that marks an epoch as done."""
+"""Replaces the partition in the name of the file that marks an epoch as done."""
 STALE_AFTER_S: Final = 3600.0
-"""Time without a write after which an open file of another host is taken for abandoned."""
+"""Time without a write after which another host's open file counts as abandoned."""
 
 _MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
-    """Return a new name without suffix, `<query>/<epoch>/<file>`; `_` replaces `/` in stores."""
+    """Return a new file's name without suffix: `<query>/<epoch>/<file>`; stores have `_` for
+    `/`."""
     partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
@@ -63,7 +64,7 @@ def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
 
 
 def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
-    """Return the number of a new file of the epoch.
+    """Return the number for a new file of the epoch.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -77,23 +78,22 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     try:
         infos = filesystem.get_file_info(selector)
     except FileNotFoundError:
-        # Arrow lists first and then looks whether the folder exists; a task made it in between.
+        # Arrow lists first, and then checks that the folder exists. A task made it in between.
         infos = filesystem.get_file_info(selector)
     names = [info.base_name for info in infos if info.base_name.startswith(start)]
     return 1 + max(map(_number, names), default=0)
 
 
 def _number(name: str) -> int:
-    """Return the number in a file's name; 0 if somebody else chose the name."""
+    """Return the number in a file's name; 0 if it is no name of a task's file."""
     parts = name.partition("~")[0].split("-")
     return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
-    """Seal the open files whose owners are gone, and return all sealed files.
+    """Seal the open files of dead owners, and return all sealed files.
 
-    Queries come in the order of their oldest files; a query's files are sorted by epoch, then by
-    the order in which they were begun.
+    The query with the oldest file comes first. A query's files are sorted by epoch, then by number.
     """
     infos = _files(place, filesystem)
     files = [info for info in infos if info.extension == SEALED[1:]]
@@ -115,7 +115,7 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
 
 
 def _task(info: fs.FileInfo) -> tuple[str, str]:
-    """Return the folder of the file's query and epoch, and its partition."""
+    """Return the folder of the file, and its partition."""
     return info.path.rpartition("/")[0], info.base_name.partition("-")[0]
 
 
@@ -126,7 +126,7 @@ def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
 
 
 def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
-    """Return files that their owners still write, of queries whose id starts with `query`."""
+    """Return the files that their owners still write, of queries whose id starts with `query`."""
     start = f"{place.spool}/{folder_part(query)}"
     return [
         info
@@ -144,17 +144,17 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 
 
 def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
-    """Return (query as `path_part` has it, epoch) of all files, sealed or open, in the ledger's
-    spools; seal no file."""
+    """Return (query as in `path_part`, epoch) of all open and sealed files in the ledger's
+    spools."""
     infos = (info for spool in place.spools for info in _files(spool, spool.filesystem()))
     return {(query.removeprefix(folder_part("")), epoch) for query, epoch in map(_epoch, infos)}
 
 
 def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
-    """Return the rows that no fold has taken in yet.
+    """Return the rows that no fold has taken yet.
 
-    Tasks that still run have written some of them. A file may be in the table already, if a fold
-    has not deleted it yet. If there are many files, only the newest are read.
+    Some of them come from tasks that still run. Some may be in the table already, if a fold has not
+    deleted their file yet. If there are many files, only the newest are read.
     """
     batches: list[pa.RecordBatch] = []
     size = 0
@@ -162,8 +162,7 @@ def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
         filesystem = place.filesystem()
         for info in sorted(_files(place, filesystem), key=lambda info: -(info.mtime_ns or 0)):
             size += info.size or 0
-            # Skip damaged files, which a fold reports, and deleted files, whose rows are in the
-            # table now.
+            # A fold reports damaged files. The rows of deleted files are in the table now.
             with contextlib.suppress(LedgerError, OSError):
                 if size <= _MOST_UNFOLDED_BYTES:
                     batches += read_batches(info.path, filesystem)
@@ -183,7 +182,7 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
-    """Return the query, as a component of a path, and the epoch."""
+    """Return the file's query, as in `folder_part`, and its epoch."""
     query, epoch, name = info.path.split("/")[-3:]
     if name.startswith("q-"):
         query, epoch, _ = name.split("_", 2)
@@ -191,7 +190,7 @@ def _epoch(info: fs.FileInfo) -> tuple[str, str]:
 
 
 def quarantined(place: LedgerPath) -> list[str]:
-    """Return the paths of damaged files that folds of the ledger's spools have set aside."""
+    """Return the paths of damaged files that folds of the ledger have set aside."""
     folders = [(spool.filesystem(), spool.quarantine) for spool in place.spools]
     return sorted(info.path for each in folders for info in _listed(*each) if info.is_file)
 
@@ -211,7 +210,6 @@ def _files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
 
 
 def _listed(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    """Return the entries of a folder of the spool and of its subfolders, without links."""
     from pyarrow import fs
 
     selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
@@ -224,9 +222,9 @@ def _is_abandoned(info: fs.FileInfo, *, is_over: bool = False) -> bool:
     """Return whether an open file has lost its owner.
 
     Args:
-        is_over: a later attempt at its partition is sealed, or the driver has called the epoch
-            done. Spark takes the result of one attempt only, so this owner is lost or superseded.
-            Its rows go to the table, too, because the accounts show which rows may be doubled.
+        is_over: a later attempt at the file's partition is sealed, or the driver has marked the
+            epoch as done. Spark takes the result of one attempt only, so the owner is dead or
+            superseded. The fold takes its rows, too, because they show what may be stored twice.
     """
     owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
     alive = owner.is_alive() if owner else None
@@ -243,6 +241,6 @@ def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
     try:
         filesystem.move(info.path, target)
     except FileNotFoundError:
-        return []  # The owner, or another fold, has moved the files meanwhile.
+        return []  # The owner, or another fold, has moved the file meanwhile.
     target_info = filesystem.get_file_info(target)
     return [target_info] if target_info.is_file else []

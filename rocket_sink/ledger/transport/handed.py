@@ -1,8 +1,8 @@
-"""Ledger rows that Spark brings to the driver for tasks that do not reach the ledger's folder.
+"""Ledger rows that Spark brings to the driver, for tasks that do not reach the ledger's folder.
 
-They go with the task's result: in the commit message of the data source, or in an accumulator of
-foreach (`transport.accumulator`). So the ledger has no record of the sends of a failed or killed
-task, and a task's rows stay in memory until its end. On the driver they go to the spool.
+Spark brings the rows with the task's result: in the data source's commit message, or in foreach by
+an accumulator (`transport.accumulator`). The driver writes them to the spool. A task's rows stay in
+its memory until its end. So the ledger does not record the sends of a failed or killed task.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rocket_sink.net import log
 
 _LOG: Final = log.logger(__name__)
 _MOST_BYTES: Final = 64 * 1024 * 1024
-"""Limit of a task's rows; those of a whole epoch must fit into `spark.driver.maxResultSize`."""
+"""Limit of a task's rows. The rows of a whole epoch must fit into `spark.driver.maxResultSize`."""
 
 
 @dataclass(frozen=True)
 class HandedRows:
-    """A task attempt's ledger rows; `stream` is what its spool file would hold."""
+    """A task attempt's ledger rows; `stream` is the content of a spool file."""
 
     ctx: RunContext
     stream: bytes
 
 
 class RowsInMemory:
-    """A `RowTransport`: gathers an attempt's rows for Spark; for one thread of one process."""
+    """A `RowTransport` that keeps an attempt's rows in memory for Spark; for one thread."""
 
     keeps_failed = False
 
@@ -47,7 +47,7 @@ class RowsInMemory:
         """Keep rows.
 
         Raises:
-            LedgerError: the rows exceed the limit for the driver; the task must fail.
+            LedgerError: there are too many rows to bring to the driver; the task must fail.
         """
         if not batch.num_rows:
             return
@@ -62,7 +62,7 @@ class RowsInMemory:
             )
 
     def finish(self) -> HandedRows | None:
-        """Return the rows; None if there are none."""
+        """Return the rows for Spark, or None."""
         if self._stream is None:
             return None
         self._stream.close()
@@ -76,15 +76,14 @@ class RowsInMemory:
 
 
 def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:
-    """Put the rows into the spool, durably; called on the driver.
+    """Write the rows to the spool durably. Call this on the driver.
 
     Args:
-        in_store: write to the spool in the ledger's store, if there is one; if that fails, to the
-            spool in the driver's own folder. False: only to the driver's folder, because the caller
-            must not wait.
+        in_store: True writes to the spool in the ledger's store, if there is one, and to the
+            driver's own folder if that fails. False writes to the driver's folder, without a wait.
 
     Raises:
-        LedgerError: the rows can be written to neither.
+        LedgerError: the rows cannot be written.
     """
     *others, last = place.spools
     for spool in others if in_store else ():

@@ -32,17 +32,16 @@ _MKDIR_TRIES: Final = 20
 
 
 class SpoolWriter:
-    """A `RowTransport`: a task attempt's rows, in a file under `<ledger>/_spool`.
+    """A `RowTransport` that writes a task attempt's rows to a file of the spool; for one thread.
 
-    The first `append` makes the file; the first `append` after a `seal` makes another file. For one
-    thread of one process.
+    The first `append` makes the file. After a `seal` the next `append` makes another file.
 
     Args:
-        ledger_path: absolute, or a URI (`Ledger(path).uri`, made on the driver).
+        ledger_path: an absolute path or a URI (`Ledger(path).uri`, from the driver).
 
     Raises from `append`, `sync` and `seal`:
-        LedgerError: the file cannot be written, or a fold has taken it (this process was thought
-            dead): the task must fail, for rows may be missing.
+        LedgerError: the file cannot be written, or a fold has taken it because this process seemed
+            dead. Rows may be missing, so the task must fail.
     """
 
     keeps_failed = True
@@ -56,7 +55,7 @@ class SpoolWriter:
         self._name = ""
 
     def append(self, *batches: pa.RecordBatch) -> None:
-        """Write rows; a local file outlives a kill of this process, not a crash of the machine."""
+        """Write rows. A local file survives a kill of this process, but not a crash of the host."""
         with self._errors():
             for batch in batches:
                 if batch.num_rows:
@@ -65,12 +64,12 @@ class SpoolWriter:
                 self._file.flush()
 
     def put(self, content: bytes) -> None:
-        """Write the whole content of a file (`handed.HandedRows`)."""
+        """Write the whole content of a spool file (`handed.HandedRows`)."""
         with self._errors():
             self._open().write(content)
 
     def sync(self) -> None:
-        """Make all appended rows durable; a local file stays open, a remote one is sealed."""
+        """Make all appended rows durable. A local file stays open; a store's file is sealed."""
         if not self._place.is_local:
             self.seal()
             return
@@ -81,9 +80,9 @@ class SpoolWriter:
                 fsync_folder(Path(self._path).parent)
 
     def seal(self) -> str | None:
-        """Make the rows durable and hand them to the folds.
+        """Make the rows durable, and the file ready for a fold.
 
-        Returns the file's path in the ledger's file system; None if there was nothing to seal.
+        Returns the file's path in the ledger's file system; None if there was no open file.
         """
         if self._file is None:
             return None
@@ -96,11 +95,11 @@ class SpoolWriter:
             return self._upload(self._file)
 
     def finish(self) -> None:
-        """Seal the file: dead letters must be durable before Spark may count the task as done."""
+        """Seal the file. Dead letters must be durable before Spark may count the task as done."""
         self.seal()
 
     def abort(self) -> None:
-        """End a failed attempt, and keep its rows, which are facts. Never raises; idempotent."""
+        """End a failed attempt, but keep its rows. Never raises; idempotent."""
         with contextlib.suppress(Exception):
             self.seal()
 
@@ -131,7 +130,7 @@ class SpoolWriter:
     def _upload(self, file: IO[bytes]) -> str:
         remote = self._place.filesystem()
         sealed = f"{self._place.spool}/{self._name}{SEALED}"
-        # Rename the file when it is whole; object stores show only whole objects anyway.
+        # Rename the file when it is complete. Object stores show complete objects only.
         whole_at_once = is_object_store(remote)
         target = sealed if whole_at_once else sealed + PARTIAL
         make_folder_of(remote, sealed)
@@ -141,7 +140,7 @@ class SpoolWriter:
                 while chunk := file.read(_CHUNK):
                     out.write(chunk)
         except OSError:
-            # The file may be there although the answer was lost; its rows must not go in twice.
+            # The object may exist although the answer was lost. Do not write its rows twice.
             if not (whole_at_once and _is_there(remote, sealed)):
                 raise
         if not whole_at_once:
@@ -152,12 +151,12 @@ class SpoolWriter:
     def _forget(self) -> None:
         file, self._file, self._stream = self._file, None, None
         if file is not None:
-            # Closing tries to write the buffered rest again, which fails on a full disk.
+            # Closing writes the buffered bytes again, which fails on a full disk.
             with contextlib.suppress(OSError):
                 file.close()
 
     def _leave(self) -> None:
-        """Let a fold take the file now, without its end, because this process may live for days."""
+        """Let a fold take the incomplete file now, because this process may live for days."""
         was_open = self._file is not None
         self._forget()
         if was_open and self._place.is_local:
@@ -166,7 +165,7 @@ class SpoolWriter:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """End the writer after a failure; the error says whether the rows are kept."""
+        """Turn an error into a LedgerError, and end the use of the file."""
         try:
             yield
         except FileNotFoundError as error:
@@ -185,7 +184,7 @@ class SpoolWriter:
     def _gone(self) -> str:
         """Return the reason why the open file is gone, as far as this process can tell."""
         if not Path(self._place.spool).is_dir():
-            # Folds remove folders inside the spool, but not the spool itself.
+            # Folds remove folders in the spool, but not the spool itself.
             return (
                 f"the folder {self._place.spool} was deleted while tasks wrote to it, and with it "
                 "the rows that were not folded yet; the task must run again. Leave _spool alone "
@@ -204,14 +203,13 @@ class SpoolWriter:
 
 
 def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
-    """Return whether the file exists; False if the file system cannot tell now."""
     with contextlib.suppress(OSError):
         return bool(filesystem.get_file_info(path).is_file)
     return False
 
 
 def _create(filesystem: fs.FileSystem, path: str) -> IO[bytes]:
-    """Create a file; retry, because a fold may remove the empty folders before the file exists."""
+    """Create a file. Retry, because a fold may remove its empty folder first."""
     for _ in range(_MKDIR_TRIES):
         with contextlib.suppress(FileNotFoundError):
             make_folder_of(filesystem, path)

@@ -1,12 +1,12 @@
 """The content of a spool file: frames with checksums around Arrow record batches.
 
-A frame has a header (mark, number, bytes of the content, checksum) and a content. The first frame
-has random bytes and the names of the ledger's columns. Each frame after it is a record batch, and
-the last one, without content, says whether the attempt is complete.
+A frame has a header (mark, number, length of the content, checksum) and a content. The first frame
+has random bytes and the names of the ledger's columns. Each further frame is a record batch. The
+last frame has no content; its mark tells whether the attempt is complete.
 
-Each checksum starts from that of the first frame and includes the frame's number. So a reader
-notices a frame that is changed, missing, doubled, out of place, or from another file. (A dead
-letter's body may hold the bytes of another spool file.)
+Each checksum includes the frame's number and the checksum of the file's first frame. So a reader
+notices a frame that is changed, missing, doubled, misplaced, or from another file. (A dead letter's
+body may contain the bytes of another spool file.)
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _FIRST: Final = b"\xffRS0"
 _BATCH: Final = b"\xffRS1"
 _END: Final = b"\xffRS2"
 _COMPLETE: Final = b"\xffRS3"
-"""The end of a file with the accounts of a complete attempt, which has awaited all its answers."""
+"""The last frame's mark if the attempt is complete, so that it has awaited all its answers."""
 _MARKS: Final = re.compile(rb"\xffRS[0-3]")
 _COLUMNS: Final = "\n".join(f"{f.name} {f.type}" for f in LEDGER_SCHEMA).encode()
 _AT_ONCE: Final = 64 * 1024 * 1024
-"""Bytes up to which a store's file is read by one request."""
+"""Size up to which a store's file is read by one request."""
 
 _TIMES: Final = ("at", "isolated_from", "isolated_until")
 _ALWAYS: Final = ("kind", "at", "query_id", "run_id", "epoch")
 
 
 class BatchWriter:
-    """Writes the content of one file. Closing it writes the end and leaves the file open."""
+    """Writes the content of one file. `close` writes the last frame, and leaves the file open."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -69,18 +69,18 @@ class BatchWriter:
 
 
 def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
-    """Return whether the file has the end that closing writes, which a dead owner never wrote."""
+    """Return whether the file has its last frame. The owner of a file without one died."""
     with filesystem.open_input_file(path) as file:
         return _tail(file, file.size())[0] in (_END, _COMPLETE)
 
 
 def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    """Yield the file's batches; if the file is cut, those before the cut. Rows about requests in
-    flight are left out if the attempt is complete, because each has its answer.
+    """Yield the file's batches, or those before the cut if the file was cut. If the attempt is
+    complete, leave out rows about requests in flight, because each request has its answer.
 
     Raises:
         DamagedSpoolError: the content was changed, not only cut.
-        LedgerError: the file's storage cannot be read.
+        LedgerError: the file cannot be read now.
         FileNotFoundError: the file is gone.
     """
     try:
@@ -105,9 +105,9 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
 
 
 def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, int]]:
-    """Yield (number, content, checksum of the first frame) of each frame before the end or a cut.
+    """Yield (number, content, checksum of the first frame) of each frame before the last one.
 
-    A damaged place is a cut if no whole frame follows.
+    Stop at a damaged frame if no undamaged frame follows, because then the file was cut there.
     """
     seed = number = at = 0
     while at < size:
@@ -129,7 +129,7 @@ def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, i
 
 
 def _has_frame(data: bytes, seed: int) -> bool:
-    """Return whether a whole frame follows the first byte. As long as the first frame's checksum
+    """Return whether an undamaged frame follows the first byte. While the first frame's checksum
     (`seed`) is unknown, a frame's mark is enough."""
     for match in _MARKS.finditer(data, 1):
         mark, number, length, crc = _unpacked(data[match.start() : match.start() + _SIZE])
@@ -140,7 +140,7 @@ def _has_frame(data: bytes, seed: int) -> bool:
 
 
 def _tail(file: Any, size: int) -> tuple[bytes, int, int, int]:
-    """Return the header of the last frame if the frame has no content; else zeros."""
+    """Return the header of a last frame without content; zeros if there is none."""
     header = _unpacked(file.read_at(_SIZE, size - _SIZE) if size > _SIZE else b"")
     return header if header[2] == 0 else (b"", 0, 0, 0)
 
@@ -161,7 +161,7 @@ def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBa
         batch = pa.ipc.read_record_batch(content, LEDGER_SCHEMA)
         batch.validate(full=True)
         _check_values(batch)
-    # Arrow raises OSError, ValueError, MemoryError or errors of its own.
+    # Arrow raises OSError, ValueError, MemoryError or its own errors.
     except Exception as error:
         raise _damaged(path, first_line(error)) from error
     if is_complete:
@@ -172,7 +172,6 @@ def _decoded(path: str, content: pa.Buffer, *, is_complete: bool) -> pa.RecordBa
 
 
 def _check_values(batch: pa.RecordBatch) -> None:
-    """Check the values that readers of the table rely on."""
     import pyarrow.compute as pc
 
     kinds = batch.column("kind").drop_null()

@@ -1,6 +1,6 @@
-"""The ways in which a task attempt's ledger rows become durable, and the choice among them.
+"""The transports, by which a task attempt's ledger rows become durable, and the choice of one.
 
-| way | lane | rows are durable | rows of a failed attempt |
+| transport | lane | rows are durable | rows of a failed attempt |
 |---|---|---|---|
 | `spool.SpoolWriter` | foreach, data source, backfill | as they come; sealed at the end | stay |
 | `handed.RowsInMemory` | foreach, data source with `ledgerVia=spark` | on the driver | are lost |
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _warned: set[str] = set()
-"""Ledgers about which this process has warned that they are out of reach."""
+"""Ledgers for which this process has logged that Spark brings their rows to the driver."""
 
 
 class RowTransport(Protocol):
-    """A way to make a task attempt's ledger rows durable; for one thread of one process."""
+    """Makes a task attempt's ledger rows durable; for one thread of one process."""
 
     keeps_failed: bool
-    """Whether rows of an attempt that fails, or is killed, stay on record."""
+    """Whether rows of a failed or killed attempt are kept."""
 
     def append(self, batch: pa.RecordBatch, /) -> None:
         """Take rows.
@@ -44,7 +44,7 @@ class RowTransport(Protocol):
         """
 
     def finish(self) -> HandedRows | None:
-        """Make all rows durable, or return those that Spark must bring to the driver."""
+        """Make all rows durable, or return them for Spark to bring to the driver."""
 
     def abort(self) -> None:
         """End a failed attempt; never raises."""
@@ -68,11 +68,11 @@ def transport_of(
     options: SinkOptions, ctx: RunContext, *, emit: Callable[[pa.RecordBatch], None] | None,
     token: LedgerToken | None, hands_over: bool,
 ) -> RowTransport:  # fmt: skip
-    """Choose the way of an attempt's rows, and prove that it leads to the driver's ledger.
+    """Choose the transport of an attempt's rows, and check that it leads to the driver's ledger.
 
     Args:
-        emit: a function that takes the rows; no other way is used then.
-        hands_over: the caller gives rows to Spark if the ledger is out of reach (`ledgerVia`).
+        emit: a function that takes the rows; None: choose another transport.
+        hands_over: Spark can bring the rows to the driver (`ledgerVia`).
 
     Raises:
         LedgerError: the ledger is not the driver's, or cannot be written.
@@ -85,17 +85,17 @@ def transport_of(
         return RowsForCaller(emit)
     if options.ledger:
         return SpoolWriter(options.ledger, ctx)
-    # Without a ledger, drop the rows: a row that is given up fails the task.
+    # Drop the rows if there is no ledger. A row that is given up then fails the task.
     return RowsForCaller(deque[Any](maxlen=0).append)
 
 
 def _is_out_of_reach(options: SinkOptions, token: LedgerToken | None) -> bool:
-    """Return whether this task cannot reach the ledger's folder, and `ledgerVia` permits that."""
+    """Return whether Spark has to bring this task's rows to the driver, and may (`ledgerVia`)."""
     if options.ledger_via == "spark":
         _warn_once(options.ledger, "ledgerVia=spark")
     if options.ledger_via != "auto":
         return options.ledger_via == "spark"
-    # A missing local folder is an error (`token.check`): the driver's fold reads its own host only.
+    # Hosts must share a local ledger's folder; `token.check` raises an error if they do not.
     if token is None or token.uri.startswith("file:") or options.using_ledger_files:
         return False
     try:
@@ -110,7 +110,7 @@ def _warn_once(ledger: str, why: str) -> None:
     if ledger not in _warned:
         _warned.add(ledger)
         _LOG.warning(
-            "rows for the ledger %s go from %s to the driver with the results of tasks (%s); what "
-            "a failed or killed task sends is on no record",
+            "Spark brings rows for the ledger %s from %s to the driver with the results of tasks "
+            "(%s); what a failed or killed task sends is on no record",
             ledger, worker_name(), why,
         )  # fmt: skip
