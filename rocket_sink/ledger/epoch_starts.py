@@ -132,8 +132,7 @@ class EpochStarts:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Check that no later run of the query has begun. Callers call this before each request; it
-        reads the notes at most once a second.
+        """Check, before each request but at most once a second, that no later run has begun.
 
         Raises:
             CheckpointError: a later run has begun; this attempt must send nothing more.

@@ -138,7 +138,8 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # Even a live owner may have lost its lease while the store was away: measure the time.
+        # Even a live owner loses its lease if it cannot reach the store in time. So measure how
+        # long the text stays the same.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)

@@ -69,7 +69,7 @@ class LedgerPath:
         root: the folder's path in `filesystem()`.
         is_local: the folder is on a file system that appends, renames and locks.
         problem: the reason why pyarrow cannot reach the folder; empty if it can.
-        storage: address and credentials of its store, as far as Spark's configuration has them.
+        storage: the store's address and credentials, as far as Spark's configuration has them.
     """
 
     uri: str
@@ -120,7 +120,7 @@ class LedgerPath:
         return _remedy(_scheme(self.uri))
 
     def filesystem(self) -> fs.FileSystem:
-        """Return a new file system of pyarrow's, because handles must not cross a fork. On a local
+        """Return a new pyarrow file system, because its handles must not cross a fork. On a local
         ledger it follows no links below the ledger's folder (`plain_files`).
 
         Raises:
@@ -151,7 +151,7 @@ def failing(
 def first_line(error: BaseException) -> str:
     """Return an error as one line; for Java's errors, their message without the stack.
 
-    If an error of this package failed a task, return that error. It may be only in Java's stack.
+    If an error of this package failed a task, return that error, which may be only in the stack.
     """
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
@@ -196,7 +196,7 @@ def make_folder_of(filesystem: fs.FileSystem, path: str) -> None:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether the path is not a local one, by its text only."""
+    """Return whether the text of a path names a store, and not a local folder."""
     text = os.fspath(path).strip()
     return _SCHEME.match(text) is not None and not text.startswith("file:")
 
@@ -209,7 +209,8 @@ def plain_path(uri: str) -> str:
 def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the path as a `LedgerPath`. Call this on the driver, because it makes paths absolute.
 
-    The result's `uri` gives the same result. In a `file://` URI, `%` and two hex digits are a byte.
+    The `uri` of the result resolves to the same path. In a `file://` URI, `%` and two hex digits
+    stand for a byte.
 
     Raises:
         LedgerError: the path is empty, or Spark, pyarrow and delta-rs would read it differently.

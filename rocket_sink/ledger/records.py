@@ -106,12 +106,12 @@ def send_rows(
     """Return a row per request attempt.
 
     Args:
-        requests: per attempt, the number of its request in the task attempt, which joins the row
-            to the request's `in_flight` row.
-        maybe_duplicate: per attempt, whether an earlier attempt of its request is unknown.
+        requests: per attempt, the number of its request in the task attempt. It joins the row to
+            the request's `in_flight` row.
+        maybe_duplicate: per attempt, whether the outcome of an earlier attempt is unknown.
         half: per attempt, whether it sent a half message.
         groups: per attempt, the facts of its group of single messages.
-        secrets: texts that no row may hold.
+        secrets: texts to mask in the rows.
     """
     secrets = tuple(secrets)
     values: dict[str, Any] = {

@@ -38,7 +38,7 @@ GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms",
 
 @dataclass(frozen=True)
 class Scope:
-    """The rows of a query: None selects all.
+    """The selection of rows for a report; None selects all.
 
     `query_id` may be the beginning of an id. `since` is included, `until` is not.
     """
@@ -114,7 +114,7 @@ def timestamp(moment: dt.datetime) -> str:
 
 
 def latencies(where: str, *columns: str) -> str:
-    """Return a query for the latencies of answers: a table (columns, ms, weight)."""
+    """Return a query for a table (columns, ms, weight) of the latencies of answers."""
     names = ", ".join(f"{text}" for text in columns)
     rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
     parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]

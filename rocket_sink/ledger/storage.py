@@ -122,7 +122,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
     """Return delta-rs's `storage_options` of a ledger on S3.
 
     Raises:
-        LedgerError: delta-rs would send the environment's session token, which is of other keys.
+        LedgerError: the keys are from Spark's settings, but the environment has a session token.
     """
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
     options = {
@@ -161,7 +161,7 @@ def keeps_transactions() -> bool:
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
-    """Open S3, if Arrow can with an option by which one request writes a small file."""
+    """Open S3. If Arrow has the option, one request writes a small file."""
     from pyarrow import fs
 
     try:

@@ -1,16 +1,15 @@
 """A token proves that driver and tasks use the same folder as the ledger.
 
 The token is a note (kind `tokens`) with a random name. Before the driver hands the sink to its
-tasks, it writes the note or takes an existing one. The sink's configuration has the name, and each
-task looks for the note before its first send. If a worker has another folder of the same path on
-its own disk, the note is missing there. Without this check, given-up rows would be lost in that
+tasks, it writes the note or takes an existing one. The sink's configuration contains the name, and
+each task looks for the note before its first send. If a worker has another folder of the same path
+on its own disk, the note is missing there. Without this check, given-up rows would be lost in that
 folder although the query succeeds.
 
 The check also proves that the task can write to the ledger, by a test folder (local) or a test
 object that is removed at once. Otherwise the write would fail after the rows were sent, and each
 retry would send them again. Each task checks a local ledger; each worker process checks an object
-store once. If two drivers start on a new ledger at the same time, they may both write a token: any
-token proves the folder.
+store once. Two drivers that start on a new ledger at once may write two tokens; each proves it.
 """
 
 from __future__ import annotations

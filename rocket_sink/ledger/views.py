@@ -287,9 +287,9 @@ VIEWS: Final = {
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
-    # The table's stored half messages are those to be committed. Only the foreachBatch lane and
-    # batch writes send half messages. The epoch's append, without rows of failed attempts, stores
-    # their rows.
+    # Half messages that the table records as stored are to be committed. Only the foreachBatch lane
+    # and batch writes send half messages. The table gets their rows by the epoch's append, which
+    # has no rows of failed attempts.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",

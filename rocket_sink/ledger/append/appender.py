@@ -102,7 +102,7 @@ class Append(ABC):
     ) -> list[dict[str, Any]]:
         """Return columns of the `epoch` rows that `save` has appended.
 
-        Do not ask the frame of `save`: a second action on it would send the rows again.
+        Do not read them from the frame of `save`: a second action on it would send the rows again.
         """
 
     @abstractmethod
@@ -198,8 +198,7 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """Return whether the table's log was deleted during the append. Then also remove the
-        commits that follow the deleted ones.
+        """Remove the commits since the table's log was deleted, and return True; else return False.
 
         Spark's Delta continues at the version that it has read. In a store without folders it
         writes the next commit, and no reader can build a table from that. Return False on a client

@@ -2,13 +2,13 @@
 
 Each operation takes some milliseconds and no Spark job. delta-rs commits only to plain tables, in
 local folders that the driver sees and on S3 stores that `exclusive` accepts. Spark's Delta commits
-to all other tables, because it knows more table features and how to write to other stores.
+to all other tables, because it knows more table features and more kinds of stores.
 
 delta-rs creates a commit's file by a hard link, or on S3 by a conditional write. Both fail if the
 file exists. Then delta-rs reads the other commit, and tries the next version unless the two commits
 conflict. Spark's Delta first checks that the file is missing, and then renames (locally, within
-microseconds) or writes (on S3). That is safe only within one JVM. So all commits to a table for
-which delta-rs commits go through delta-rs while queries run.
+microseconds) or writes (on S3). That is safe only within one JVM. So if delta-rs commits to a
+table, nothing else may commit to it while queries run.
 
 `last_version` and `has_token` raise LedgerError if the store cannot be read now.
 """
@@ -306,7 +306,7 @@ def commits_after(
 def as_dataset(table: DeltaTable) -> dataset.Dataset:
     """Return the rows for pyarrow, with times of all years.
 
-    Spark's OPTIMIZE writes INT96, which pyarrow by default reads in ns: from 1678 to 2262 only.
+    Spark's OPTIMIZE writes INT96. pyarrow's default for it, ns, has only the years 1678 to 2262.
     """
     from pyarrow.dataset import ParquetReadOptions
 

@@ -324,7 +324,8 @@ def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
 
     Several queries may start on one ledger. Setting the version makes every running append fail; an
     append of `write_batch` fails after its sends. So a lock lets one process at a time check and
-    set the version. Where pyarrow cannot lock, Delta accepts one change, and the others read again.
+    set the version. If pyarrow cannot lock, Delta accepts one change; the others read the table
+    again.
     """
     # Import here, because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
@@ -380,7 +381,7 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether it is a ledger by its columns; if its maker was killed, it has no version."""
+    """Return whether the table has our columns. If its maker was killed, it lacks the version."""
     with reading(place):
         columns = spark.read.format("delta").load(place.uri).columns
     return columns == [column.name for column in COLUMNS]
@@ -445,7 +446,7 @@ def _delta_table() -> Any:
 
 @contextlib.contextmanager
 def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
-    """Turn errors of a read by Spark's Delta into a LedgerError; `before` begins its text.
+    """Turn errors of a read by Spark's Delta into a LedgerError; its text begins with `before`.
 
     Raises:
         LedgerError: the table cannot be read.
@@ -599,5 +600,5 @@ def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def has_executors(spark: SparkSession) -> bool:
-    """Return whether tasks run outside the driver's process, unlike with the master local[...]."""
+    """Return whether tasks run outside the driver's process. With a local master they do not."""
     return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"

@@ -1,7 +1,8 @@
 """Fold: move all finished spool files into the Delta table, each row exactly once.
 
-    lock -> complete a dead fold's manifest -> list the files -> write the manifest -> append with
-        txnAppId = the ledger, txnVersion = the number -> delete the files -> remove the manifest
+    lock -> complete a dead fold's manifest -> list the files -> write the manifest
+         -> append with txnAppId = the ledger, txnVersion = the number
+         -> delete the files -> remove the manifest
 
 A fold may be killed at any point and repeated. It takes all finished files, not only those of the
 event that started it, because Spark's listener events come late, and never at a shutdown.
@@ -126,7 +127,7 @@ def _read(store: NoteStore, name: str) -> Manifest:
 _AT_ONCE: Final = 8
 """Number of files that the driver reads at a time."""
 DRIVER_BYTES: Final = 32 * 1024 * 1024
-"""Limit of bytes that the driver reads without tasks: for so few, starting tasks takes longer."""
+"""Bytes up to which the driver reads the files itself, because starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Spool bytes that one task of a fold reads. As Parquet they are about a tenth."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
@@ -360,7 +361,7 @@ class _Folder:
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 return dict(zip(paths, pool.map(read, paths), strict=True))
-        except RuntimeError:  # No thread may start at the end of Python.
+        except RuntimeError:  # Python starts no threads while it exits.
             return {path: read(path) for path in paths}
 
     def _faults(

@@ -38,7 +38,7 @@ class _RowsInTask(AccumulatorParam[Rows]):
 
 
 class _RowsOnDriver(_RowsInTask):
-    """Writes rows to the spool on the driver's host. Keeps those that it cannot write."""
+    """Writes rows to the spool on the driver's host. Keeps rows that it cannot write."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -52,7 +52,7 @@ class _RowsOnDriver(_RowsInTask):
                 try:
                     spool_handed(self._place, rows[0], in_store=False)
                 except LedgerError as error:
-                    # The rows have no folder here, for example in a container without a home.
+                    # The host has no folder for the rows, for example a container without a home.
                     _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
                     spool_handed(self._place, rows[0])
             except Exception as error:

@@ -1,4 +1,4 @@
-"""The files of the spool, which has the ledger rows of task attempts until the driver folds them.
+"""The files of the spool, which holds the ledger rows of task attempts until a fold.
 
 On a local (or mounted) file system a task appends its rows to an `.open` file as they come. So the
 next fold finds the rows of a killed worker. Object stores can neither append nor rename. There the
@@ -12,10 +12,10 @@ rows are lost with the temporary file.
 On object stores all files are sealed, and their names have no folders (`<query id>_<epoch>_<...>`).
 A folder would be an object that stays after each batch write.
 
-A file's number is one above the highest number in its epoch when it was made. So a fold knows which
-of two runs' files is the later one, independent of clocks. `transport.stream` describes the
-content. A file belongs to the process that has renamed it. If a fold has renamed the file of a live
-owner, the owner's task fails, because rows that it writes afterwards would be lost.
+A new file's number is one above the highest number in its epoch. So a fold knows which of two runs'
+files is the later one, independent of clocks. `transport.stream` describes the content. A file
+belongs to the process that has renamed it. If a fold has renamed the file of a live owner, the
+owner's task fails, because rows that it writes afterwards would be lost.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ _MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
-    """Return a new file's name without suffix: `<query>/<epoch>/<file>`; stores have `_` for
-    `/`."""
+    """Return a new file name: `<query>/<epoch>/<file>`, without suffix; stores have `_` for `/`."""
     partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
@@ -85,7 +84,7 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
 
 
 def _number(name: str) -> int:
-    """Return the number in a file's name; 0 if it is no name of a task's file."""
+    """Return the number in a file's name; 0 for names that this module did not make."""
     parts = name.partition("~")[0].split("-")
     return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
 
@@ -144,8 +143,7 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 
 
 def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
-    """Return (query as in `path_part`, epoch) of all open and sealed files in the ledger's
-    spools."""
+    """Return (query as in `path_part`, epoch) of the ledger's spool files, open and sealed."""
     infos = (info for spool in place.spools for info in _files(spool, spool.filesystem()))
     return {(query.removeprefix(folder_part("")), epoch) for query, epoch in map(_epoch, infos)}
 
