@@ -256,16 +256,16 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
         named, claimed = str(note["query_id"]), str(note["app_id"])
     if claimed != app_id:
         raise CheckpointError(
-            f"in the ledger {place} the appId {claimed!r} has the same files as {app_id!r}: "
-            "their names have only letters, digits, '.' and '-'. Nothing is sent. Give this query "
-            "another appId",
+            f"in the ledger {place} the appId {claimed!r} has the same files as {app_id!r}: names "
+            "of files keep only letters, digits, '.' and '-' of an appId. Nothing is sent. Give "
+            "this query another appId",
             query_id=query_id, app_id=app_id, named=named,
         )  # fmt: skip
     if named != query_id:
         raise CheckpointError(
             f"in the ledger {place} the appId {app_id!r} names the streaming query {named}, "
-            f"and this one is {query_id}: its checkpoint was deleted, or is not the one that "
-            "belongs to the appId. Nothing is sent. Start it with that query's checkpoint, or with "
+            f"and this query is {query_id}: its checkpoint was deleted, or does not belong to the "
+            "appId. Nothing is sent. Start this query with the other query's checkpoint, or with "
             "another appId, which sends again whatever the source gives",
             query_id=query_id, app_id=app_id, named=named,
         )  # fmt: skip

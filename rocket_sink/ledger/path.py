@@ -250,8 +250,8 @@ def _local(path: str) -> LedgerPath:
     root = re.sub("^//", "/", str(Path(path).absolute()))
     if root != root.rstrip():
         raise LedgerError(
-            f"the name of the ledger's folder {root!a} ends in white space, which is cut from "
-            "paths that are given; give it another name",
+            f"the name of the ledger's folder {root!a} ends in white space, which rocket-sink "
+            "cuts off options; rename the folder",
             path=root,
         )
     return LedgerPath(f"file:{root}", os.path.normpath(root), is_local=True)

@@ -249,7 +249,7 @@ def _deleted(place: LedgerPath, done: str) -> LedgerError:
     )
 
 
-_NOT_APPENDED: Final = "rows of this append were sent or folded, and it has no record of them"
+_NOT_APPENDED: Final = "rows of this append were sent or folded, and are on record nowhere"
 _ALL_SENT: Final = (
     "All rows were sent, and the ledger has them: do not send them again. Only the counts of the "
     "tasks cannot be read. "

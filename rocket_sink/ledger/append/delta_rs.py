@@ -53,8 +53,8 @@ _UNSUPPORTED: Final = "Unsupported"
 """A word of delta-rs's error about a table with features that it does not know."""
 _BACKUP: Final = (
     "When files of its _delta_log are damaged or missing, put them back from a backup. Without "
-    "one, begin a new ledger in another folder and move _spool there: what is not folded yet is "
-    "in it"
+    "one, begin a new ledger in another folder and move _spool there: it has the rows that are "
+    "not folded yet"
 )
 _DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
 """Paths of data files below the table, in which no reader sees an escape or a pattern."""

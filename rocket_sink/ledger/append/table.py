@@ -223,8 +223,8 @@ def missing(place: LedgerPath) -> LedgerError:
     """Return the error for a ledger that does not exist."""
     return LedgerError(
         f"there is no ledger at {place}: no query has written to it yet (run one with "
-        f"ledger={place}, or `rocket-sink ledger fold` when "
-        "tasks have), or the path is wrong",
+        f"ledger={place}, or `rocket-sink ledger fold` if "
+        "tasks have written to its spool), or the path is wrong",
         path=place.uri,
     )
 
@@ -465,8 +465,8 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
         line = first_line(error)
         if _AWAY.search(line):
             raise LedgerError(
-                f"{before}the store of the ledger {place} cannot be asked now: {line}. It "
-                "denies access, or is away; the ledger may be sound. Try again when it answers",
+                f"{before}the store of the ledger {place} cannot be asked now: {line}. The store "
+                "denies access or cannot be reached; the ledger may be sound. Try again later",
                 path=place.uri,
             ) from error
         raise damaged(place, line, before=before) from error
