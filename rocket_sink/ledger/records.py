@@ -271,7 +271,7 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
     `at` defaults to now. Columns that the kind does not use are null.
 
     Raises:
-        ValueError: the kind has no such column, or a column has another length.
+        ValueError: a column is not one of the kind, or has another length.
     """
     fields = _fields_of(kind)
     unknown = values.keys() - fields.keys()

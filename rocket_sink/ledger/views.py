@@ -79,7 +79,7 @@ def _rows(kind: str, **instead: str) -> str:
 
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
-"""Term that replaces times outside Python's range by null, because they cannot be collected."""
+"""Term that makes times outside Python's range null, because rows with them cannot be collected."""
 _REPEATED: Final = f"SEMI JOIN repeated_epochs r ON {_same('e', 'r', _EPOCH)}"
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"

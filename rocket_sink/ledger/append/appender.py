@@ -198,7 +198,7 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """Remove the commits since the table's log was deleted, and return True; else return False.
+        """If the table's log was deleted during the append, remove later commits and return True.
 
         Spark's Delta continues at the version that it has read. In a store without folders it
         writes the next commit, and no reader can build a table from that. Return False on a client

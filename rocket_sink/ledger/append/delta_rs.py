@@ -106,7 +106,7 @@ def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
 
 
 def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
-    """Return (version, time, size) of the table's last commit; None if it is not the newest."""
+    """Return (version, time, size) of the last commit; None if its file is gone or outdated."""
     log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
     paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
     last, following = place.filesystem().get_file_info(paths)

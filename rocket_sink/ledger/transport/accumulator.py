@@ -1,7 +1,7 @@
 """The accumulator by which Spark brings rows of the foreach lane to the driver (`ledgerVia=spark`).
 
 A stream's foreach gives its tasks no other way to send data to the driver. When a task has
-succeeded, Spark adds its rows once, and waits until the driver's Python process has stored them. So
+succeeded, Spark adds its rows once, and waits until the driver's Python process has taken them. So
 the rows are durable before the epoch ends. (`DAGScheduler.updateAccumulators`,
 `PythonAccumulatorV2.merge`.)
 """

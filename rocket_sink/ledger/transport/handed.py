@@ -62,7 +62,7 @@ class RowsInMemory:
             )
 
     def finish(self) -> HandedRows | None:
-        """Return the rows for Spark, or None."""
+        """Return the rows for Spark; None if there are none."""
         if self._stream is None:
             return None
         self._stream.close()

@@ -69,7 +69,7 @@ class BatchWriter:
 
 
 def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
-    """Return whether the file has its last frame. The owner of a file without one died."""
+    """Return whether the file has its last frame, which is missing if its owner died."""
     with filesystem.open_input_file(path) as file:
         return _tail(file, file.size())[0] in (_END, _COMPLETE)
 

@@ -72,7 +72,7 @@ def transport_of(
 
     Args:
         emit: a function that takes the rows; None: choose another transport.
-        hands_over: Spark can bring the rows to the driver (`ledgerVia`).
+        hands_over: the caller can give rows to Spark if the ledger is out of reach (`ledgerVia`).
 
     Raises:
         LedgerError: the ledger is not the driver's, or cannot be written.
