@@ -1,1 +1,1 @@
-"""Questions of drivers and tasks to the ledger: its views, new rows, pending letters."""
+"""Readers of the ledger in drivers and tasks: views, new rows, pending keys, marks of backfills."""

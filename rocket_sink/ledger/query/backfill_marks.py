@@ -1,19 +1,19 @@
-"""Records of a backfill for other processes: its claim, its marks, and dead letters that were
-settled after its plan.
+"""The claim and the marks by which backfills of one ledger know of each other.
 
-A backfill writes a mark for each dead letter before it sends a chunk, and another afterwards; a
-dead letter that was stored gets a resolution instead of the second mark. So the next backfill knows
-which dead letters a killed one may have sent, and asks brokers about these only. It can also leave
-alone a dead letter that fails again and again.
+Marks: a backfill writes a row per dead letter before it sends a chunk, and another one for each
+dead letter that was not stored. A stored dead letter gets a resolution instead. If a dead letter
+has only the first mark, a killed backfill may have sent it, so the next backfill asks the brokers
+about it. The marks also count failed tries: a backfill can leave out a dead letter that fails again
+and again.
 
-Two backfills at once would both send the same dead letters. A driver takes the ledger's lock
-`backfill` before it plans and keeps the lock to its end. A dead driver's lock is free at once
-(local), or when its lease has ended without a heartbeat. A driver that was wrongly taken for dead
-must send nothing more, nor must workers that outlive a killed driver. So tasks read a note with the
-claim's token before they send, and stop if the token is not theirs.
+Claim: two backfills at once would both send the same dead letters. So a driver holds the ledger's
+lock `backfill` from before its plan to its end. If the driver dies, the lock is free at once (local
+folder) or when its lease ends (store). A driver that was wrongly taken for dead must stop sending,
+and so must tasks that outlive a killed driver. So tasks compare their token with the claim's note
+before they send, and stop if another backfill has written its token there.
 
-A task may begin hours after its backfill was planned, and somebody may have parked dead letters
-since. So the task reads the files of the few commits after the plan's version (`follower`).
+A task may begin hours after the plan, when somebody has parked some of its dead letters. So the
+task reads what commits after the plan's version have settled (`settled_since`).
 """
 
 from __future__ import annotations
@@ -36,33 +36,32 @@ from rocket_sink.ledger.schema import BACKFILL, IN_FLIGHT, RESOLUTION, UNPARKED
 _NAME: Final = "backfill"
 _TOKEN: Final = "token"  # noqa: S105 (the name of a note)
 _CHECK_S: Final = 1.0
-"""Shortest time between two looks at the token."""
+"""Shortest time between two checks of the token."""
 
 
 class BackfillClaim:
-    """The driver's claim on the ledger's backfill; not for two threads at once.
+    """A driver's exclusive right to run a backfill on a ledger; not for two threads at once.
 
-    Raises from all methods:
-        LedgerError: the ledger's folder cannot be read or written.
+    All methods raise LedgerError if the ledger's folder cannot be read or written.
     """
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
         self._lock = LedgerLock(place, _NAME)
         self.token = uuid.uuid4().hex
-        """The name by which the tasks of this backfill recognise its claim."""
+        """The text by which the tasks of this backfill recognise its claim."""
 
     def acquire(
         self, wait_s: float | None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> None:
-        """Take the claim.
+        """Take the claim, and write its token for the tasks.
 
         Args:
-            wait_s: longest wait for a running backfill; None: no limit.
-            on_wait: called once with the holder, before the first wait.
+            wait_s: longest wait for the end of another backfill; None: no limit.
+            on_wait: called once, before the first wait, with a text that names the other process.
 
         Raises:
-            LedgerError: another backfill had it all the time; the text says which process.
+            LedgerError: another backfill still has the claim; the text names its process.
         """
         if not self._lock.acquire(wait_s, on_wait=on_wait):
             path = self._place.uri
@@ -80,7 +79,7 @@ class BackfillClaim:
             raise
 
     def release(self) -> None:
-        """Give the claim up, if it is held."""
+        """Release the claim, if it is held."""
         self._lock.release()
 
 
@@ -99,7 +98,7 @@ class ClaimCheck:
         """Check the claim before a chunk of dead letters is sent, at most once a second.
 
         Raises:
-            LedgerError: another backfill has the claim; this one must send nothing more.
+            LedgerError: another backfill has the claim, so this one must send nothing more.
         """
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s < _CHECK_S:
@@ -118,7 +117,7 @@ class ClaimCheck:
 
 
 def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """Return a row per dead letter; `letters` has arrays `letter_id`, `topic` and `message_id`."""
+    """Return the marks before a send; `letters` has arrays letter_id, topic and message_id."""
     values = {**letters, "outcome": IN_FLIGHT}
     return build_rows(BACKFILL, len(letters["letter_id"]), values, ctx)
 
@@ -126,14 +125,15 @@ def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch
 def not_stored(
     letters: Mapping[str, Any], ctx: RunContext, *, outcome: list[str], error_code: list[str]
 ) -> pa.RecordBatch:
-    """Return a row per dead letter that was not stored: rejected, not_sent or unknown."""
+    """Return the marks after a send that failed; an outcome is rejected, not_sent or unknown."""
     values = {**letters, "outcome": outcome, "error_code": error_code}
     return build_rows(BACKFILL, len(outcome), values, ctx)
 
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:
-    """Return `letter_id` of the dead letters that commits after this version settled and did not
-    take back.
+    """Return the ids of the dead letters that commits after this version have settled.
+
+    A resolution `unparked` makes a parked or dropped dead letter pending again.
 
     Raises:
         LedgerError: the table's log or a file of it cannot be read.

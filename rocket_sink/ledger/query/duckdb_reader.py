@@ -1,7 +1,8 @@
-"""A ledger's views without Spark and its JVM: delta-rs reads the table, DuckDB runs the views' SQL.
+"""Queries over a ledger's views without Spark: delta-rs opens the table, DuckDB runs the SQL.
 
-Commands use it, because Spark and Delta need half a minute to start. The reader folds nothing;
-`unfolded_epochs` counts the epochs that are not in the table yet. Needs the extra `fast`.
+Commands prefer it, because Spark and Delta need half a minute to start. The reader folds nothing.
+Rows that are not folded yet are only in the views `latest_answers` and `latest_isolations`. Needs
+the extra `fast`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MEMORY: Final = "1GB"
-"""Memory of queries; what exceeds it goes to temporary files."""
+"""Memory limit of a session; DuckDB writes the excess to temporary files."""
 _MANY: Final = 16
 _SMALL: Final = 64 * 1024
-"""Largest mean size of files that `_gather` copies into a table: they take longer to open than to
-read."""
+"""Mean size up to which `_gather` copies files: they take longer to open than to read."""
 _GLOB: Final = frozenset("*?[")
 """Characters that make a path a pattern for DuckDB."""
 _TYPES: Final = {
@@ -49,7 +49,7 @@ _TYPES: Final = {
     "BIGINT": "BIGINT", "DOUBLE": "DOUBLE", "TIMESTAMP": "TIMESTAMP WITH TIME ZONE",
     "ARRAY<STRING>": "VARCHAR[]", "MAP<STRING,STRING>": "MAP(VARCHAR, VARCHAR)",
 }  # fmt: skip
-"""DuckDB's types by the names of `schema.COLUMNS`."""
+"""DuckDB's names of the types in `schema.COLUMNS`."""
 _SPARKS: Final = (
     "SET TimeZone = 'UTC'",
     "CREATE MACRO unix_micros(moment) AS epoch_us(moment)",
@@ -59,36 +59,36 @@ _SPARKS: Final = (
     # DuckDB's own max_by skips rows whose x is null.
     "CREATE MACRO max_by(x, y) AS arg_max_null(x, y)",
 )
-"""Statements that define Spark's functions in DuckDB, by their names in Spark."""
+"""Statements that define functions of Spark's SQL in DuckDB."""
 
 
 _TABLES: Final = frozenset(
     {"confirmations", "repeated_epochs", "repeated_accounts", "died_in_flight"}
 )
-"""Views with few rows that many other views read; they become tables, computed once."""
+"""Views with few rows that many other views read. They become tables, so they are computed once."""
 _ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
 
 
 class QuickLedger:
-    """A version of a ledger's table, as it was when `open_quick` was called."""
+    """A ledger as it was when `open_quick` was called."""
 
     def __init__(self, place: LedgerPath, table: DeltaTable) -> None:
         import duckdb
 
         self.path = place.root
         self.unfolded_epochs = len(spooled_epochs(place))
-        """Number of epochs with rows in the spool that are not in the table yet."""
+        """Number of epochs with rows in the spool, which are not in the table yet."""
         self.quarantined_files = len(quarantined(place))
-        # Rows that do not fit into memory go to this folder. They may be letters' bodies, which
-        # nobody else may read.
+        # DuckDB puts rows that exceed its memory into this folder. It is private, because the rows
+        # may be bodies of dead letters.
         self._scratch = tempfile.TemporaryDirectory(prefix="rocket-sink-duckdb-")
         self._session = duckdb.connect(config={
             "memory_limit": _MEMORY,
             "temp_directory": self._scratch.name,
             "preserve_insertion_order": "false",
         })  # fmt: skip
-        # DuckDB's progress bar would go to standard output, amid the JSON, when a query takes 2 s.
-        # In a notebook without ipywidgets it has no bar, and the setting is an error.
+        # DuckDB would print a progress bar amid a command's JSON if a query takes 2 s. In a
+        # notebook without ipywidgets the setting is an error, but there is no bar either.
         with contextlib.suppress(duckdb.InvalidInputException):
             self._session.execute("SET enable_progress_bar = false")
         for statement in _SPARKS:
@@ -102,9 +102,9 @@ class QuickLedger:
             self._open(place, table)
 
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
-        """Make `ledger_rows`, by DuckDB's own reader if the path is no pattern. DuckDB then knows
-        the files' row counts, which helps it to plan joins; a scan through Arrow takes four times
-        as long and twice the memory."""
+        """Define the view `ledger_rows`. If DuckDB would take the path for a pattern, Arrow scans
+        the files. Otherwise DuckDB reads them: a scan by Arrow takes four times as long and twice
+        the memory, and DuckDB does not know the row counts when it plans joins."""
         files = data_files(place, table)
         if _GLOB.intersection(self.path):
             self._session.register("table_rows", as_dataset(table))
@@ -117,11 +117,11 @@ class QuickLedger:
         self._define_rows({kind: _source_of(kind, names) for kind, names in paths.items()})
 
     def _define_rows(self, sources: dict[str, str], folded: str = "") -> None:
-        """Make the view of all rows, including unfolded ones, and a view of each kind. DuckDB plans
-        a view each time that a query names it, which takes 40 ms for the view of all rows.
+        """Define the view of all rows, including unfolded ones, and a quicker view of each kind.
+        DuckDB needs 40 ms to plan the view of all rows, each time that a query names it.
 
         Args:
-            sources: {kind: DuckDB's table, or call of a table function, with the kind's rows}.
+            sources: {kind: table or call of a table function that has the kind's rows}.
             folded: a query for all rows of the table, used instead of `sources`.
         """
         no_rows = f"SELECT {_terms({})} WHERE false"
@@ -137,10 +137,8 @@ class QuickLedger:
         self._sources = sources
 
     def _gather(self) -> None:
-        """Copy the rows of kinds with many small files, once for all queries that follow.
-
-        A fold's files have few rows; opening them takes longer than reading them.
-        """
+        """Copy the rows of kinds with many small files into tables, because each query would open
+        all the files again."""
         sources = dict(self._sources)
         for kind, paths in self._files.items():
             if len(paths) < _MANY or sum(map(os.path.getsize, paths)) > _SMALL * len(paths):
@@ -151,7 +149,7 @@ class QuickLedger:
         self._define_rows(sources)
 
     def _lock(self, paths: list[str]) -> None:
-        """Let the session read these files only, and neither write nor load anything."""
+        """Let the session read only these files, write no file and load no extension."""
         for statement in (
             f"SET allowed_paths = [{_quoted(paths)}]",
             "SET enable_external_access = false",
@@ -169,7 +167,8 @@ class QuickLedger:
             self._queries += 1
             if self._queries == 2 and self._files:
                 self._gather()
-            # Use views: DuckDB reads all columns of a WITH query that is named twice.
+            # Define views instead of a WITH clause: DuckDB reads all columns of a WITH query that
+            # is named twice.
             for name in views_of(select):
                 if name not in self._views:
                     kind = "TABLE" if name in _TABLES else "VIEW"
@@ -185,26 +184,25 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # DuckDB raises a RuntimeError if its message contains damaged bytes, and a PermissionException
-    # for a missing file: it searches by pattern, which the locked session forbids.
+    # DuckDB raises RuntimeError if its message contains damaged bytes. It raises
+    # PermissionException for a missing file, because it then searches by pattern, which the locked
+    # session forbids.
     except (
         duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
         duckdb.PermissionException, RuntimeError, OSError,
     ) as error:  # fmt: skip
         raise unreadable(path, error) from error
     except duckdb.Error as error:
-        # DuckDB raises the base class for a damaged Parquet file, a subclass for lack of memory.
+        # DuckDB raises the base class for a damaged Parquet file, and a subclass for lack of
+        # memory.
         if type(error) is not duckdb.Error:
             raise
         raise unreadable(path, error) from error
 
 
 def _source_of(kind: str, paths: list[str]) -> str:
-    """Return the table function for the rows of one kind in its own columns.
-
-    The function gets the schema, so DuckDB does not open all files to learn it, and reads columns
-    that a writer left out as nulls.
-    """
+    """Return the call of `read_parquet` for the rows of one kind. With the schema as an argument,
+    DuckDB need not open all files to learn it, and reads columns that a file lacks as null."""
     names = _names_of(kind)
     columns = ", ".join(
         f"'{c.name}': {{name: '{c.name}', type: '{_TYPES[c.sql_type]}', default_value: NULL}}"
@@ -215,13 +213,13 @@ def _source_of(kind: str, paths: list[str]) -> str:
 
 
 def _rows_of(kind: str, source: str) -> str:
-    """Return the query for all columns of the rows of one kind."""
+    """Return a query for the rows of one kind with all columns of the table."""
     return f"SELECT {_terms({'kind': _quoted([kind])} | _names_of(kind))} FROM {source}"  # noqa: S608
 
 
 def _names_of(kind: str) -> dict[str, str]:
-    """Return {column: its term} for the columns of a kind."""
-    # A row without query_id comes from a file with a damaged column name.
+    """Return {column: SQL term} for the columns of a kind."""
+    # Each row has a query_id. If it is null, the file has a damaged column name.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
     return {name: _name(name) for name in columns_of(kind)} | checked
 
@@ -235,7 +233,7 @@ def _quoted(texts: list[str]) -> str:
 
 
 def _terms(terms: Mapping[str, str]) -> str:
-    """Return all columns of the table by their terms; without a term a column is null."""
+    """Return a SELECT list of all columns of the table; a column without a term is null."""
     nulls = {c.name: f"CAST(NULL AS {_TYPES[c.sql_type]})" for c in COLUMNS}
     return _aliased({**nulls, **terms})
 
@@ -245,15 +243,15 @@ def _aliased(terms: Mapping[str, str]) -> str:
 
 
 def _in_duckdb(text: str) -> str:
-    """Return SQL for DuckDB, which reads rows of one kind from the kind's view. Quote the column
-    `at`, because it is a keyword of DuckDB; leave literals as they are."""
+    """Return the SQL for DuckDB: read rows of one kind from the kind's view, and quote the column
+    `at`, which is a keyword of DuckDB. Literals stay as they are."""
     text = _ONE_KIND.sub(r"FROM rows_of_\1 WHERE kind = '\1'", text)
     return re.sub(r"('[^']*')|\bat\b", lambda match: match[1] or '"at"', text)
 
 
 def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
-    """Return a runner of queries over the ledger's views, by DuckDB if possible; None if there is
-    no table.
+    """Return a function that runs queries over the ledger's views, by DuckDB if possible. Return
+    None if there is no table.
 
     Raises:
         LedgerError: the table is no ledger of this version.
@@ -268,14 +266,15 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
-    """Open the ledger at a path; return None if Spark must read it, or say what is wrong with it.
+    """Open the ledger at a path for DuckDB; return None if Spark has to read it, or report the
+    error.
 
-    Spark is needed without the extra `fast`, on a remote file system, and in a folder whose name
-    delta-rs may read differently; also if there is no table, or a table that is foreign, of another
-    schema version, or has features that delta-rs does not know.
+    Spark reads it without the extra `fast`, on a remote file system, in a folder whose name
+    delta-rs may read differently, and if delta-rs does not know a feature of the table. Spark
+    reports an error if there is no table, or one that is foreign or of another schema version.
 
     Raises:
-        LedgerError: its log is damaged, has no commit, or names files that are not a ledger's.
+        LedgerError: the log is damaged, has no commit, or names files that are not a ledger's.
     """
     if find_spec("duckdb") is None or is_remote(path):
         return None

@@ -1,9 +1,9 @@
-"""The new rows of a growing ledger, for a terminal that shows a run, and for metrics.
+"""Sums of the rows that come into a ledger, for a terminal that shows a run, and for metrics.
 
-`LiveFigures` sums the new rows: stored and failed messages, and the state of the brokers. `observe`
-makes metrics of them, by OpenTelemetry, for the ledgers that this driver folds. The ledger's new
-rows are read when an OpenTelemetry reader collects values, so never without an SDK. The metrics
-cover the tasks of all hosts, and are at most as old as the last fold (`foldIntervalMs`).
+`LiveFigures` sums messages and failures, and tracks isolated brokers. `observe` makes OpenTelemetry
+metrics of the sums, for the ledgers that this driver folds. The rows are read when an OpenTelemetry
+SDK collects the metrics, so never without an SDK. The metrics cover the tasks of all hosts, and are
+as old as the last fold (`foldIntervalMs`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COLUMNS: Final = (
 _NO_BROKER: Final = "-"
 _STORED: Final = (Outcome.ACKED.value, Outcome.ACKED_DEGRADED.value)
 _MOST_OFTEN_S: Final = 1.0
-"""Shortest time between two readings; several metrics that are collected at once share one."""
+"""Shortest time between two readings; metrics that are collected together share one."""
 
 BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf
@@ -58,7 +58,7 @@ BOUNDS_S: Final = (
 
 
 class Standing(NamedTuple):
-    """The figures of a whole ledger that only its views can tell.
+    """Figures that only a query over the whole ledger can tell, not the new rows.
 
     Attributes:
         pending: pending dead letters by reason.
@@ -72,9 +72,9 @@ class Standing(NamedTuple):
 
 @dataclass
 class BrokerSums:
-    """The sums of a broker since the beginning; the broker `-` has attempts that reached no broker.
+    """The sums of one broker's new rows. The broker `-` stands for attempts that reached no broker.
 
-    `answers` are those of the last reading that had any: {class of `latency_class`: weight}.
+    `answers` has the newest answers only: {latency class: weight} of the last reading that had any.
     """
 
     messages: int = 0
@@ -87,10 +87,10 @@ class BrokerSums:
     cause: str = ""
     answers: Counter[int] = field(default_factory=Counter)
     durations: Counter[float] = field(default_factory=Counter)
-    """{upper bound: answers since the beginning that are in no lower bucket of `BOUNDS_S`}."""
+    """{upper bound of a bucket (s): answers above the bound of the next lower bucket}."""
 
     def add(self, answers: Counter[int]) -> None:
-        """Count answers, {class: weight}, in the histogram of durations."""
+        """Add answers, {latency class: weight}, to the histogram `durations`."""
         for class_, weight in answers.items():
             at = bisect.bisect_left(BOUNDS_S, middle_ms(class_) / 1000)
             self.durations[BOUNDS_S[at]] += weight
@@ -105,19 +105,19 @@ class BrokerSums:
 
 
 class LiveFigures:
-    """The sums of one ledger's new rows since this object was made; safe to be read from several
-    threads. Set `run_id` to leave out the rows of other runs and queries.
+    """The sums of the rows that a ledger got since this object was made. Several threads may read
+    them. Set `run_id` to leave out the rows of other runs and queries.
 
     Args:
-        standing: queries the views; called when their figures may have changed. None: `standing`
-            stays empty.
+        standing: queries the views; called when new rows may have changed the result. None: the
+            attribute `standing` stays empty.
     """
 
     def __init__(self, place: LedgerPath, standing: Callable[[], Standing] | None = None) -> None:
         self.place = place
         self.run_id: str | None = None
         self.rows: Counter[str] = Counter()
-        """Rows by outcome, of all task attempts that ended; a task that ran again counts again."""
+        """{outcome: rows of ended task attempts}. The rows of a task that ran again count again."""
         self.duplicates_possible = 0
         self.brokers: dict[str, BrokerSums] = {}
         self.standing = Standing({}, 0)
@@ -127,11 +127,12 @@ class LiveFigures:
         self._lock = ForkLock()
         self._read_s = -_MOST_OFTEN_S
         self._answered: set[str] = set()
-        """Brokers with answers in the reading that is under way."""
+        """Brokers with answers in the current reading."""
 
     def refresh(self) -> bool:
-        """Take in the commits since the last call; return whether there were any. Commits that
-        cannot be read now are logged, and read by a later call."""
+        """Add the rows of the commits since the last call; return whether there were any. Do
+        nothing within a second of the last reading. A reading that fails is logged, and a later
+        call repeats it."""
         with self._lock:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False
@@ -158,7 +159,8 @@ class LiveFigures:
             self._add_accounts(rows.filter(pc.field("complete").is_valid()))
         elif kind == SEND:
             answered = rows.filter(pc.field("outcome") != IN_FLIGHT)
-            # A request without an answer may be of a dead attempt: query the views again.
+            # Requests without an answer may belong to a killed attempt, which `superseded_rows`
+            # counts.
             self._is_old |= len(answered) < len(rows)
             self._add_sends(answered)
         elif kind == ISOLATION:
@@ -187,8 +189,8 @@ class LiveFigures:
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
             if answers:
-                # A reading may cover several files. Replace the sum in one step: other threads read
-                # it.
+                # A reading may cover several files. Replace the sum in one step, because other
+                # threads read it.
                 before = sums.answers if name in self._answered else Counter[int]()
                 sums.answers = before + answers
                 self._answered.add(name)
@@ -202,7 +204,7 @@ class LiveFigures:
 
 
 def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
-    """Return the figures of a ledger from now on, and its standing.
+    """Return the sums of a ledger's rows from now on, with their `standing`.
 
     Raises:
         LedgerError, OSError: pyarrow cannot reach the ledger's files.
@@ -211,7 +213,7 @@ def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
 
 
 def standing_of(query: Query | None) -> Standing:
-    """Return the standing of a ledger by a reader of its views; None: there is no ledger yet."""
+    """Return the standing of a ledger by a query over its views; None: there is no ledger yet."""
     if query is None:
         return Standing({}, 0)
     superseded = query("SELECT sum(superseded_rows) AS n FROM superseded")["n"][0].as_py()
@@ -234,7 +236,8 @@ def _pending_by_reason(query: Query) -> dict[str, int]:
 
 
 def _latencies(rows: pa.Table) -> Counter[int]:
-    """Return {latency class: messages} of the answers, counted as reports count them."""
+    """Return {latency class: messages} of the answers, as reports count them. A group of frames has
+    only percentiles; each of them counts for a share of the group's messages (`GROUP_SHARES`)."""
     counts: Counter[int] = Counter()
     frames = rows["frames"].to_numpy()
     alone = np.isnan(frames) if frames.dtype.kind == "f" else np.zeros(len(frames), bool)
@@ -253,7 +256,6 @@ def _count(counts: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]
 
 
 def _sum(column: pa.ChunkedArray) -> int:
-    """Return the sum; 0 if there are no values."""
     return pc.sum(column).as_py() or 0
 
 
@@ -266,11 +268,11 @@ SCOPE: Final = "rocket_sink"
 _SHARES: Final = (0.5, 0.95, 0.99)
 
 Values = Iterable[tuple[float, dict[str, str | float]]]
-"""Values with their attributes."""
+"""A metric's values with their attributes."""
 
 
 class Metric(NamedTuple):
-    """A metric: its name and unit in OpenTelemetry's terms, and where its values come from."""
+    """A metric as OpenTelemetry describes it, and the function that computes its values."""
 
     name: str
     is_counter: bool
@@ -280,7 +282,7 @@ class Metric(NamedTuple):
 
 
 def _by_broker(values_of: Callable[[BrokerSums], Values]) -> Callable[[LiveFigures], Values]:
-    """Return the values of all brokers, with the broker's name as an attribute."""
+    """Return a function for the values of all brokers, with the broker's name as an attribute."""
     return lambda figures: [
         (value, {"broker": broker, **attributes})
         for broker, sums in list(figures.brokers.items())
@@ -312,7 +314,7 @@ def _durations(sums: BrokerSums) -> Values:
 METRICS: Final = (
     Metric("rocket_sink.rows", True, "{row}",
            "Rows of task attempts that ended, by outcome: acked, degraded, dead, unknown, filtered",
-           # Each series begins at 0: Prometheus sees no increase in a first value.
+           # Give outcomes with 0 rows, too: Prometheus sees no increase in a series' first value.
            lambda figures: [(figures.rows[name], {"outcome": name}) for name in OUTCOMES]),
     Metric("rocket_sink.rows.duplicates_possible", True, "{row}",
            "Rows stored that an earlier attempt may have stored too",
@@ -354,11 +356,11 @@ _lock: Final = ForkLock()
 
 
 def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
-    """Make metrics of a ledger from now on. Do nothing without OpenTelemetry's API, or if the
-    ledger has metrics already.
+    """Make metrics of a ledger from now on. Do nothing if OpenTelemetry's API is not installed, or
+    if the ledger has metrics already.
 
     Raises:
-        LedgerError, OSError: as `LiveFigures`.
+        LedgerError, OSError: from `make`.
     """
     try:
         import opentelemetry.metrics
@@ -376,7 +378,7 @@ def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
 
 
 def register(meter: Meter, followed: Mapping[LedgerPath, LiveFigures]) -> None:
-    """Make all metrics; each gives the sums of the ledgers in `followed` when it is collected."""
+    """Make all metrics. On collection each gives the values of the ledgers in `followed`."""
     for metric in METRICS:
         create: Any = (
             meter.create_observable_counter if metric.is_counter else meter.create_observable_gauge

@@ -1,15 +1,16 @@
 """Sharding keys with pending dead letters, for tasks that must not overtake them (`onPendingKey`).
 
-A note of the kind `pending` is {topic: [keys]} of one task attempt, by the name
+A task attempt that gave up messages with sharding keys writes a note of the kind `pending` before
+its end. The note is {topic: [keys]}, by the name
 
     <query>~<epoch>~<partition>~<run>.<task attempt>.<unique>
 
-A task attempt that gave up messages with sharding keys notes these keys before its end. Tasks of
-later epochs, and of other queries with this ledger, read all notes when they begin (one listing,
-usually of an empty folder). A complete attempt removes the notes of earlier attempts at its task,
-because it has handled the same rows. A driver releases keys after each fold, and before each epoch
-of the foreachBatch lane (`release`): those of attempts that do not count, and those without a
-pending dead letter. Keys of an attempt that is not in the ledger yet stay held.
+Tasks of later epochs, and of other queries with this ledger, read all notes when they begin (one
+listing, usually of an empty folder). A complete attempt removes the notes of earlier attempts at
+its task, because it has handled the same rows. After each fold, and before each epoch of the
+foreachBatch lane, the driver removes notes whose attempt does not count, and notes without a key
+that has a pending dead letter (`release`). The note of an attempt that is not in the ledger yet
+stays.
 
 Rows that were refused for their content (reason `data`) hold no key, because they are never sent as
 they are. Rows that were held back (`held_back`) hold their key only if another dead letter of the
@@ -44,7 +45,7 @@ Keys = dict[str, set[str]]
 
 
 class _Note(NamedTuple):
-    """The parts of a note's name, and the name."""
+    """A note's name, and the parts of the name."""
 
     name: str
     query: str
@@ -60,7 +61,6 @@ class _Note(NamedTuple):
 
     @property
     def attempt(self) -> tuple[str, int, str, str, str]:
-        """The name of the task attempt."""
         return (*self.place, self.run, self.task)
 
 
@@ -72,7 +72,7 @@ class PendingKeys:
         self._earlier: list[str] = []
 
     def held_for(self, ctx: RunContext) -> Keys:
-        """Return the keys that other queries, or earlier epochs of the task's query, have noted."""
+        """Return the keys that other queries, or earlier epochs of the task's query, hold."""
         query, held_keys = path_part(ctx.query_id), Keys()
         own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
@@ -97,16 +97,16 @@ class PendingKeys:
             NoteStore(self._place, _KIND).write("~".join(map(str, parts)), lists)
 
     def withdraw_earlier(self) -> None:
-        """Remove the notes of earlier attempts; called by an attempt that is complete and durable.
-        Only notes that `held_for` saw are removed: a worker that outlives its driver must not
-        remove the notes of a later attempt."""
+        """Remove the notes of earlier attempts at this task; called when this attempt is complete
+        and durable. Remove only notes that `held_for` saw: a worker that outlives its driver must
+        not remove the notes of a later attempt."""
         if self._earlier:
             with _errors(self._place):
                 NoteStore(self._place, _KIND).remove(*self._earlier)
 
 
 def withdraw(place: LedgerPath, query_id: str) -> None:
-    """Release all keys of a batch write that failed: its dead letters are in no ledger."""
+    """Release all keys of a failed batch write, because its dead letters are in no ledger."""
     query = path_part(query_id)
     with _errors(place):
         store = NoteStore(place, _KIND)
@@ -114,9 +114,11 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
 
 
 def release(spark: SparkSession, place: LedgerPath) -> int:
-    """Release the keys that need not be held any more; return the number of removed notes. This
-    costs one listing; while keys are held, also a listing of the spool and three queries."""
-    # The import is here because tasks import this module, too, and read no ledger.
+    """Remove the notes whose keys need not be held any more; return the number of removed notes.
+
+    This costs one listing, and if there are notes, a listing of the spool and three queries.
+    """
+    # Import here: tasks import this module, too, but do not read the table.
     from rocket_sink.ledger.query.duckdb_reader import reader_of
 
     with _errors(place):
@@ -125,7 +127,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         if not notes:
             return 0
         # List the spool before the table is read. A fold adds a file's rows to the table, then
-        # deletes the file, so in the other order both could lack them.
+        # deletes the file. In the other order, a reader could miss the rows in both.
         unfolded = spooled_epochs(place)
         with reading(place):
             query = reader_of(spark, place)
@@ -145,7 +147,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
-    """Remove these keys (topic, sharding key) from all notes; they have no pending dead letter."""
+    """Remove keys without pending dead letters, as (topic, sharding key), from all notes."""
     released = set(keys)
     with _errors(place):
         store = NoteStore(place, _KIND)
@@ -159,10 +161,10 @@ def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
 
 
 class _Attempts:
-    """The complete task attempts of the notes' tasks, and each query's last epoch, from the table.
+    """The table's complete attempts at the tasks of the notes, and the last epoch of each query.
 
     Args:
-        unfolded: (query, epoch) with files in the spool.
+        unfolded: the pairs (query, epoch) that have files in the spool.
     """
 
     def __init__(self, query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> None:
@@ -175,7 +177,7 @@ class _Attempts:
         self._last = {path_part(query_id): epoch for query_id, epoch in ids.items()}
         if not ids:
             return
-        # Query the attempts at these places only, however large the ledger is.
+        # Query the attempts at the notes' tasks only, because the ledger may be large.
         places = ", ".join({f"'{note.epoch}~{note.partition}'" for note in notes})
         queries = " OR ".join(is_text("query_id", query_id) for query_id in ids)
         attempts = query(
@@ -190,9 +192,9 @@ class _Attempts:
             self._counts[attempt] = row["counts"]
 
     def knows(self, note: _Note) -> bool:
-        """Return whether the table has the note's attempt, with its dead letters.
+        """Return whether the table has all rows of the note's attempt.
 
-        Another attempt at the same task is not enough: the note's attempt may be newer.
+        Another attempt at the same task does not prove it, because the note's attempt may be newer.
         """
         return note.attempt in self._counts or self._is_past(note)
 
@@ -207,8 +209,8 @@ class _Attempts:
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the keys of pending dead letters, if some dead letter of the key (settled or not)
-    failed itself: it was neither held back nor refused before its send."""
+    """Return the (topic, sharding key) of pending dead letters. Leave out keys whose dead letters,
+    settled or not, were all held back or refused before their send."""
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (
@@ -220,7 +222,7 @@ def _pending(query: Query) -> set[tuple[str, str]]:
 
 
 def _run_part(run_id: str) -> str:
-    """Return a run's id as part of a file's name, which has 255 characters at most."""
+    """Return a run's id for a file name, cut because a name has 255 characters at most."""
     return path_part(run_id)[:40]
 
 
