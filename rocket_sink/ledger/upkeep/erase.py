@@ -1,7 +1,9 @@
-"""Erasure: the contents of dead letters are deleted for good, and their accounts stay. The letters'
-files are written anew without the contents. The old files are deleted at once, also those of
-earlier versions of the table, so a reader that uses an old file fails. The table's log holds no
-contents: its statistics are of ids and times."""
+"""Erasure: deletes the contents of dead letters for good, and keeps their accounts.
+
+The files of these dead letters are rewritten without the contents. All old files with the contents
+are deleted at once, also those of earlier versions of the table, so a reader that uses one fails.
+The table's log has no contents, because its statistics are of ids and times.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,10 @@ class Erased:
         letters: dead letters whose contents are gone.
         dropped: number of these letters that were pending; they have the resolution `dropped` now.
         deleted_files: number of deleted files with such contents.
-        loose_files: number of kept files that cannot be read, or whose dead letters are not in the
-            newest version (of running or dead attempts, or expired). A vacuum deletes those that
-            stay unused.
-        quarantined: damaged spool files, which may hold anything.
+        loose_files: number of files that are kept although they may have such contents. They cannot
+            be read, or none of their letters is in the newest version of the table (running or dead
+            attempts wrote them, or they expired). A vacuum deletes those that stay unused.
+        quarantined: damaged spool files, which may have such contents, too.
     """
 
     letters: int

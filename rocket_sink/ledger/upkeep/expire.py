@@ -1,9 +1,8 @@
-"""Retention: old rows leave the table, and so do bodies of settled letters. Some old rows stay,
-because they are still needed:
+"""Retention: removes old rows, and bodies of settled dead letters. Old rows that are needed stay:
 
 - pending dead letters, their epochs' accounts and their backfills' marks;
 - half messages of open transactions, and the ends of transactions whose half messages stay;
-- resolutions of dead letters that stay, which would otherwise be pending;
+- resolutions of dead letters that stay, because without them the letters would be pending;
 - the last two epochs of each streaming query, which a restart may run again.
 """
 
@@ -53,19 +52,20 @@ _ASKED: Final = ("at", "letter_id", "query_id", "epoch")
 
 @dataclass(frozen=True)
 class Retention:
-    """How long rows stay, in ms; a kind that is not named stays for ever.
+    """How long rows and bodies stay, in ms.
 
     Attributes:
-        rows_ms: of rows, by kind.
-        bodies_ms: of bodies of settled dead letters; None: as long as their rows.
+        rows_ms: {kind: time}. Rows of other kinds stay for ever.
+        bodies_ms: time for bodies of settled dead letters; None: as long as their rows.
     """
 
     rows_ms: Mapping[str, int] = field(default_factory=dict)
     bodies_ms: int | None = None
 
     def or_longer(self, other: Retention) -> Retention:
-        """Return the limits for two queries with one ledger: the longer ones, and for a kind that
-        only one query names, its limit. Bodies stay as long as their rows if one query says so."""
+        """Return the retention of two queries with one ledger: the longer time for each kind. A
+        kind that only one query names has this query's time. Bodies stay as long as their rows if
+        one query says so."""
         rows_ms = {
             kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
             for kind in {*self.rows_ms, *other.rows_ms}
@@ -101,8 +101,8 @@ def expire_ledger(
     long enough ago.
 
     Raises:
-        LedgerError: no ledger there, or Spark's Delta commits to it, which takes no rows out of an
-            append-only table.
+        LedgerError: there is no ledger, or Spark's Delta commits to it. Delta cannot take rows out
+            of an append-only table.
     """
     check_table(spark, place)
     table, query = open_for_commits(spark, place), reader_of(spark, place)
@@ -131,8 +131,8 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     if last_ms is not None and now_ms - int(last_ms) < _DAY_MS:
         return
     if open_for_commits(spark, place) is None:
-        # Spark's Delta commits, or the ledger was deleted. Do not write a note, which would make
-        # the folder again.
+        # Spark's Delta commits, or the ledger was deleted. Write no note: it would create the
+        # folder again.
         return
     notes.write(_NOTE, now_ms)
     if last_ms is not None:
@@ -234,11 +234,12 @@ _NEEDED: Final = {
         ANTI JOIN settled s ON m.letter_id = s.letter_id""",
     ),
 }
-"""{kind: queries for the ids of letters, and the keys of epochs, whose old rows stay}."""
+"""{kind: queries for the names of the old rows that stay}. A name is a letter's id, or `<query id>
+<epoch>`."""
 
 
 def _needed(query: Query, kind: str, before_us: Mapping[str, int]) -> pa.Array:
-    """Return the ids of letters, and the keys of epochs, whose rows of a kind stay."""
+    """Return the names of a kind's rows that stay at any age; see `_NEEDED`."""
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no kind of ledger row")
     young = {
@@ -257,8 +258,9 @@ def _names(query: Query, source: str) -> pa.Array:
 
 
 def _spent_letters(query: Query, before_us: int) -> pa.Array:
-    """Return the letters whose body no backfill will need: they were stored or dropped before this
-    moment, or their attempt does not count. A parked letter may be unparked, so its body stays."""
+    """Return the ids of letters whose body no backfill will need. They were stored or dropped
+    before this time, or are older than it and their attempt does not count. A parked letter may be
+    unparked, so its body stays."""
     return _names(
         query,
         f"""
@@ -281,7 +283,7 @@ def _spent_letters(query: Query, before_us: int) -> pa.Array:
 
 
 def _without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
-    """Return the dead letters, with a digest instead of a body for those with these ids."""
+    """Return the rows with a digest instead of the body for the letters with these ids."""
     bare = pc.and_(pc.is_in(batch["letter_id"], letters), pc.is_valid(batch["body"]))
     digests = [
         hashlib.sha256(body).hexdigest() if goes else None

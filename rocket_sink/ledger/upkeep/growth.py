@@ -4,8 +4,7 @@ Every fold makes a file per kind and a commit. Files of a kind are merged by tie
 tier has `_FAN` files, these and all smaller files become one file. So a row is written about four
 times, and a kind has some twenty files that are not full.
 
-Files that were replaced, and old commits, stay for `RETENTION`, for readers that are open and for
-time travel.
+Replaced files and old commits stay for `RETENTION`, for open readers and for time travel.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _PASS_COMMITS: Final = 10
-"""Commits from one look at the files to the next."""
+"""Number of commits between two searches for files to merge."""
 _CHECKPOINT_COMMITS: Final = 10, 50
-"""Fewest and most commits between two checkpoints; every reader reads the commits after the last
-one."""
+"""Fewest and most commits between two checkpoints. A reader reads all commits after a
+checkpoint."""
 _ACTIONS_PER_COMMIT: Final = 50
 """After a checkpoint of n actions the next one is due n / `_ACTIONS_PER_COMMIT` commits later."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
-"""Bound of the smallest tier in bytes; each next bound is `_FAN` times as large, up to 16 MiB."""
+"""Upper bound of the smallest tier (bytes). Each next bound is `_FAN` times as large, up to 16
+MiB."""
 _TIERS: Final = 4
 _ROW_BYTES: Final = 64
 """Usual bytes of a row."""
@@ -49,9 +49,10 @@ _passed: dict[LedgerPath, int] = {}
 
 @native_calls.uninterrupted()
 def keep_small(append: Append) -> None:
-    """Merge files, write a checkpoint and clean up after a commit of delta-rs; never raises."""
+    """Merge files, write a checkpoint and clean up, if due after this commit of delta-rs; never
+    raise."""
     place, version = append.place, append.sequence >> 32
-    # A ledger that was made anew has a smaller version than before.
+    # The version is smaller than before if the ledger was deleted and made anew.
     if not append.is_own or 0 <= version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
         return
     _passed[place] = version
@@ -81,7 +82,8 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # A row that compresses well takes as long as another: count `_ROW_BYTES` at least.
+        # Count `_ROW_BYTES` per row at least: a row that compresses well takes as long to copy as
+        # another.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
@@ -91,7 +93,7 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
         if fewest < _FAN:
             full = [_TIERS - 1] if sum(map(len, of_kind)) > 1 else []
         if full:
-            # A merge copies file after file, so with the older files first rows stay in order.
+            # Put older files first: a merge copies one file after the other, so rows stay in order.
             yield sorted(
                 (file for tier in of_kind[: full[-1] + 1] for file in tier),
                 key=lambda file: (file.oldest is not None, file.oldest, file.path),
@@ -99,10 +101,10 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
 
 
 def _write_checkpoint(place: LedgerPath) -> None:
-    """Write a checkpoint when one is due, after a vacuum.
+    """Vacuum the table and write a checkpoint, if one is due.
 
-    The vacuum comes first: it only knows files in the log, and a checkpoint leaves out files that
-    were removed longer ago than the retention.
+    The vacuum comes first. It finds old files by the log only, and a checkpoint leaves out files
+    that were removed longer ago than the retention.
     """
     filesystem, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
     data = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
@@ -118,8 +120,8 @@ def _write_checkpoint(place: LedgerPath) -> None:
         table.vacuum(dry_run=False)
     table.update_incremental()
     if place.is_local:
-        # Remove Hadoop's checksum of Spark's file: delta-rs writes none, and Spark would take our
-        # file for damaged.
+        # Remove the checksum that Hadoop made of Spark's `_last_checkpoint`. It does not fit
+        # delta-rs's file, so Spark would take the file for damaged.
         Path(log_folder, "._last_checkpoint.crc").unlink(missing_ok=True)
     table.create_checkpoint()
     if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":

@@ -1,15 +1,15 @@
 """The commit that replaces data files of the table; nothing else takes rows out of a ledger.
 
-The table is append-only (`delta.appendOnly`), and stays so: a DELETE, UPDATE or MERGE by any Delta
-writer is refused. Delta accepts compactions, whose removals are marked `dataChange=false`. A
-rewrite is such a commit, by delta-rs, even if it drops rows. Streams that read the table skip it,
-so they neither fail nor see a row twice.
+The table is append-only (`delta.appendOnly`), so Delta refuses DELETE, UPDATE and MERGE by any
+writer. Delta accepts compactions, whose removals are marked `dataChange=false`. A rewrite is such a
+commit by delta-rs, even if it drops rows. Streams that read the table skip it, so they neither fail
+nor see a row twice.
 
-Two rewrites of one file would bring its rows back, or double them, because delta-rs 1.6 does not
-compare the removals of two commits, not even of two `optimize.compact`. So each rewrite is the next
-transaction of one application id. If two start from one version of the table, Delta refuses the
-second one, which goes on if its files are still in the table. Appends are no such transactions:
-they neither wait for a rewrite nor fail because of it.
+Two rewrites of one file at once would double its rows, or bring dropped rows back: delta-rs 1.6
+does not notice that both commits remove the file, not even for two `optimize.compact`. So each
+rewrite is the next transaction of one application id. If two start from one version of the table,
+Delta refuses the second commit. It is tried again if its files are still in the table. Appends are
+no such transactions, so they neither wait for a rewrite nor fail because of it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ Change = Callable[[pa.RecordBatch], pa.RecordBatch]
 def read_file(
     place: LedgerPath, file: StoredFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a data file with all columns of the table; columns that are not named are
+    """Yield the rows of a data file with all columns of the table; those outside of `columns` are
     null."""
     import pyarrow.parquet as pq
 
     with place.filesystem().open_input_file(f"{place.root}/{file.path}") as source:
-        # Read in microseconds: Spark's OPTIMIZE writes INT96, which in nanoseconds has no years
-        # before 1678.
+        # Spark's OPTIMIZE writes INT96. Read it in microseconds: nanoseconds have no years before
+        # 1678.
         parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
             values = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -66,14 +66,14 @@ def rewrite(
     place: LedgerPath, table: DeltaTable, groups: Sequence[Sequence[StoredFile]],
     change: Change = lambda batch: batch, dropped: Sequence[StoredFile] = (),
 ) -> bool:  # fmt: skip
-    """Replace each group of files by one file per kind with the rows that `change` lets stay.
+    """Replace each group of files by one file per kind with the rows that `change` returns.
 
     Args:
         dropped: files that are removed with all their rows.
 
     Returns:
         False if another process has rewritten some of the files since `table` was opened. Nothing
-        has changed then.
+            has changed then.
 
     Raises:
         LedgerError: the commit failed for another reason.
