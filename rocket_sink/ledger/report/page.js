@@ -1,7 +1,6 @@
 "use strict";
-// The page of a report. Its data is JSON in the page; texts of the network are only ever set as
-// text, never as markup. `ast` lets Vega read its expressions without making functions of texts,
-// so that the page's policy can forbid that, and everything else but itself.
+// The script of a report's page. It inserts texts from the network as text, never as markup. With
+// `ast` Vega interprets its expressions, so the page's policy (CSP) can forbid `eval`.
 const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report;
 const series = data.series;
@@ -81,13 +80,13 @@ function opener(text, step, broker, error) {
 const at = (text) => (text ? Date.parse(text) : null);
 const flag = (value) => (value === null ? "-" : value ? "yes" : "NO");
 
-// --- what is behind a place of a chart ----------------------------------------------------------
+// --- details of a point in a chart --------------------------------------------------------------
 
 function fits(row) {
   return (!chosen.broker || row.broker === chosen.broker) && (!chosen.topic || row.topic === chosen.topic);
 }
 
-// A condition that neither a shell nor SQL takes for anything else, as `sql.is_text` writes it.
+// The SQL condition that a column has this text, as by `sql.is_text`; safe to paste into a shell.
 function isText(column, text) {
   if (/^[\w.-]+$/.test(text)) return `${column} = '${text}'`;
   const digits = [...new TextEncoder().encode(text)].map((b) => b.toString(16).padStart(2, "0"));

@@ -1,10 +1,11 @@
-"""A report as one HTML file that loads nothing from a network.
+"""A report as one HTML file. It loads nothing from a network: its policy (CSP) forbids all
+requests.
 
-Vega-Lite draws the charts: its marks have labels for screen readers and its expressions run without
-`eval`. Its bundle for browsers comes with the package vl-convert-python (0.9 MB of the page);
-without the package the page has all tables and no chart. (plotly's package has only the whole
-library, 4.8 MB, and no package keeps up with ECharts.) The page's policy (CSP) forbids every
-request. Texts from brokers and rows reach `page.js` as JSON, and it sets them as text.
+Vega-Lite draws the charts: its marks have labels for screen readers, and its expressions run
+without `eval`. The package vl-convert-python has the bundle for browsers (0.9 MB of the page).
+Without this package the page has all tables and no chart. (plotly's package has only the whole
+library, 4.8 MB; no package keeps up with ECharts.) Texts from brokers and rows reach `page.js` as
+JSON. The script inserts them as text, not as markup.
 """
 
 from __future__ import annotations
@@ -115,13 +116,14 @@ def page_html(
 
 @functools.cache
 def chart_library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed for a script element, with their notice of copyright;
-    empty if the package is not there."""
+    """Return the script of Vega, Vega-Lite and Vega-Embed, with their license; empty if
+    vl-convert-python is not installed."""
     if importlib.util.find_spec("vl_convert") is None:
         return ""
     import vl_convert
 
-    # Escape a tab in a script's string, like all characters that are not printable.
+    # Escape a tab in one of the script's strings, as all unprintable characters of a page are
+    # escaped.
     bundle: Any = vl_convert.javascript_bundle  # its stub asks for an argument that may be left out
     notice = f"/*\n{_asset('vega-license.txt')}*/\n"
     script: str = notice + bundle().replace("\t", "\\t")
@@ -166,7 +168,7 @@ def _plain_series(series: Series | None) -> dict[str, Any] | None:
 
 
 def _finding(finding: Mapping[str, str]) -> str:
-    # Commands stand in `backquotes`, so every second part is one.
+    # Commands stand in `backquotes`, so every second part is a command.
     parts = [_text(part) for part in finding["next"].split("`")]
     following = "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))
     return (
@@ -295,7 +297,7 @@ QUERY_SHOWN: Final = 8
 
 
 def _at(moment: dt.datetime) -> str:
-    """Return a time that the page shows in the chosen zone."""
+    """Return a time element; `page.js` shows its time in the chosen zone."""
     utc = moment.astimezone(dt.timezone.utc)
     text = utc.isoformat()
     return f'<time datetime="{text}" data-at="{text}">{utc:%Y-%m-%d %H:%M:%S}</time>'

@@ -1,8 +1,7 @@
-"""The main charts of the report page as figures for notebooks: charts of altair, Vega-Lite's own
-Python library. Jupyter, VS Code and Databricks draw them. They can be saved as PNG, SVG and HTML.
+"""The main charts of the report page for notebooks, made by altair (Vega-Lite's Python library).
 
-A notebook that cannot draw Vega-Lite by itself gets an iframe that contains Vega, so that nothing
-is loaded from a network.
+Jupyter, VS Code and Databricks draw them. A notebook that cannot draw Vega-Lite gets an iframe that
+contains Vega, so that nothing is loaded from a network.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _bars(data: Any, **channels: Any) -> altair.Chart:
 
 
 def _offline(kind: type[Any]) -> type[Any]:
-    """Return the class of charts with a form for notebooks that needs no network."""
+    """Return a subclass of a chart class whose form for notebooks needs no network."""
 
     class Offline(kind):  # type: ignore[misc]
         def _repr_mimebundle_(self, *arguments: Any, **more: Any) -> Any:

@@ -1,8 +1,7 @@
 """Reads a report's figures from a ledger: queries over its views (`ledger.views`).
 
-Spark or DuckDB (`ledger.query.duckdb_reader`) makes the sums, so the result is as small as the
-report, however many rows there are. Percentiles come from histograms: both engines count the same
-number of rows in each class of latency.
+Spark or DuckDB (`ledger.query.duckdb_reader`) computes the sums, so the results are small even if
+the ledger is large. Percentiles come from histograms, so they are the same with both engines.
 """
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
@@ -46,7 +45,7 @@ from rocket_sink.ledger.tune.suggest import tune
 from rocket_sink.ledger.tune.values import FEWEST
 
 _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
-"""Condition of a failed send of a `TableProducer`: its one attempt does not count."""
+"""SQL condition of a failed send of a `TableProducer`: its only attempt does not count."""
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
@@ -60,7 +59,7 @@ def figures(
         series: include the figures of the page: charts, and sends under other settings.
 
     Raises:
-        LedgerError: no query, or several, have an id that begins as the scope says.
+        LedgerError: no query's id begins with the scope's `query_id`, or several do.
     """
     if scope.query_id is not None:
         scope = replace(scope, query_id=full_id(query, scope.query_id, path))
@@ -92,7 +91,7 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
     names = list(EpochFigures.__dataclass_fields__)
     rows = read(
         f"SELECT {', '.join(names)}, {totals} FROM epochs WHERE {read.where} "
-        # Each row repeats the sums, so one query is enough.
+        # Window functions repeat the sums in each row, so one query is enough.
         f"ORDER BY at DESC, epoch DESC LIMIT {max(limit, 1)}"
     )
     if not rows:
@@ -143,7 +142,7 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
 
 
 def _last_at(read: Scoped) -> dt.datetime | None:
-    """Return the start of the last attempt at any broker, also of attempts not folded yet."""
+    """Return the start of the last attempt at any broker, folded or not."""
     (row,) = read(
         f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
     )
@@ -152,7 +151,7 @@ def _last_at(read: Scoped) -> dt.datetime | None:
 
 
 def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
-    """Return the (class, weight) pairs of each broker, sorted."""
+    """Return {broker: sorted pairs (latency class, weight)}."""
     histograms: dict[str, list[tuple[int, float]]] = {}
     for row in read(
         f"SELECT broker, {class_of('ms')} AS class, sum(weight) AS weight FROM ({rows}) l "
@@ -168,12 +167,12 @@ _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
-"""Number of brokers, those with the most failed attempts, that are searched for outages."""
+"""Number of brokers that are searched for outages: those with the most failed attempts."""
 _OUTAGES: Final = 50
 """Number of outages that the report shows, the latest ones."""
 _FEW: Final = 20
-"""A silent broker that is not back counts as away if other brokers stored this many requests since;
-if they stored fewer, perhaps no request was meant for this broker."""
+"""Least number of requests that other brokers must have stored since a broker fell silent, so that
+the broker counts as away. With fewer, perhaps no request was meant for it."""
 _ONE_OUTAGE_US: Final = 10_000_000
 """Failures closer than this belong to one outage, even with stored messages in between."""
 
@@ -260,7 +259,7 @@ def _stored_elsewhere(absence: Absence) -> str:
 def successors(read: Scoped) -> list[Successor]:
     """Return streaming queries that may continue an earlier one whose checkpoint was deleted.
 
-    The id of a query without `appId` is Spark's, which is lost with the checkpoint.
+    A query without `appId` has Spark's id. A new checkpoint gives it a new id.
     """
     rows = read(
         f"""SELECT b.query_id, max_by(a.query_id, a.last_at) AS earlier, b.topic,
@@ -332,8 +331,8 @@ def _isolation_sums(read: Scoped) -> list[IsolationSums]:
 
 
 def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
-    """Return the dead letters by reason and error, also those of attempts that do not count. Count
-    an exported letter once."""
+    """Return the dead letters by reason and error, also those of attempts that do not count. A
+    letter that was exported several times counts once."""
     rows = read(
         f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
             count(*) AS letters, count(p.pending_id) AS pending,

@@ -1,7 +1,7 @@
 """Series for the charts of a report's page: sums by time, broker, topic and queue.
 
-Each list has a limit, however many rows the ledger has: time is cut into at most `_STEPS` steps,
-and each step keeps the epochs and attempts that failed or took longest.
+Each list has a limit, so a page is small even if the ledger is large. Time is divided into at most
+`_STEPS` steps, and each step keeps the epochs and attempts that failed or took longest.
 """
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
@@ -31,14 +31,14 @@ from rocket_sink.ledger.sql import (
 _STEPS: Final = 96
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
                    43_200, 86_400)  # fmt: skip
-"""Lengths of a step that people can read; longer ones are whole days."""
+"""Lengths of a step (s) that suit a time axis; longer ones are whole days."""
 _TOPICS: Final = 12
 _BROKERS: Final = 24
 _OTHERS: Final = "(others)"
 _QUEUES: Final = 240
 _ISOLATIONS: Final = 400
 _PER_STEP: Final = 6
-"""Rows that `behind` keeps of a step and broker, or `failures` of a step, broker and error."""
+"""Most rows in `behind` per step and broker, and in `failures` per step, broker and error."""
 _BEHIND: Final = 2000
 _FAILURES: Final = 800
 _EPOCHS: Final = 1500
@@ -125,8 +125,8 @@ def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
 
 
 def _most(read: Scoped, column: str, text: str, most: int) -> str:
-    """Return the term for the column's text. If there are more than `most` values, the term keeps
-    the most frequent ones and calls the others `_OTHERS`."""
+    """Return the SQL term for the column's text. If there are more than `most` texts, the term
+    keeps the most frequent ones and replaces the others by `_OTHERS`."""
     rows = read(
         f"SELECT {column} AS name, count(*) AS requests FROM answered WHERE {read.where} "
         f"GROUP BY 1 ORDER BY requests DESC, name LIMIT {most + 1}"
@@ -199,8 +199,8 @@ def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> list[tupl
 
 
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
-    """Count given-up and settled letters per step. A settlement that was taken back does not count,
-    but a resent letter always does."""
+    """Count the letters given up, and settled, per step. A letter that was unparked is not settled,
+    but a resent letter always is."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
             SELECT letter_id, resolution, at, sequence AS _order,
                 max(CASE WHEN resolution = '{UNPARKED}' THEN sequence END)

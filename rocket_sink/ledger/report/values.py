@@ -12,12 +12,13 @@ from rocket_sink.ledger.sql import Scope
 
 @dataclass(frozen=True)
 class BrokerFigures:
-    """The send attempts to one broker. `messages` and `body_bytes` count what it stored; a failed
-    attempt's messages count at its retry. Latencies (ms) are from a request's last byte to its
-    answer; they are None without answers. `last_at` is the start of the last attempt, after which
-    the broker may have left the route; `last_stored_at` is the start of the last stored one.
-    `broker` is "-" for attempts that reached no broker. Percentiles are those of a histogram whose
-    classes are 1 % wide, so they are off by 0.5 % at most."""
+    """The send attempts to one broker; the broker "-" stands for attempts that reached no broker.
+
+    `messages` and `body_bytes` count stored messages. Latencies (ms) are from a request's last byte
+    to its answer; they are None without answers. Percentiles come from a histogram with classes of
+    1 %, so they are off by 0.5 % at most. `last_at` and `last_stored_at` are the starts of the last
+    attempt and of the last stored one; the broker may have left the route since.
+    """
 
     broker: str
     requests: int
@@ -89,7 +90,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class IsolationFigures:
-    """An isolation; if several workers noted it, it counts once, with the number of workers."""
+    """An isolation of a broker. If several workers noted it, it counts once, and `workers` is their
+    number."""
 
     broker: str
     topic: str | None
@@ -103,11 +105,8 @@ class IsolationFigures:
 
 @dataclass(frozen=True)
 class IsolationSums:
-    """The isolations of one broker, from folded and unfolded rows.
-
-    Overlapping isolations count as one in `times`; `length_ms` is the time that all of them cover.
-    `first_start`, `last_start` and `last_end` are the first and last start, and the last end.
-    """
+    """The isolations of one broker, from folded and unfolded rows. Overlapping isolations count as
+    one in `times`; `length_ms` is the time that all of them cover."""
 
     broker: str
     times: int
@@ -122,8 +121,8 @@ class IsolationSums:
 class DeadLetterFigures:
     """The dead letters of one reason and error.
 
-    `pending` wait to be sent again, the oldest one since `oldest`; `resolved` were stored by a
-    backfill, or put aside. All others belong to task attempts that do not count.
+    `pending` letters wait for a backfill, the oldest one since `oldest`. `resolved` letters were
+    stored by a backfill, or put aside. All others belong to task attempts that do not count.
     """
 
     reason: str
@@ -137,8 +136,8 @@ class DeadLetterFigures:
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """Attempts that failed with one error; `messages` counts the messages of a request once,
-    however often it was tried. `example` is the remark of one attempt."""
+    """Attempts that failed with one error. `messages` counts the messages of a request once, even
+    if the request failed several times. `example` is the remark of one attempt."""
 
     error_code: str
     response_code: int | None
@@ -152,11 +151,12 @@ class ErrorFigures:
 
 @dataclass(frozen=True)
 class Absence:
-    """An outage of a broker, from folded and unfolded rows. `since` and `last_failed_at` are the
-    times of the first and last failed attempt. `back_at` is the time at which the broker stored a
-    message again (None: not yet). `stored_elsewhere` counts the requests that other brokers stored
-    meanwhile. `left_route`: the broker was no longer in the route. `cause` is the most frequent
-    error's code."""
+    """An outage of a broker, from folded and unfolded rows.
+
+    `since` and `last_failed_at` are the times of the first and last failed attempt. `back_at` is
+    the time at which the broker stored a message again; None: not yet. `stored_elsewhere` counts
+    requests that other brokers stored meanwhile. `cause` is the most frequent error code.
+    """
 
     broker: str
     since: dt.datetime
@@ -169,9 +169,9 @@ class Absence:
 
 @dataclass(frozen=True)
 class WaitFigures:
-    """Pending dead letters with a sharding key; later rows of their keys wait, too. `broker` is the
-    broker that did not take the key's letters, if it is recorded. `forbidden` counts rows of topics
-    that the account may not write to."""
+    """Pending dead letters with a sharding key; later rows of the keys wait, too. `broker` is the
+    broker that did not take the letters, if it is recorded. `forbidden` counts rows of topics that
+    the account may not write to."""
 
     broker: str | None
     rows: int
@@ -222,11 +222,11 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a report; the lists of epochs and isolations hold the last ones.
+    """The figures of a report. The lists of epochs and isolations have only the last ones.
 
     `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
-    without Spark does not fold. Only `absences`, `isolated` and `last_at` (start of the last
-    attempt) include them. `quarantined_files` are damaged, and their rows are in no figure.
+    without Spark does not fold. Only `absences`, `isolated` and `last_at` include them.
+    `quarantined_files` are damaged, and their rows are in no figure.
     """
 
     ledger: str
@@ -245,7 +245,7 @@ class Figures:
     successors: list[Successor] = field(default_factory=list)
     isolated: list[IsolationSums] = field(default_factory=list)
     last_at: dt.datetime | None = None
-    """Start of the last attempt at any broker, also of attempts not folded yet."""
+    """Start of the last attempt at any broker, folded or not."""
 
     @property
     def in_flight(self) -> int:
@@ -277,7 +277,7 @@ class Table(NamedTuple):
     """A table of a report, for consoles, notebooks and the page.
 
     Attributes:
-        name: the name of its place on the page.
+        name: the name in its id on the page.
         empty: the sentence to show instead of a table without rows.
     """
 

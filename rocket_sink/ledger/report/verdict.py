@@ -1,7 +1,7 @@
 """The verdict of a report: rules over its figures, each with a sentence and the next command.
 
-A rule's condition yields, for each case that it finds, the values for its sentence. Findings come
-in the order of `RULES`: problems first, then warnings, then notes. This module reads no ledger.
+A rule's condition yields the values for its sentence, once for each case. Findings come in the
+order of `RULES`: problems first, then warnings, then notes. This module reads no ledger.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Rule:
 
 
 def verdict(facts: Figures) -> list[Finding]:
-    """Return the findings, the gravest first; if there is no problem or warning, say that all is
-    well."""
+    """Return the findings, the gravest first. Without a problem or warning, the first one says that
+    all is well."""
     commands = _commands(facts.ledger)
     findings = [
         Finding(
@@ -122,8 +122,8 @@ def _well(facts: Figures) -> Finding:
 def _nonzero(
     name: str, figure: Callable[[Figures], int], noun: str, singular: str = "", plural: str = ""
 ) -> Callable[[Figures], Iterator[Case]]:
-    """Return a condition that is met if the figure is not 0. Its case has, as `name`, the count
-    with its noun and verb (`counted`)."""
+    """Return a condition that yields a case if the figure is not 0. The case is {name: the figure
+    with its noun and verb}; see `counted`."""
 
     def condition(facts: Figures) -> Iterator[Case]:
         if count := figure(facts):
@@ -203,8 +203,8 @@ def _letters(facts: Figures, *reasons: str) -> Iterator[Case]:
 
 
 def _sent_again(facts: Figures) -> Iterator[Case]:
-    """Yield the pending letters that a backfill may send, unless all of them have keys that wait:
-    then other findings count these letters."""
+    """Yield the pending letters that a backfill may send. Yield nothing if all of them have keys
+    that wait, because other findings count these letters."""
     waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
         if case["count"] != waiting_rows:
@@ -220,8 +220,8 @@ def _absent_brokers(facts: Figures) -> set[str]:
 
 
 def _isolated(facts: Figures, *, still: bool) -> Iterator[Case]:
-    """Yield the brokers that were isolated at the last attempt (`still`), or only before; without
-    those that another finding reports as away."""
+    """Yield the brokers that were isolated at the last attempt (`still`), or only before. Leave out
+    brokers that another finding reports as away."""
     absent = _absent_brokers(facts)
     for isolation in facts.isolated:
         is_still = facts.last_at is not None and isolation.last_end > facts.last_at
@@ -336,7 +336,7 @@ RULES: Final = (
          _nonzero("epochs", lambda f: f.totals.unconfirmed, "epoch", "is", "are"),
          "{epochs} not confirmed by Spark (yet): still running, or the driver ended first"),
 )  # fmt: skip
-"""(name, level, condition, sentence, next command); problems, warnings and notes by weight."""
+"""The rules: problems, then warnings, then notes, each by weight."""
 
 
 # --- words ---------------------------------------------------------------------------------------

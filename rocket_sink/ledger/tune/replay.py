@@ -1,10 +1,11 @@
 """A replay of recorded attempts through a fault table with other thresholds.
 
-Each host has a table. If an attempt's broker is isolated when it starts, the attempt moves to the
-free broker with the shortest last answer. It takes as long as that answer, and the request's later
-recorded attempts are left out. Isolations end by time alone, as they do without a detector. The
-record cannot say how slow a broker would have been for requests that avoided it, or how the moved
-load would have slowed other brokers.
+Each host has its own fault table. If an attempt begins while its broker is isolated, it moves to
+the free broker whose last answer was quickest. It then takes as long as that answer, and later
+recorded attempts of its request are skipped. Isolations end by time alone, as without a detector.
+
+The record cannot tell how slow a broker would have been for requests that avoided it, or how the
+moved load would have slowed other brokers.
 """
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
@@ -26,8 +27,8 @@ _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, wor
 _ORDER: Final = (
     "start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
 )  # fmt: skip
-"""Columns that sort the attempts. Engines return equal rows in any order, so these columns have to
-make the order unique: a replay must give the same result each time."""
+"""Columns that sort the attempts. They must make the order unique, because Spark and DuckDB return
+equal rows in any order, and a replay must give the same result each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 _FRESH_S: Final = 60.0
 """Attempts move only to a broker whose last answer is not older than this."""
@@ -35,7 +36,7 @@ _FRESH_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Attempts:
-    """Attempts by the time of their start, as arrays of one length; only the names are lists.
+    """Attempts in the order of their starts: one array per column, and two lists of names.
 
     Attributes:
         start_s: seconds since 1970.
@@ -101,7 +102,8 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
 class Replayed(NamedTuple):
     """The result of a profile for the recorded attempts. `isolations` and `isolated_s` are sums of
     all hosts. `moved` and `unsent` (last attempt failed) count messages. `latency_ms` has the
-    latencies of sent messages, ascending; `weight` has the number of messages up to each."""
+    latencies of sent messages, ascending; `weight[n]` is the number of messages up to
+    `latency_ms[n]`."""
 
     isolations: int
     isolated_s: float
@@ -111,8 +113,8 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """Return the latency (ms) that a share of the messages did not exceed; None if none were
-        sent."""
+        """Return the latency (ms) that this share of the sent messages did not exceed; None without
+        any."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])
@@ -160,8 +162,8 @@ class _Brokers:
             self._until_s[place] = event.until_s
 
     def instead(self, host: int, broker: int, at_s: float) -> tuple[float, int] | None:
-        """Return the latency and the number of the quickest broker in place of an isolated broker;
-        None if the broker is not isolated, or no other broker can take its place."""
+        """Return (latency, number) of the quickest broker that can replace an isolated broker.
+        Return None if the broker is not isolated, or no other broker is free."""
         if self._is_free(host, broker, at_s):
             return None
         fresh = (

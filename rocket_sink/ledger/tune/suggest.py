@@ -1,7 +1,7 @@
-"""Replays a ledger's sends under other settings and says which of them to take.
+"""Suggests options by a replay of a ledger's sends under other settings.
 
-A setting is suggested only if it is clearly better than the default. An isolation has a cost that a
-record of latencies does not show: the load that the other brokers must take.
+A setting is suggested only if it is clearly better than the default. Isolations have a cost that
+recorded latencies do not show: the other brokers must take the load.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def tune(
 
     Args:
         query: runs SQL over the ledger's views.
-        fewest: with fewer attempts nothing is replayed.
+        fewest: least number of attempts for a replay.
 
     Raises:
-        LedgerError: no query, or several, have an id that begins as the scope says.
+        LedgerError: no query's id begins with the scope's `query_id`, or several do.
     """
     if scope.query_id is not None:
         scope = replace(scope, query_id=full_id(query, scope.query_id, path))
@@ -75,7 +75,7 @@ def tune(
     note = ""
     if len(attempts) < _FEW:
         rests = max(1, len(attempts) // 1000)
-        note = f"p99.9 rests on {rests} of so few attempts: a longer record says more"
+        note = f"p99.9 depends on only {rests} of these attempts: a longer record is more reliable"
     return Tuning(
         path, scope, len(attempts), _moment(attempts.start_s[0]), _moment(attempts.start_s[-1]),
         limited=len(attempts) >= limit, candidates=candidates, suspicion=suspicion,
@@ -146,7 +146,7 @@ def _candidate(name: str, profile: FaultProfile | None, result: Replayed) -> Can
 
 
 def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Mark the candidate to take: the default, unless another one's p99.9 is clearly lower."""
+    """Mark the suggested candidate: another one if its p99.9 is clearly lower, else the default."""
     tried = {candidate.name: candidate for candidate in candidates if candidate.p999_ms is not None}
     default = tried.pop(DEFAULT, None)
     tried.pop(RECORDED, None)
