@@ -215,8 +215,8 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
 
 
 def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
-    """Print the plan. `waiting`: number of waiting dead letters by broker; None: no name server
-    answered."""
+    """Print the plan. `waiting` is {broker: number of dead letters that wait for it}, or None if no
+    name server answered."""
     if as_json:
         print_json({**asdict(plan), "waiting": waiting})
         return
@@ -263,7 +263,7 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    # The run chose letters anew, without those that other processes had settled meanwhile.
+    # The run selected letters again, without those that other processes had settled since the plan.
     pending = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
     if as_json:

@@ -199,7 +199,6 @@ class Results:
 
     @property
     def medians(self) -> list[Figures]:
-        """The medians of each case, in the order of the cases."""
         from rocket_sink.commands.benchmark_run import median
 
         return [median(runs) for runs in self.runs.values()]

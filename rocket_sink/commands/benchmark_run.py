@@ -100,7 +100,6 @@ class Calls:
         self._latencies_ms.append((time.perf_counter() - began_s) * 1000)
 
     def failed(self, error: BaseException, messages: int = 1) -> None:
-        """Note the failure of a call with `messages` messages."""
         self.errors[getattr(error, "code", type(error).__name__)] += messages
         self.last_error = error
 

@@ -192,8 +192,7 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
 
 
 def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
-    """Compare a name server's brokers with those of the others; return state and text of a
-    finding."""
+    """Compare a name server's brokers with those that other servers know; return (state, text)."""
     names = {name for name, _ in brokers[server]}
     if not names:
         return "fail", (
@@ -261,7 +260,7 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
-    """Report brokers to which the ledger has recent sends, but which the topic's route lacks."""
+    """Report brokers that the topic's route lacks, although the ledger has recent sends to them."""
     from rocket_sink.ledger.query.duckdb_reader import open_quick
     from rocket_sink.ledger.sql import timestamp
 
@@ -324,8 +323,8 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     if any(own.get(_POLICY) == "COMPACTION" for own in attributes.values()):
         yield Finding(
             subject, "note",
-            "cleanup.policy is COMPACTION, which wants keys in each row: rows without become dead "
-            "letters (MESSAGE_ILLEGAL)",
+            "cleanup.policy is COMPACTION, which wants keys in each row: rows without keys become "
+            "dead letters (MESSAGE_ILLEGAL)",
         )  # fmt: skip
     types = {settings[_TYPE] for settings in attributes.values() if settings.get(_TYPE)}
     sent = _sent_type(options)

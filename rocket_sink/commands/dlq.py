@@ -42,9 +42,8 @@ _selection = together(
 
 
 def _selecting(function: Decorated) -> Decorated:
-    """Give a command the options that select messages of --group. The command gets them as `query`;
-    if the command does not require --group, `query` is None without --group.
-    """
+    """Give a command the options that select messages of --group; it gets them as `query`. If
+    --group is optional and missing, `query` is None."""
 
     @functools.wraps(function)
     def with_query(

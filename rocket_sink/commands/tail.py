@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 0.5
 _DISPATCH_S = 3.0
-"""Longest wait until brokers have dispatched all messages to their queues. Under steady traffic
-there is always a message that is not dispatched yet."""
+"""Longest wait until brokers have dispatched all messages to their queues. The limit is for steady
+traffic, when there is always a message that is not dispatched yet."""
 
 
 @click.command(

@@ -214,7 +214,7 @@ class Settled:
 
 
 def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
-    """Settle the transactions one by one; a failure stops only transactions of the same query."""
+    """Settle the transactions one by one; after a failure skip the later ones of the same query."""
     done: list[Settled] = []
     before = 0
     failed: set[str] = set()

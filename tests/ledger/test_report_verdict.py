@@ -76,8 +76,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      ("1 damaged spool file is put aside: the rows in there are in no figure; next: look into "
      "/data/ledger/_spool/_quarantine")),
     ("epochs_do_not_add_up", totals(not_adding_up=2),
-     ("2 epochs do not add up: rows came in of which no account tells what became of them; next: "
-     "`rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT adds_up'`")),
+     ("2 epochs do not add up: some of the rows that came in have no outcome in any account; "
+     "next: `rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT adds_up'`")),
     ("keys_wait", {"waiting": [replace(WAITS, rows=1, keys=1)]},
      ("1 row of 1 key waits for a backfill, in strict order, the oldest since 2024-05-06 14:15:03 "
      f"UTC; next: {BACKFILL}")),
@@ -104,9 +104,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      ("broker-b is slow: p99 480 ms, 40 times the others' 12 ms; next: look at broker-b's disk and "
      "page cache")),
     ("requests_in_flight", {"brokers": [broker("broker-a", outcomes={"in_flight": 1})]},
-     ("1 request has no known outcome, for a task died before an answer; next: none where the "
-     "epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT "
-     "confirmed'` lists those that were not")),
+     ("1 request has no known outcome, because a task died before an answer; next: nothing if "
+     "the epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where "
+     "'NOT confirmed'` lists the epochs that were not")),
     ("sends_failed", totals(failed_sends=2, superseded_attempts=2, superseded_rows=50),
      ("2 sends of a TableProducer failed, with an error to the caller: a part of the table may be "
      "stored, and is not in the sums of rows; next: `rocket-sink ledger show attempts --ledger "

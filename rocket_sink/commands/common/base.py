@@ -43,7 +43,7 @@ class Command(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, hidden=True))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does. If an option lacks its value, add the command to the error."""
+        """Parse as click does, but let errors about an option without a value name the command."""
         try:
             return super().parse_args(context, args)
         except click.UsageError as error:
@@ -103,7 +103,7 @@ class LazyGroup(Group):
         return [*self.lazy, *super().list_commands(context)]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import and return the command; None if there is none."""
+        """Import and return the command; None if the name is unknown."""
         if name not in self.lazy:
             return super().get_command(context, name)
         module, _, attribute = self.lazy[name][0].partition(":")
@@ -129,7 +129,7 @@ _FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.
 _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
 )
-"""The last line of a Python traceback in a Spark exception; Java's lines begin otherwise."""
+"""The last line of a Python traceback in a Spark exception; lines of Java's traces do not match."""
 _NOT_THERE: Final = (
     "the executors have no rocket_sink: give it to them by --py-files as a .zip (a .whl under that "
     "name will do), by --archives, or install it there (docs/deploy/executors.md)"
@@ -140,8 +140,8 @@ _LONGEST: Final = 600
 def one_line(error: BaseException) -> str:
     """Return the error without stack traces, cut to 600 characters.
 
-    The text of a Spark exception has Python and Java traces: return its innermost rocket-sink
-    error, else its first line.
+    A Spark exception's text has Python and Java traces. Return the innermost rocket-sink error in
+    the text, else its first line.
     """
     text = str(error)
     if isinstance(error, RocketSinkError):
@@ -158,8 +158,7 @@ def one_line(error: BaseException) -> str:
 
 
 def usage_line(error: click.ClickException) -> str:
-    """Return a line that names the command, says what is wrong with its arguments, and what to
-    do."""
+    """Return a line that names the command, the mistake in its arguments, and what to do."""
     context: click.Context | None = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "rocket-sink"
     text = " ".join(_usage_text(error, context).split())
@@ -224,8 +223,8 @@ def _spelled(parameter: click.Parameter) -> str:
 
 
 def _outside_range(error: click.BadParameter) -> str | None:
-    """Return a sentence with the allowed range if the value is outside; None for other errors.
-    Click's own text names the range as `1<=x<=18`, or not at all."""
+    """If the value is outside of the allowed range, return a sentence with the range, else None.
+    Click's own text has the range as `1<=x<=18`, or not at all."""
     kind = error.param.type if error.param is not None else None
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return None
@@ -281,23 +280,23 @@ class _Stopped(BaseException):
 
 @dataclass
 class Stop:
-    """The signal that ended the work, or None."""
+    """The number of the signal that ended the work; None if no signal came."""
 
     number: int | None = None
 
     @property
     def name(self) -> str:
-        """The name of the signal: SIGTERM or SIGINT."""
         return signal.Signals(self.number or 0).name
 
 
 @contextlib.contextmanager
 def until_signal() -> Iterator[Stop]:
-    """Leave the context at once on SIGTERM or SIGINT, without an exception; `Stop` has the signal.
+    """End the context at once on SIGTERM or SIGINT, without an exception. `Stop` then has the
+    signal.
 
-    After the signal, exceptions of inner context managers are dropped, because the signal may have
-    ended their processes, too. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C
-    interrupts the clean-up. Main thread only.
+    After a signal, exceptions of inner context managers are dropped: it may have ended their
+    processes, too. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C interrupts
+    the clean-up. Main thread only.
     """
     stop = Stop()
 

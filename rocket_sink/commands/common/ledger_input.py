@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def ledger_named_both_ways(function: Decorated) -> Decorated:
-    """Let a command take the ledger's folder as --ledger or as its argument, and pass it as
-    `path`."""
+    """Let a command take the ledger's folder (`path`) by --ledger or as an argument."""
 
     @functools.wraps(function)
     def with_path(*, argument: str | None, option: str | None, **more: Any) -> Any:
@@ -63,10 +62,8 @@ span_options: Final = together(
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
-    """Open the ledger without Spark; return None if a flag is set, or DuckDB cannot read it.
-
-    Note on standard error which rows are not in the table.
-    """
+    """Open the ledger without Spark, and print a note if its table lacks rows. Return None if a
+    flag in `spark_wanted` is set, or if DuckDB cannot read the ledger."""
     from rocket_sink.ledger.query.duckdb_reader import open_quick
 
     # Under spark-submit the JVM runs already.
@@ -84,7 +81,7 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
 
 @contextlib.contextmanager
 def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
-    """Yield a Spark session with the command's flags, for small plans, and the ledger.
+    """Yield a Spark session for small plans, made from the flags `spark`, and the ledger.
 
     Raises:
         LedgerError: the path has no ledger.
@@ -94,7 +91,7 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     path = absolute(path)
     check_exists(path)
     with spark_session(name, small=True, **spark) as session:
-        # Make the session first, because only the session may know the store's address and keys.
+        # Check again, because only the session may know the store's address and keys.
         check_exists(path, session)
         with step(name):
             yield session, Ledger(path)
@@ -123,8 +120,8 @@ def note_faults(summary: FoldSummary) -> None:
 def check_exists(path: str, spark: SparkSession | None = None) -> None:
     """Check that a path has a ledger, if pyarrow can look there.
 
-    Without a session check only a local path, so that a wrong path is reported before Spark starts.
-    The address and keys of a store may be known to the session alone.
+    Without a session only a local path is checked, so that a wrong path is reported before Spark
+    starts. For a store, only the session may know the address and keys.
 
     Raises:
         LedgerError: the path has neither a table nor a spool, or this user may not read them.

@@ -40,22 +40,22 @@ _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
 
 def escape_what_streams_lack() -> None:
-    """Let both streams print characters that their encoding lacks (PYTHONIOENCODING, locale) as
-    escapes."""
+    """Print characters that a stream's encoding (PYTHONIOENCODING, locale) lacks as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def ignore_odd_sizes() -> None:
-    """Forget a $COLUMNS or $LINES that is no number: rich takes `²` for a number, and fails."""
+    """Remove $COLUMNS and $LINES if they are no decimal numbers: rich fails with values such as
+    `²`."""
     for name in ("COLUMNS", "LINES"):
         if not os.environ.get(name, "0").isdecimal():
             del os.environ[name]
 
 
 def program() -> str:
-    """Return the name by which the user called `rocket-sink`, for commands to type next."""
+    """Return the name by which the user called `rocket-sink`, for commands that a note suggests."""
     typed = Path(sys.argv[0])
     if typed.name != "rocket-sink" or shutil.which(typed.name) == str(typed):
         return "rocket-sink"
@@ -75,8 +75,8 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on standard error. For a terminal, which would break words, wrap the line at
-    blanks, unless it is a command."""
+    """Print a line on standard error. In a terminal, wrap it at blanks, but keep a command
+    whole."""
     text = clean(text)
     if sys.stderr.isatty() and not text.startswith("  rocket-sink "):
         text = textwrap.fill(
@@ -131,8 +131,8 @@ def write_file(path: Path, text: str) -> None:
 
 
 class Steps:
-    """Prints progress texts such as `3 of 134 jars`: in a terminal as one line that changes, else
-    as a line per quarter."""
+    """Prints texts such as `3 of 134 jars`: in a terminal as one line that changes, else per
+    quarter."""
 
     def __init__(self) -> None:
         self._quarter = 0
@@ -154,8 +154,7 @@ class Steps:
 
 
 def show(*things: RenderableType) -> None:
-    """Print tables and texts on standard output. If standard output is no terminal, $COLUMNS is
-    their width."""
+    """Print tables and texts on standard output. Without a terminal, $COLUMNS is their width."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 _STDERR: Final = 2
 _JVM_ENDS_S: Final = 5.0
 _SMALL_PLANS: Final = {
-    # Compilation would take half of the CPU time of a command that reads a ledger. With only C1 the
-    # JVM's code cache is small by default; a JVM whose cache is full writes to standard output.
+    # Use C1 only and no code generation: compilers would take half of the CPU time of a command
+    # that reads a ledger. C1's code cache is small by default, and a JVM whose cache is full prints
+    # to standard output.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -73,9 +74,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Yield a session with Delta (`rocket_sink.spark.session`) from a command's flags.
 
-    `small`: settings for many plans over few rows; --spark-conf overrides them. Spark's log goes to
-    a file. If the command fails, a note names the file, else it is removed. Under spark-submit and
-    with --debug the log goes to standard error.
+    `small` sets Spark for many plans over few rows; --spark-conf overrides these settings. Spark's
+    log goes to a file. If an error that is not rocket-sink's own ends the command, a note names the
+    file, else it is removed. Under spark-submit and with --debug the log goes to standard error.
     """
     from rocket_sink.spark.session import build_session
 
@@ -101,12 +102,9 @@ def spark_session(
 
 @contextlib.contextmanager
 def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
-    """Silence the logger of `spark.console` in this context, because commands print a query's
-    figures themselves. Unless `shows_plans`, silence PySpark's loggers of failed queries, too.
-
-    PySpark's loggers write the whole plan and Java's trace to standard error, even if the root
-    logger is silent; the command's error says the same in a line.
-    """
+    """Silence loggers in this context that repeat what commands print: `spark.console`, with a
+    query's figures, and PySpark's loggers of failed queries, except with `shows_plans`. The latter
+    write the whole plan and Java's trace to standard error, even if the root logger is silent."""
     from pyspark.logger import PySparkLogger
 
     from rocket_sink.spark import console
@@ -124,11 +122,11 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
 
 
 class _CtrlC:
-    """A handler of SIGINT that ends all processes started since the handler was made. Otherwise a
-    JVM that starts, or works on a job, would run until it has finished.
+    """A handler of SIGINT that ends all child processes that were started since the handler was
+    made. Without it, a JVM would first finish its start or its job.
 
-    The handler ends them first and then raises KeyboardInterrupt, because Spark's code catches the
-    exception and waits for the running call until the JVM is gone.
+    The handler ends the processes before it raises KeyboardInterrupt. Spark's code catches the
+    exception, and waits for the running call until the JVM is gone.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,6 @@ class RunView:
             self._live.update(self.as_table(), refresh=True)
 
     def as_table(self) -> RenderableType:
-        """Return the view as a table."""
         from rich.console import Group
         from rich.text import Text
 
@@ -217,7 +216,6 @@ class Report:
         return asdict(self)
 
     def as_text(self) -> str:
-        """Return the report as a few lines for people."""
         per_s = self.rows_read / self.seconds if self.seconds else 0
         rate = f", {per_s:,.1f} rows/s" if per_s else ""
         batches = f"{self.epochs:,} micro-batch{'' if self.epochs == 1 else 'es'}"
@@ -390,7 +388,7 @@ def stream_writer(
 
 
 def _in_order(sink: RocketSink, frame: DataFrame) -> DataFrame:
-    """Return the checked frame; with an `ordering`, all rows of a sharding key in one partition.
+    """Check the frame; with an `ordering`, put all rows of a sharding key into one partition.
 
     Raises:
         ColumnError: the frame does not fit the row contract.
@@ -426,10 +424,8 @@ class _Watcher:
             self.look()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the query between two micro-batches, or after the time-out within one.
-
-        If the next micro-batch starts at once, it is interrupted, and runs again after a restart.
-        """
+        """Stop the query between two micro-batches, or after the time-out. A micro-batch that is
+        interrupted runs again after a restart."""
         deadline_s = time.monotonic() + timeout_s
         epoch = self._newest()
         while (
@@ -439,7 +435,7 @@ class _Watcher:
             and time.monotonic() < deadline_s
         ):
             time.sleep(_STOP_POLL_S)
-        # Spark logs the tasks that it interrupts as errors. An error of the query is in its report.
+        # Silence Spark, which logs interrupted tasks as errors. The report has the query's errors.
         self._spark.sparkContext.setLogLevel("OFF")
         self._query.stop()
         self.look()
@@ -463,10 +459,9 @@ class _Watcher:
 
 
 def _let_jvm_go_on(spark: SparkSession, stop: threading.Event) -> None:
-    """Under spark-submit, let signals to the JVM, this process's parent, set `stop`. Otherwise the
-    JVM would end its session in the middle of a micro-batch: a terminal sends Ctrl-C to both
-    processes, and SIGTERM goes to the JVM alone. The JVM ends after this process.
-    """
+    """Under spark-submit, let signals to the JVM set `stop`, so that it does not end its session in
+    the middle of a micro-batch. The JVM is this process's parent: a terminal sends Ctrl-C to both
+    processes, and SIGTERM goes to the JVM alone. The JVM ends after this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return
     jvm: Any = spark.sparkContext._jvm

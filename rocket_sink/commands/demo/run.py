@@ -46,7 +46,7 @@ _RESTART_TIMEOUT_S: Final = 60.0
 
 class FaultInjector:
     """Freezes or kills one broker during the run, repairs it, and restarts other dead brokers. The
-    caller calls `step` often; `step` acts when its time has come.
+    caller calls `step` often; `step` checks whether an action is due.
 
     Args:
         fault: freeze (SIGSTOP), kill (SIGKILL) or none.
@@ -194,7 +194,7 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
     from rocket_sink.cluster.local import LocalCluster
 
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
-    # `stop` kills brokers with a temporary home, because they need no clean shutdown.
+    # Without --keep use a temporary home: `stop` then kills the brokers without a clean shutdown.
     home = settings.cluster if keep else None
     cluster = LocalCluster(settings.brokers, home, progress=Steps())
     try:
@@ -254,8 +254,8 @@ def _start(spark: SparkSession, cluster: LocalCluster, settings: Settings) -> St
 def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
     """Return the stream of flights as rows of the contract.
 
-    A file makes a micro-batch, partitioned by sharding key: one task gets a key's rows, in the
-    order of the file.
+    Each file is a micro-batch. It is partitioned by sharding key, so one task gets all rows of a
+    key in the order of the file.
     """
     path = str(settings.flights)
     schema = spark.read.parquet(path).schema
@@ -280,7 +280,6 @@ def _rows_done(query: StreamingQuery) -> int:
 
 
 def _read_back(cluster: LocalCluster, flights: Flights, injector: FaultInjector) -> Verdict:
-    """Read and verify all queues."""
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.admin.stored_messages import await_dispatched
 

@@ -1,9 +1,8 @@
 """The demo's verification and summary: a comparison of stored messages, input and ledger.
 
-A sharding key is in order if the first copy of each of its rows comes behind the first copies of
-all earlier rows, in one queue. Later copies are duplicates, which a retry after an unknown outcome
-cannot avoid. If a key moved to another queue (ordering=best_effort), order is checked within each
-queue, and the key is counted as moved.
+A sharding key is in order if the first copies of its rows have the rows' order in each queue. Later
+copies of a row are duplicates, which a retry after an unknown outcome cannot avoid. A key in
+several queues (ordering=best_effort) is counted as moved.
 """
 
 from __future__ import annotations
@@ -154,7 +153,6 @@ class DemoSummary:
 
     @property
     def failures(self) -> list[str]:
-        """The failed checks."""
         totals, verdict = self.report.totals, self.verdict
         ordering = self.settings.ordering
         checks = {

@@ -281,7 +281,7 @@ RULES: Final = (
     Rule("epochs_do_not_add_up", "problem",
          _nonzero("epochs", lambda f: 0 if f.totals.missing_rows else f.totals.not_adding_up,
                   "epoch", "does", "do"),
-         "{epochs} not add up: rows came in of which no account tells what became of them",
+         "{epochs} not add up: some of the rows that came in have no outcome in any account",
          "`{show} --where 'NOT adds_up'`"),
     Rule("keys_wait", "problem", _keys_wait,
          "{rows} of {keys} for a backfill, in strict order, the oldest since {oldest}",
@@ -310,9 +310,9 @@ RULES: Final = (
          "look at {broker}'s disk and page cache"),
     Rule("requests_in_flight", "warning",
          _nonzero("requests", lambda f: f.in_flight, "request", "has", "have"),
-         "{requests} no known outcome, for a task died before an answer",
-         "none where the epoch was run again; `{show} --where 'NOT confirmed'` lists those that "
-         "were not"),
+         "{requests} no known outcome, because a task died before an answer",
+         "nothing if the epoch was run again; `{show} --where 'NOT confirmed'` lists the epochs "
+         "that were not"),
     Rule("sends_failed", "warning",
          _nonzero("sends", lambda f: f.totals.failed_sends, "send"),
          "{sends} of a TableProducer failed, with an error to the caller: a part of the table may "

@@ -64,7 +64,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
         if table is None:
             raise LedgerError(
                 f"nothing of the ledger {place} can be erased: Spark's Delta commits to it, "
-                "which takes nothing out of an append-only table",
+                "and removes nothing from an append-only table",
                 path=place.uri,
             )
         files = [file for file in stored_files(place, table) if file.kind == DEAD_LETTER]

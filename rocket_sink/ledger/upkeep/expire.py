@@ -108,8 +108,8 @@ def expire_ledger(
     table, query = open_for_commits(spark, place), reader_of(spark, place)
     if table is None or query is None:
         raise LedgerError(
-            f"rows of the ledger {place} cannot be taken out: Spark's Delta commits to it, "
-            "which takes none out of an append-only table. A ledger in a folder of the driver, or "
+            f"rows of the ledger {place} cannot expire: Spark's Delta commits to it, and "
+            "removes none from an append-only table. A ledger in a folder of the driver, or "
             "on S3 with Hadoop 3.4.2 and later, can expire",
             path=place.uri,
         )
