@@ -170,8 +170,7 @@ def _sync(producer: Producer, messages: Iterator[Message], batch: int, calls: Ca
 
 
 def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
-    """Send asynchronously, and return when all sends have ended. The producer's window limits the
-    sends in flight."""
+    """Send asynchronously and await all results. The producer's window limits sends in flight."""
     ends: SimpleQueue[None] = SimpleQueue()
 
     def callback_of(began_s: float) -> Callable[[Any, BaseException | None], None]:

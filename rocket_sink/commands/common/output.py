@@ -47,8 +47,7 @@ def escape_what_streams_lack() -> None:
 
 
 def ignore_odd_sizes() -> None:
-    """Remove $COLUMNS and $LINES if they are no decimal numbers: rich fails with values such as
-    `²`."""
+    """Remove $COLUMNS and $LINES if they are not decimal: rich fails with a text such as `²`."""
     for name in ("COLUMNS", "LINES"):
         if not os.environ.get(name, "0").isdecimal():
             del os.environ[name]
@@ -75,8 +74,7 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on standard error. In a terminal, wrap it at blanks, but keep a command
-    whole."""
+    """Print a line on standard error. A terminal gets it wrapped at blanks; commands stay whole."""
     text = clean(text)
     if sys.stderr.isatty() and not text.startswith("  rocket-sink "):
         text = textwrap.fill(
@@ -131,8 +129,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 class Steps:
-    """Prints texts such as `3 of 134 jars`: in a terminal as one line that changes, else per
-    quarter."""
+    """Prints texts such as `3 of 134 jars`: in a terminal on one changing line, else four times."""
 
     def __init__(self) -> None:
         self._quarter = 0

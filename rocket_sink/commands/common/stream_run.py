@@ -354,8 +354,7 @@ def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
 
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
-    """Return the figures of the ledger's new rows; None without a ledger, or if it cannot be
-    followed."""
+    """Return the figures of the ledger's new rows; None without a ledger that can be followed."""
     from rocket_sink.ledger.path import resolve_path
     from rocket_sink.ledger.query.live import follow
 

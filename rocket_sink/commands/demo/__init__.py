@@ -1,5 +1,4 @@
-"""`rocket-sink demo`: stream rows from files into a topic, break a broker meanwhile, check the
-result."""
+"""`rocket-sink demo`: stream rows from files into a topic, break a broker, check the result."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
     from rocket_sink.cluster.local import LocalCluster
 
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
-    # Without --keep use a temporary home: `stop` then kills the brokers without a clean shutdown.
+    # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
     home = settings.cluster if keep else None
     cluster = LocalCluster(settings.brokers, home, progress=Steps())
     try:

@@ -56,8 +56,7 @@ class _Key:
 
 
 class Verifier:
-    """Compares stored messages with the input: pass each queue's messages in order to `feed`, then
-    call `verdict`."""
+    """Compares stored messages with the input. Pass each queue's messages in order to `feed`."""
 
     def __init__(self, flights: Path) -> None:
         table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")

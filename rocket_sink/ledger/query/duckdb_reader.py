@@ -219,7 +219,7 @@ def _rows_of(kind: str, source: str) -> str:
 
 def _names_of(kind: str) -> dict[str, str]:
     """Return {column: SQL term} for the columns of a kind."""
-    # Each row has a query_id. If it is null, the file has a damaged column name.
+    # A null query_id comes from a file with a damaged column name, because each row has one.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
     return {name: _name(name) for name in columns_of(kind)} | checked
 

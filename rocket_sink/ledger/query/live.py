@@ -131,8 +131,8 @@ class LiveFigures:
 
     def refresh(self) -> bool:
         """Add the rows of the commits since the last call; return whether there were any. Do
-        nothing within a second of the last reading. A reading that fails is logged, and a later
-        call repeats it."""
+        nothing within a second of the last reading. Log a failed reading; a later call repeats
+        it."""
         with self._lock:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False

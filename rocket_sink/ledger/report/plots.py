@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 def latency_heat(series: Series) -> altair.LayerChart:
-    """Draw p99 (ms) of the times to an answer, by broker and time; red lines mark that the broker
-    was isolated."""
+    """Draw p99 (ms) of the times to an answer, by broker and time. Red lines mark isolations."""
     alt = _altair()
     heat = (
         _chart()(_data(series, "heat", end=True))

@@ -38,7 +38,7 @@ _OTHERS: Final = "(others)"
 _QUEUES: Final = 240
 _ISOLATIONS: Final = 400
 _PER_STEP: Final = 6
-"""Most rows in `behind` per step and broker, and in `failures` per step, broker and error."""
+"""Limit of `behind` per step and broker, and of `failures` per step, broker and error."""
 _BEHIND: Final = 2000
 _FAILURES: Final = 800
 _EPOCHS: Final = 1500

@@ -1,5 +1,4 @@
-"""A report as tables in terminals (by rich) and notebooks, or as a page. The verdict comes
-first."""
+"""A report as tables in terminals (by rich) and notebooks, or as a page, with its verdict first."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ class Report(Figures):
 _WIDE: Final = 110
 """Width in characters from which on a console shows all columns of a table."""
 _EXAMPLE_SHOWN: Final = 160
-"""Number of characters shown of an example. It includes a reason that follows a long first
-sentence."""
+"""Number of characters shown of an example: the reason may follow a long first sentence."""
 
 
 _BROKERS: Final = (

@@ -90,8 +90,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class IsolationFigures:
-    """An isolation of a broker. If several workers noted it, it counts once, and `workers` is their
-    number."""
+    """An isolation of a broker; `workers` counts the workers that noted it."""
 
     broker: str
     topic: str | None

@@ -51,8 +51,8 @@ class Rule:
 
 
 def verdict(facts: Figures) -> list[Finding]:
-    """Return the findings, the gravest first. Without a problem or warning, the first one says that
-    all is well."""
+    """Return the findings, the gravest first. Without problems and warnings say that all is
+    well."""
     commands = _commands(facts.ledger)
     findings = [
         Finding(

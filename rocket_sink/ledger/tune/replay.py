@@ -102,8 +102,7 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
 class Replayed(NamedTuple):
     """The result of a profile for the recorded attempts. `isolations` and `isolated_s` are sums of
     all hosts. `moved` and `unsent` (last attempt failed) count messages. `latency_ms` has the
-    latencies of sent messages, ascending; `weight[n]` is the number of messages up to
-    `latency_ms[n]`."""
+    latencies of sent messages, ascending; `weight` has the number of messages up to each."""
 
     isolations: int
     isolated_s: float
@@ -113,8 +112,8 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """Return the latency (ms) that this share of the sent messages did not exceed; None without
-        any."""
+        """Return the latency (ms) that a share of the messages did not exceed; None without
+        messages."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])

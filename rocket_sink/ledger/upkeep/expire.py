@@ -63,9 +63,8 @@ class Retention:
     bodies_ms: int | None = None
 
     def or_longer(self, other: Retention) -> Retention:
-        """Return the retention of two queries with one ledger: the longer time for each kind. A
-        kind that only one query names has this query's time. Bodies stay as long as their rows if
-        one query says so."""
+        """Return the retention of two queries with one ledger: the longer time for each kind, or
+        the only one. Bodies stay as long as their rows if one query says so."""
         rows_ms = {
             kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
             for kind in {*self.rows_ms, *other.rows_ms}
@@ -234,8 +233,7 @@ _NEEDED: Final = {
         ANTI JOIN settled s ON m.letter_id = s.letter_id""",
     ),
 }
-"""{kind: queries for the names of the old rows that stay}. A name is a letter's id, or `<query id>
-<epoch>`."""
+"""{kind: queries for the names of old rows that stay: a letter's id, or `<query id> <epoch>`}."""
 
 
 def _needed(query: Query, kind: str, before_us: Mapping[str, int]) -> pa.Array:

@@ -31,14 +31,12 @@ _LOG: Final = log.logger(__name__)
 _PASS_COMMITS: Final = 10
 """Number of commits between two searches for files to merge."""
 _CHECKPOINT_COMMITS: Final = 10, 50
-"""Fewest and most commits between two checkpoints. A reader reads all commits after a
-checkpoint."""
+"""Fewest and most commits between two checkpoints. Readers read all commits after the last one."""
 _ACTIONS_PER_COMMIT: Final = 50
 """After a checkpoint of n actions the next one is due n / `_ACTIONS_PER_COMMIT` commits later."""
 _FAN: Final = 8
 _SMALLEST: Final = 32 * 1024
-"""Upper bound of the smallest tier (bytes). Each next bound is `_FAN` times as large, up to 16
-MiB."""
+"""Bound of the smallest tier (bytes). Each next bound is `_FAN` times as large, up to 16 MiB."""
 _TIERS: Final = 4
 _ROW_BYTES: Final = 64
 """Usual bytes of a row."""
@@ -49,8 +47,7 @@ _passed: dict[LedgerPath, int] = {}
 
 @native_calls.uninterrupted()
 def keep_small(append: Append) -> None:
-    """Merge files, write a checkpoint and clean up, if due after this commit of delta-rs; never
-    raise."""
+    """Merge files, write a checkpoint and clean up, if due after this commit; never raise."""
     place, version = append.place, append.sequence >> 32
     # The version is smaller than before if the ledger was deleted and made anew.
     if not append.is_own or 0 <= version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:

@@ -46,8 +46,7 @@ Change = Callable[[pa.RecordBatch], pa.RecordBatch]
 def read_file(
     place: LedgerPath, file: StoredFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a data file with all columns of the table; those outside of `columns` are
-    null."""
+    """Yield the rows of a data file with all columns of the table; unread columns are null."""
     import pyarrow.parquet as pq
 
     with place.filesystem().open_input_file(f"{place.root}/{file.path}") as source:
