@@ -131,9 +131,8 @@ def not_stored(
 
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:
-    """Return the ids of the dead letters that commits after this version have settled.
-
-    A resolution `unparked` makes a parked or dropped dead letter pending again.
+    """Return the ids of the dead letters that commits after this version have settled. Leave out
+    letters that were parked or dropped, and then unparked.
 
     Raises:
         LedgerError: the table's log or a file of it cannot be read.

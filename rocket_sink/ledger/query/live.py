@@ -58,7 +58,7 @@ BOUNDS_S: Final = (
 
 
 class Standing(NamedTuple):
-    """Figures that only a query over the whole ledger can tell, not the new rows.
+    """Figures that need a query over the whole ledger, because new rows alone do not tell them.
 
     Attributes:
         pending: pending dead letters by reason.
@@ -87,7 +87,7 @@ class BrokerSums:
     cause: str = ""
     answers: Counter[int] = field(default_factory=Counter)
     durations: Counter[float] = field(default_factory=Counter)
-    """{upper bound of a bucket (s): answers above the bound of the next lower bucket}."""
+    """{upper bound of a bucket (s): number of answers in this bucket alone}."""
 
     def add(self, answers: Counter[int]) -> None:
         """Add answers, {latency class: weight}, to the histogram `durations`."""

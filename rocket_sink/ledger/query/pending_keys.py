@@ -209,8 +209,8 @@ class _Attempts:
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the (topic, sharding key) of pending dead letters. Leave out keys whose dead letters,
-    settled or not, were all held back or refused before their send."""
+    """Return the keys (topic, sharding key) of pending dead letters. Leave out a key if all its
+    dead letters, settled or not, were held back, or refused before a send."""
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (

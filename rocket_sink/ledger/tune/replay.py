@@ -129,7 +129,7 @@ class _Ended(NamedTuple):
 
 
 class _Brokers:
-    """The brokers as the hosts' fault tables see them, and the isolations that the tables begin."""
+    """The hosts' fault tables during a replay, with the number and length of the isolations."""
 
     def __init__(self, attempts: Attempts, profile: FaultProfile | None) -> None:
         self._names = attempts.brokers
@@ -144,7 +144,7 @@ class _Brokers:
         self.isolated_s = 0.0
 
     def end(self, attempt: _Ended) -> None:
-        """Tell the host's table of an attempt that has ended."""
+        """Note the end of an attempt in its host's fault table."""
         at_s, place = attempt.at_s, (attempt.host, attempt.broker)
         if not attempt.isolates:
             self._last_good[attempt.broker] = at_s, attempt.latency_ms

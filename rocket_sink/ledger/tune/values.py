@@ -82,7 +82,7 @@ class Tuning:
     first_at: dt.datetime | None
     last_at: dt.datetime | None
     limited: bool
-    """The ledger has more attempts than were read; the newest ones were read."""
+    """Only the newest attempts were read, because the ledger has more than the limit."""
     candidates: list[Candidate] = field(default_factory=list)
     suspicion: list[SuspicionFigures] = field(default_factory=list)
     suggestions: list[Suggestion] = field(default_factory=list)

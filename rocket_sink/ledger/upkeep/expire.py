@@ -64,7 +64,7 @@ class Retention:
 
     def or_longer(self, other: Retention) -> Retention:
         """Return the retention of two queries with one ledger: the longer time for each kind, or
-        the only one. Bodies stay as long as their rows if one query says so."""
+        the only one given. Bodies stay as long as their rows if one query says so."""
         rows_ms = {
             kind: max(self.rows_ms.get(kind, 0), other.rows_ms.get(kind, 0))
             for kind in {*self.rows_ms, *other.rows_ms}
