@@ -1,16 +1,16 @@
-"""The data source lane: `df.write.format("rocketmq")` and `df.writeStream.format("rocketmq")`;
-`spark.read.format("rocketmq")` is in `spark.reader`.
+"""The data source `format("rocketmq")`: batch writes and streams. `spark.reader` has the reads.
 
     register(spark)                       # once per session
     df.write.format("rocketmq").mode("append").option("nameServer", ...).option(...).save()
     df.writeStream.format("rocketmq").option("checkpointLocation", c)....start()
 
-Tasks get Arrow record batches (batch writes from Spark 4.0 on, streams from 4.1 on), else rows.
-Spark creates the writer in a Python process without a session, and the writer checks options and
-columns there, before any task runs. Spark calls commit and abort in a second such process, which
-sees only the messages of successful tasks; the sends of failed attempts are in the spool. Each
-process serves one call, and a stream starts two of them per epoch. So imports that only tasks,
-reads or the session need are local.
+Spark creates the writer in a Python process without a session. The writer checks options and
+columns there, before any task runs. After the tasks, Spark calls commit or abort in a second such
+process, which sees the messages of successful tasks only. The ledger rows of failed attempts are in
+the spool. Each process serves one call, so a stream starts two per epoch. To start faster, this
+module imports in functions what only tasks, reads or the session need.
+
+Batch writes get Arrow record batches. Streams get them from Spark 4.1 on, and rows before.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
-"""From Spark 4.1 on."""
+"""The base class of Arrow stream writers; None before Spark 4.1."""
 
 
 def register(spark: SparkSession, *, ledger: str = "") -> None:
     """Make `format("rocketmq")` known to the session.
 
     Args:
-        ledger: the ledger to fold while queries of the session run: a fold moves the rows that
-            tasks have spooled into the table. A writer has no session and cannot fold; it logs a
-            warning if the ledger of a stream is not folded.
+        ledger: a ledger to fold while queries of the session run. A fold moves the rows that tasks
+            have spooled into the table. A writer has no session and cannot fold; it logs a warning
+            if nothing folds the ledger of its stream.
     """
     warn_of_settings(spark)
-    # The writer's process has no session, so it gets this session's facts as attributes of a class.
-    # Spark pickles the class by value, because no module contains it.
+    # The writer's process has no session, so class attributes bring this session's facts there.
+    # Spark pickles the class with them, by value, because no module contains the class.
     attributes: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
         attributes["is_local"] = not has_executors(spark)
@@ -96,15 +96,16 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     try:
         spark.dataSource.register(source)
     except AnalysisException as error:
-        # Spark 4.0 refuses to replace a source that it has found by itself
-        # (DataSourceManager.registerDataSource); later versions allow it.
+        # Spark 4.0 does not replace a source that it has found by itself
+        # (DataSourceManager.registerDataSource); later versions do.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         _LOG.warning(
-            "this Spark has found the source rocketmq by itself and keeps that one, which knows "
-            "nothing of this session: with a rate limit set rateTasks, with a ledger in an object "
-            "store give driver and executors its address and keys by their environment%s",
-            "; the ledger is folded, whatever a query's own warning says" if ledger else "",
+            "Spark has found the source rocketmq by itself and does not replace it, so the source "
+            "does not know this session's settings. With a rate limit, set rateTasks. With a "
+            "ledger in an object store, give driver and executors its address and keys in their "
+            "environment%s",
+            ". The ledger is folded, even if a query warns that it is not" if ledger else "",
         )
 
 
@@ -118,7 +119,7 @@ class RocketMQDataSource(DataSource):
     is_local = False
     """Whether the session's tasks run on the driver's host."""
     storage: ClassVar[Properties] = {}
-    """The settings with which the session reaches object stores."""
+    """The session's settings for object stores."""
     folded: ClassVar[frozenset[str]] = frozenset()
     """The ledgers that the session folds while queries run."""
 
@@ -168,10 +169,12 @@ class RocketMQDataSource(DataSource):
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """Return the query id of a batch write: `run`, or `appId/run`. Each write has its own id,
-    because rows of a later write with the same id would replace its rows. With effectively once, a
-    write takes over the id of the unfinished write of its `appId`, so that tasks look up the
-    messages of that write."""
+    """Return the query id of a batch write: `run`, or `appId/run`.
+
+    Each write has an id of its own: in the ledger, rows of a later write with the same id would
+    replace its rows. With effectively once, a write continues the unfinished write of its `appId`
+    under that write's id. So its tasks look up the messages that the unfinished write has sent.
+    """
     if not options.app_id:
         return run
     if not (options.ledger and options.delivery == "effectively_once"):
@@ -183,8 +186,8 @@ def _begin_write(options: SinkOptions, run: str) -> str:
 
 
 def _token(options: SinkOptions) -> LedgerToken | None:
-    """Return the token by which tasks recognise the driver's ledger. Spark creates writers on the
-    driver's host, even for Connect clients."""
+    """Return the token by which tasks recognise the driver's ledger; None if they write no files.
+    Spark creates writers on the driver's host, even for Connect clients."""
     if not options.ledger or options.ledger_via == "spark":
         return None
     return ledger_token(resolve_path(options.ledger), spools=True)
@@ -192,7 +195,7 @@ def _token(options: SinkOptions) -> LedgerToken | None:
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """The message of a successful task to the committing process."""
+    """The report of a successful task to the process that commits."""
 
     query_id: str
     run_id: str
@@ -245,7 +248,8 @@ class _Writer:
         return self._send(feed)
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> dict[str, Any]:
-        """Note in the ledger that the epoch (None: the batch write) is done; return its sums.
+        """Record in the ledger that the epoch, or the batch write (`epoch` None), is done; return
+        the sums over its tasks.
 
         Raises:
             ConfigurationError: a task sent no message, so nobody knows whether it sent its rows.
@@ -290,11 +294,7 @@ class _Writer:
         return resolve_path(self._options.ledger)
 
     def _keep_handed(self, messages: Sequence[Any]) -> None:
-        """Put the ledger rows that came with the messages into the spool.
-
-        Raises:
-            LedgerError: they cannot be written.
-        """
+        """Write the ledger rows that came in the messages to the spool."""
         handed = [m.handed for m in messages if isinstance(m, TaskMessage) and m.handed]
         if not handed:
             return
@@ -311,7 +311,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     lane = "batch"
     epoch = 0
     lineage_run: lineage.Run | None = None
-    """The run in OpenLineage's terms; None if no events are sent."""
+    """The OpenLineage run; None if no events are sent."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         return self._send_batches(iterator)
@@ -331,8 +331,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             lineage.ended_elsewhere(self._run_id, self.lineage_run, {}, error)
 
     def _end(self, *, well: bool) -> None:
-        """Remove the notes of tasks. Keep them if a write with an `appId` failed, because the next
-        write of the `appId` needs them."""
+        """Remove the notes that tasks wrote beside the ledger. If a write with an `appId` failed,
+        keep them: the next write of the `appId` needs them."""
         options = self._options
         if not options.ledger or options.delivery != "effectively_once":
             return
@@ -347,7 +347,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # Warn in the first epoch only: the process of a later epoch does not know of the warning.
+        # Warn in epoch 0 only: each epoch has a new process, which knows of no earlier warning.
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in _spool: "

@@ -1,17 +1,17 @@
-"""A task attempt of the foreach lane: rows from Spark's thread, batches to the `TaskRunner`.
+"""A task attempt of `foreach`: gathers rows from Spark, and feeds batches to the `TaskRunner`.
 
-Spark calls `process` for each row, and calls nothing while no row comes. So a second thread of the
-task sends rows that have waited for `gatherMaxDelayMs`, and reads the answers meanwhile. One lock
+Spark calls `process` for each row, and nothing while no row comes. So a second thread of the task
+sends rows that have waited for `gatherMaxDelayMs`, and reads brokers' answers meanwhile. One lock
 guards the task and its engine:
 
-- `process` appends a row without the lock. It takes the lock only when `RowBuffer.look_at` says so:
-  at the first row of a batch, then about every hundred rows;
+- `process` appends a row without the lock. It takes the lock only if the buffer has
+  `RowBuffer.look_at` rows: at the first row of a batch, then about every hundred rows;
 - the thread takes rows out of the buffer and feeds them under the lock, so rows keep their order;
-- a thread that fails sets `look_at` to 0 and ends, and nothing more is sent. The next `process`, or
-  `close`, raises the error;
-- `close` ends the thread under the lock; afterwards the thread touches nothing.
+- after an error the thread sets `look_at` to 0 and ends, so nothing more is sent. The next
+  `process` or `close` raises the error;
+- `close` ends the thread before it sends the remaining rows.
 
-A forked child has no such thread. It raises an error instead of sending its parent's rows.
+A forked child has no such thread. It raises an error, so it does not send its parent's rows again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 _DRIVE_ROWS: Final = 500
-"""`process` reads answers after this many new rows, which Spark delivers within milliseconds."""
+"""`process` reads answers after this many new rows; Spark delivers them within milliseconds."""
 _ANSWERS_S: Final = 0.002
-"""Time between two looks of the thread for answers while no row comes."""
+"""The interval at which the thread reads answers while no row comes."""
 
 
 def _time_of(micros: int | None) -> datetime | None:
-    """Return a TIMESTAMP as Spark does; return a `FarTime` if no datetime can hold the value, where
+    """Return a TIMESTAMP as Spark does. If no datetime can hold the value, return a `FarTime`;
     Spark's own conversion would fail the task."""
     try:
         return TimestampType.fromInternal(TimestampType(), micros)  # type: ignore[arg-type]
@@ -83,13 +83,14 @@ class ForeachTask:
         self._flush_s = math.inf
         """The time at which the oldest row must be sent."""
         self._answers_s = math.inf
-        """The time at which the thread must look for answers."""
+        """The time at which the thread must read answers."""
         self._sleeps_until_s = math.inf
-        # Spark converts times by this one instance of `TimestampType`, which all tasks share.
+        # `TimestampType` is a singleton: all tasks of the process, and Spark itself, use this
+        # instance.
         TimestampType().__dict__["fromInternal"] = _time_of
 
     def process(self, row: Any) -> None:
-        """Take a row; raise as soon as the task cannot succeed any more."""
+        """Add a row; raise an error once the task cannot succeed any more."""
         rows = self._rows
         rows.append(row)
         if len(rows) >= self._buffer.look_at:
@@ -113,7 +114,8 @@ class ForeachTask:
                 self._expect_thread(first_row=True)
 
     def close(self, error: BaseException | None) -> None:
-        """Send the remaining rows and await every answer; after an error, only free the engine."""
+        """Send the remaining rows and await every answer. If Spark passes an error, only free the
+        engine."""
         if self._ended:
             return
         self._refuse_child()
@@ -146,15 +148,15 @@ class ForeachTask:
     def _refuse_child(self) -> None:
         if self._pid != os.getpid():
             raise ConfigurationError(
-                "a task of the foreach lane was used in a forked child of the process that Spark "
-                "runs it in; only that one may send its rows"
+                "a foreach task was used in a forked child of its worker process; only the worker "
+                "process itself may send the rows"
             )
 
     # --- the thread --------------------------------------------------------------------------
 
     def _expect_thread(self, *, first_row: bool = False) -> None:
-        """Set the time at which the thread must send the oldest row, or must look for answers
-        because no row came."""
+        """Set the thread's next deadline: with `first_row` for sending the oldest row, otherwise
+        for reading answers if no further row comes."""
         if not self._max_delay_s:
             return
         due_s = time.monotonic() + self._max_delay_s
@@ -190,7 +192,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # Rows came during the flush, perhaps without a `_look`: set their deadline here.
+                # Rows came during the flush, perhaps without a `_look`. So set their deadline here.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

@@ -1,23 +1,23 @@
-"""`RocketSink`: one object for the foreach lane, the foreachBatch lane and batch writes.
+"""`RocketSink`, one object for `foreach`, `foreachBatch` and batch writes.
 
     sink = RocketSink(nameServer="h1:9876", topic="flights", ledger="/data/ledger")
     df.writeStream.foreach(sink).start()                  # rows, in the workers
     sink.stream(df).start()                               # the same, schema checked on the driver
-    df.writeStream.foreachBatch(sink.write_batch).start() # Arrow, the send is the ledger append
+    df.writeStream.foreachBatch(sink.write_batch).start() # Arrow; one job sends and appends
     print(sink.write(df))                                 # a batch
 
-The constructor checks the options. The constructor and the pickling by `foreach()`, both on the
-driver, check speculation. `stream`, `check`, `write` and `write_batch` check the columns on the
-driver. A bare `foreach(sink)` sees no schema: a classic session's listener checks the columns at
-the query's start. Over Connect each task checks the columns before it sends its first rows.
+The constructor checks the options. It also checks that speculation is off, and so does the pickling
+by `foreach()`. `stream`, `check`, `write` and `write_batch` check the columns on the driver.
+`foreach(sink)` alone sees no schema: a classic session's listener checks the columns at the query's
+start. Over Connect each task checks the columns before it sends its first rows.
 
-Behaviour of Spark that the foreach lane must bear (pyspark 4.2 `_construct_foreach_function`):
+Spark calls a foreach writer in this way (pyspark 4.2 `_construct_foreach_function`):
 
 - if `open` returns None, Spark drops all rows silently; if `open` raises, `close` is never called;
 - `close(None)` does not mean success: Spark also calls it after an upstream failure. So `close`
-  waits for every answer and balances the accounts of the rows so far; only the driver knows whether
-  the epoch is done;
-- an error in `close` replaces the error of `process`, so `close` raises nothing after an error.
+  waits for every answer and writes the counts of the rows so far. Only the driver knows whether the
+  epoch is done;
+- an error in `close` hides the error of `process`. So `close` raises nothing after an error.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class RocketSink:
     def stream(self, df: DataFrame) -> DataStreamWriter:
         """Return `df.writeStream.foreach(...)` after checking columns and ledger on the driver.
 
-        Only the columns that the contract needs are handed to Python.
+        Spark hands Python only the columns that the row contract needs.
 
         Raises:
-            ColumnError: as `check`.
+            ColumnError: the columns do not fit (see `check`).
             LedgerError: the driver cannot write files to the ledger's folder.
             NameServerUnavailableError: no name server answers.
         """
@@ -155,7 +155,7 @@ class RocketSink:
     # foreachBatch and batch: called on the driver
 
     def write_batch(self, df: DataFrame, epoch_id: int | None = None) -> None:
-        """Send an epoch of `writeStream.foreachBatch` and append it to the ledger, in one job."""
+        """Send an epoch of `writeStream.foreachBatch` and append its ledger rows, in one job."""
         if epoch_id is None:
             raise ConfigurationError(
                 "write_batch is for foreachBatch(sink.write_batch), which gives it a frame and an "
@@ -172,8 +172,8 @@ class RocketSink:
         return self._batches.write(df)
 
     def __getstate__(self) -> dict[str, Any]:
-        # `foreach()` pickles the sink on the driver. Check again, because this is the last chance
-        # before tasks run, and the session may be younger than the sink.
+        # `foreach()` pickles the sink on the driver, before any task runs. Check again here,
+        # because the session may have started after the sink was made.
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)
