@@ -1,4 +1,4 @@
-"""The Spark lanes: sinks, data source, listener, sessions, backfill.
+"""All that needs Spark: sinks, data source, listener, sessions, backfill.
 
 Raises:
     MissingPackageError: pyspark is not installed.

@@ -1,7 +1,9 @@
-"""Log lines for a user's console about queries and writes: one at the start of a query, one with
-its accounts at the end, and a warning of rows that were not delivered. The first two are shown even
-if logging is not set up, the second as a table in notebooks. The accounts count the rows that
-reached the ledger's table since the start, so a task that ran twice counts twice.
+"""Log lines about queries and writes, for a user's console.
+
+The end of a query or write logs its row counts, and undelivered rows are logged as a warning. The
+lines about start and end are shown even if logging is not set up; in notebooks the counts are a
+table. A query's counts are those of the ledger rows that arrived since its start, so a task that
+ran twice counts twice.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def say_start(options: SinkOptions, lane: str, query: str) -> None:
 
 
 def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -> None:
-    """Log the accounts of a query or write that ended."""
+    """Log the row counts of a query or write that ended."""
     shown = [f"{counted(counts['rows_in'], 'row')} in"]
     shown += [f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]]
     shown += [counted(counts["dead"], "dead letter")] if counts["dead"] else []
@@ -55,7 +57,8 @@ def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -
 
 
 def say_no_rows(query: str, ledger: str, *, is_early: bool) -> None:
-    """Log the end of a query without rows, or warn if it ended before its first epoch did."""
+    """Log the end of a query without rows; with `is_early` warn that its first epoch was not
+    done."""
     if not is_early:
         say_end(f"the query {query}", Counter(), ledger)
         return
@@ -79,7 +82,8 @@ def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
 
 
 class Accounts:
-    """Sums of the rows that a ledger's table got since this object was made, by run of a query."""
+    """Row counts of each query run: sums of the rows that a ledger's table got since this object
+    was made."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -87,11 +91,11 @@ class Accounts:
         self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
 
     def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
-        """Add the table's new rows, and with `is_last` those that wait in the spool; warn of
-        undelivered rows of these runs ({run: query}).
+        """Add the table's new rows, with `is_last` also those in the spool. Warn of undelivered
+        rows of the given runs ({run: query}).
 
         Raises:
-            OSError, ValueError: as `LedgerFollower.new_rows`.
+            OSError, ValueError: the table's log or one of its files cannot be read.
         """
         epochs: dict[tuple[str, int], Counter[str]] = {}
         errors: dict[tuple[str, int], str] = {}
@@ -115,8 +119,8 @@ class Accounts:
                 warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
 
     def say_end(self, run: str, query: str) -> Counter[str]:
-        """Log the accounts of a run that ended, and return them; do nothing if the ledger has no
-        rows of it."""
+        """Log and return the row counts of a run that ended. Log nothing if the ledger has no rows
+        of it."""
         counts = self._sums.pop(run, Counter())
         if counts["rows_in"]:
             waits = spooled_epochs(self._place)

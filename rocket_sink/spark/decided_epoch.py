@@ -1,7 +1,6 @@
-"""The driver's reader of the half messages that the ledger has decided to commit.
+"""Reads the half messages of a decided epoch from the ledger, on the driver.
 
-It reads by delta-rs if delta-rs can open the table, because a Spark job would delay each epoch by a
-second or more.
+delta-rs reads the table if it can open it: a Spark job would delay each epoch by a second or more.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class DecidedEpoch:
-    """An epoch with half messages whose rows are in the table, which decides to commit them.
+    """An epoch whose rows are in the ledger's table, so that its half messages are to be committed.
 
     Attributes:
         halves: the half messages, with the schema `half_commits.HALVES`; some hundred bytes each.
@@ -55,7 +54,7 @@ class DecidedEpoch:
 def decided_epoch(
     spark: SparkSession, place: LedgerPath, query_id: str, epoch: int
 ) -> DecidedEpoch | None:
-    """Read an epoch; return None if the table does not have it, or it has no half messages.
+    """Read an epoch; return None if the table lacks it, or if it has no half messages.
 
     Raises:
         LedgerError: there is no ledger, or some of its files are gone.
@@ -123,7 +122,7 @@ def read_halves(sends: pa.Table) -> pa.Table:
         offsets = commit_log_offsets(rows.column("offset_message_id").combine_chunks())
     except (ProtocolError, pa.ArrowInvalid) as unreadable:
         raise DeliveryError(
-            f"a half message of the ledger has no place in a commit log: {unreadable}"
+            f"a half message of the ledger has no valid commit-log offset: {unreadable}"
         ) from unreadable
     columns = [*(rows.column(number) for number in range(4)), offsets, rows.column("message_id")]
     return pa.table(columns, HALVES.names).cast(HALVES)
@@ -132,7 +131,8 @@ def read_halves(sends: pa.Table) -> pa.Table:
 def _half_messages(
     groups: pa.ChunkedArray,
 ) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
-    """Return (group's index, broker's id, queue offset, client id) of each half message of groups.
+    """Return one row per half message: (row of its group, broker's message id, queue offset,
+    client's message id).
 
     Args:
         groups: the column `half_messages` of `send` rows, without nulls.
@@ -148,7 +148,7 @@ _DIGITS: Final = 16
 
 
 def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
-    """Return the commit-log offset in each of the brokers' message ids.
+    """Return the commit-log offset that each of the brokers' message ids contains.
 
     Raises:
         RemoteProtocolError: an id is malformed.

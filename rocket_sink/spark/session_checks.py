@@ -1,12 +1,14 @@
 """Checks that the driver makes for a write: its session, its ledger, its error budget.
 
-The driver refuses session settings that break a sink's promises, and warns of those that weaken
-them. Tasks get the token of the ledger's folder (`ledger.token`) and check it before they send.
+The driver refuses session settings that break a sink's promises, and warns of settings that weaken
+them. The driver also gives tasks the token of the ledger's folder (`ledger.token`), and tasks look
+for this token before they send.
 
-The driver checks an epoch's error budget after the tasks, so messages stay sent and dead letters
-stay in the ledger. Over the budget a write fails. A restarted data source runs the epoch again. A
-restarted foreachBatch query goes on with the next epoch, because the ledger has this one. foreach
-runs no step on the driver after an epoch, so it has no such budget.
+The driver checks an epoch's error budget (`maxEpochFailures`, `maxEpochFailureRatio`) after its
+tasks. If more rows failed, the write fails, but its messages stay sent and its dead letters stay in
+the ledger. After a restart, the data source runs the epoch again; foreachBatch goes on with the
+next epoch, because the ledger has this one. foreach runs no step on the driver after an epoch, so
+it has no such budget.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ CONTINUOUS: Final = (
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
-    """Refuse settings that would break a promise; warn once of settings that weaken it.
+    """Refuse settings that would break the sink's promises; warn once of settings that weaken them.
 
     Raises:
         ConfigurationError: spark.speculation is on and `allowSpeculation` is not, or the session
@@ -79,18 +81,14 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 
 def _look_up(options: SinkOptions) -> None:
-    """Ask whether there is a proxy and, with credentials, look a message up. Do nothing if this
-    host has asked within `_ASK_AGAIN_S`.
-
-    Raises:
-        RocketSinkError: there is a proxy, the user may not look up, or the brokers do not answer.
-    """
-    # Import here, because most processes that plan or commit an epoch ask nothing.
+    """Raise an error if a proxy answers, if this user may not look messages up, or if no broker
+    answers. Do nothing if this host has checked within `_ASK_AGAIN_S`."""
+    # Import here: most processes that plan or commit an epoch do not get here.
     from rocket_sink.producer.admin.admin import Admin, proxy_error
     from rocket_sink.producer.engine.shared_state import local_directory
 
-    # Keep the time in a file, because Spark plans each epoch of a data source in a new process.
-    # Otherwise a frozen broker would delay each epoch by the time-out.
+    # Keep the time in a file: Spark plans each epoch of a data source in a new process, and a
+    # frozen broker would delay each epoch by the time-out.
     with contextlib.suppress(OSError):
         stamp = local_directory() / f"rocket-sink-{options.digest[:24]}.asked"
         if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:
@@ -109,12 +107,13 @@ def _look_up(options: SinkOptions) -> None:
 
 
 def check_rights(options: SinkOptions) -> None:
-    """Check that the option `delivery` can work, before anything is sent. A replay of
-    `delivery=effectively_once` would fail for ever if the user may not look messages up; behind a
-    proxy nobody may look up. If no broker answers now, leave the error to the first send.
+    """Check, before anything is sent, that the brokers allow what the option `delivery` needs.
+
+    With effectively_once a repeated epoch looks messages up by id, and would fail for ever if the
+    user may not. Behind a proxy nobody can. If no broker answers now, the first send reports it.
 
     Raises:
-        ConfigurationError: the user may not look up, or there is a proxy.
+        ConfigurationError: the user may not look messages up, or there is a proxy.
     """
     if options.delivery == "at_least_once":
         return
@@ -128,19 +127,18 @@ def check_rights(options: SinkOptions) -> None:
     except ConfigurationError:
         raise
     except RocketSinkError as error:
-        _LOG.info("whether the user may look messages up is not known: %s", error)
+        _LOG.info("cannot tell whether the user may look messages up: %s", error)
 
 
 _reached: Final[set[str]] = set()
 """Digests of the options whose name servers have answered this process."""
 _PAUSES_S: Final = (1.0, 2.0)
-"""Pauses between the questions to name servers that may be starting."""
+"""Pauses between tries: the name servers may be starting."""
 
 
 def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
-    """Check that a name server answers. Without one, tasks would wait for minutes, and fail with
-    traces of a hundred lines. If the driver gets no answer, ask from an executor: only executors
-    have to reach the name server.
+    """Check that a name server answers; otherwise tasks would wait for minutes and fail with long
+    traces. Only executors have to reach it: if the driver gets no answer, an executor tries.
 
     Raises:
         NameServerUnavailableError, TlsRefusedError: no name server answers.
@@ -157,8 +155,8 @@ def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
 
 
 def name_server_error(options: SinkOptions) -> SendError | None:
-    """Return the error if no name server answers this host within some seconds; warn of a topic
-    that does not exist."""
+    """Return an error if no name server answers this host within some seconds; None if one answers.
+    Warn if the topic does not exist."""
     from rocket_sink.producer.admin.admin import Admin
 
     for pause_s in (*_PAUSES_S, None):
@@ -175,7 +173,7 @@ def name_server_error(options: SinkOptions) -> SendError | None:
 
 
 def speculates(session: Any) -> bool:
-    """Return spark.speculation of the session's application."""
+    """Return whether spark.speculation is on in the session's application."""
     return setting(session, "spark.speculation").lower() == "true"
 
 
@@ -192,17 +190,19 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
 def refuse_query(
     session: Any, query_id: str, ledgers: Iterable[str]
 ) -> tuple[SinkOptions, str] | None:
-    """Fail a query of the sink before its first epoch if it would lose rows or read its own files,
-    or if its columns do not fit.
+    """Check a query of the sink when it starts. Make it fail before its first epoch if it would
+    lose rows or read its own files, if its columns do not fit, or if no name server answers.
 
-    Return the options and the lane of a query that may run; None for a failed query, for
-    foreachBatch, and for a query without the sink.
-
-    Under a continuous trigger Spark commits epochs whose rows nobody has sent: it never calls
-    `write` of a Python data source, and foreach in Python ends in a thread that it does not watch.
+    Under a continuous trigger rows are lost. Spark never calls `write` of a Python data source
+    there, and runs Python's foreach in a thread whose errors it ignores, but it commits the epochs.
 
     Args:
         ledgers: URIs of the ledgers that the session's queries write to.
+
+    Returns:
+        The options and the lane (`datasource` or `foreach`) of a query that may run. None for a
+            failed query, for foreachBatch, for options that cannot be read, and for a query without
+            the sink.
     """
     running = session._jsparkSession.streams().get(query_id)
     query = running.streamingQuery() if running is not None else None
@@ -215,7 +215,7 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
-    # A foreach sink names its ledger; any other query may write to each ledger of the session.
+    # Only a foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))
@@ -235,8 +235,8 @@ def refuse_query(
     if not reason:
         return (options, lane) if options is not None else None
     if kind == "ForeachBatchSink":
-        # Spark hides the function of a foreachBatch query, which may not be ours. So the error is
-        # left to `write_batch`.
+        # Spark hides the function of a foreachBatch query, and the function may not be ours. So let
+        # `write_batch` raise the error.
         refused_queries[query_id] = reason
         return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
@@ -247,8 +247,8 @@ def refuse_query(
 
 
 def _source_options(query: Any) -> SinkOptions | None:
-    """Return the options of a query with `format("rocketmq")`. Return None if Spark hides them, or
-    if they are illegal: the query itself then raises the error."""
+    """Return the options of a query with `format("rocketmq")`; None if Spark hides them, or if they
+    are illegal. The query itself raises the error of illegal options."""
     try:
         field = query.getClass().getDeclaredField("extraOptions")
         field.setAccessible(True)
@@ -262,11 +262,7 @@ def _source_options(query: Any) -> SinkOptions | None:
 
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
-    """Return the sink's options among those that Spark passes.
-
-    Raises:
-        OptionError: an unknown or illegal option, or no name server.
-    """
+    """Return the sink's options, parsed from all options that Spark passes."""
     options = SinkOptions.parse(own_options(given))
     _ = options.name_servers
     if options.ledger:
@@ -275,7 +271,7 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def own_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without those that Spark hands to every source."""
+    """Return the options without Spark's own ones."""
     return {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
 
 
@@ -283,11 +279,11 @@ _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outp
 
 
 refused_queries: Final[dict[str, str]] = {}
-"""{query id: reason why it must not send} of foreachBatch queries."""
+"""The foreachBatch queries that must send nothing: {query id: reason}."""
 
 
 class ForeachSink(NamedTuple):
-    """A sink that was pickled for `foreach`; `plan` is None if the sink is not for one frame."""
+    """A sink that was pickled for `foreach`; it has a plan if `RocketSink.stream` made it."""
 
     options: SinkOptions
     plan: ColumnPlan | None
@@ -297,15 +293,15 @@ _foreach_sinks: Final[dict[str, ForeachSink]] = {}
 
 
 def note_sink(options: SinkOptions, plan: ColumnPlan | None) -> str:
-    """Return a random mark that is pickled with the sink. The driver looks for it in a query's
-    pickled function to recognise the sink."""
+    """Remember a sink and return a random mark, to be pickled with the sink. By the mark the driver
+    recognises the sink in a query's pickled function."""
     mark = uuid.uuid4().hex
     _foreach_sinks[mark] = ForeachSink(options, plan)
     return mark
 
 
 def _foreach_sink(writer: Any) -> ForeachSink | None:
-    """Return the sink to which a foreach query hands its rows; None if it is another function."""
+    """Return the sink of a foreach query; None if the query calls another function."""
     if not _foreach_sinks or writer.getClass().getSimpleName() != "PythonForeachWriter":
         return None
     try:
@@ -313,15 +309,15 @@ def _foreach_sink(writer: Any) -> ForeachSink | None:
         fields["PythonFunction"].setAccessible(True)
         numbers = fields["PythonFunction"].get(writer).command().mkString(",")
     except Exception:
-        # This Spark keeps the function elsewhere. Assume that it is the sink's: failing a foreign
-        # query is better than losing rows silently.
+        # This Spark keeps the function elsewhere. Assume that the query uses the sink: to fail a
+        # foreign query is better than to lose rows silently.
         return next(iter(_foreach_sinks.values()))
     marks = (mark for mark in _foreach_sinks if ",".join(map(str, mark.encode())) in numbers)
     return next((_foreach_sinks[mark] for mark in marks), None)
 
 
 def query_schema(session: Any, query_id: str) -> StructType | None:
-    """Return the columns of a running query's frame."""
+    """Return the schema of a running query's frame; None if the query has ended."""
     running = session._jsparkSession.streams().get(query_id)
     return _schema_of(running.streamingQuery().analyzedPlan()) if running is not None else None
 
@@ -333,10 +329,11 @@ def _schema_of(plan: Any) -> StructType:
 
 
 def _wrong_columns(plan: Any, options: SinkOptions) -> str:
-    """Return an error text if the columns of a query do not fit the row contract; empty if all fit.
+    """Return an error text if a foreach query's columns do not fit the row contract, else an empty
+    text.
 
-    The tasks of a foreach query cannot do the whole check: they see only values, in which a
-    TIMESTAMP_NTZ looks like a TIMESTAMP.
+    Tasks cannot check everything: they see values, and a TIMESTAMP_NTZ value looks like a
+    TIMESTAMP.
     """
     try:
         resolve_columns(_schema_of(plan), options)
@@ -374,7 +371,8 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 
 
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
-    """Return the error text if the plan would read one of `files`, else an empty text."""
+    """Return an error text if the plan reads a folder with one of `files` (name, path), else an
+    empty text."""
     for folder in _input_folders(plan):
         for name, path in files:
             if _reads(_parts(folder), _parts(path)):
@@ -386,8 +384,9 @@ def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
 
 
 def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
-    """Return whether an input folder, or pattern of folders, includes the files in `place`. Spark
-    skips names that begin with `_` or `.`, except partitions (`_a=1`)."""
+    """Return whether an input folder, or a pattern of folders, includes the folder `place`; the
+    arguments are the parts of the paths. Spark skips names that begin with `_` or `.`, except
+    partitions (`_a=1`)."""
     below = place[len(pattern) :]
     is_hidden = any(part.startswith(("_", ".")) and "=" not in part for part in below)
     is_inside = len(pattern) <= len(place) and all(map(fnmatchcase, place, pattern))
@@ -400,12 +399,10 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _input_folders(plan: Any) -> list[str]:
-    """Return the folders of plain files that a query's plan reads.
-
-    Folders of Delta tables are left out, since a table's log names the files that belong to it.
-    """
+    """Return the folders of plain files that a query's plan reads. Folders of Delta tables are left
+    out: a table's log names the files that belong to the table."""
     folders: list[str] = []
-    # The classes are internal to Spark. In a version without them no folder is seen.
+    # These classes are internal to Spark. If a version lacks them, return no folders.
     with contextlib.suppress(Exception):
         leaves = plan.collectLeaves()
         for leaf in map(leaves.apply, range(leaves.size())):
@@ -421,8 +418,8 @@ def _input_folders(plan: Any) -> list[str]:
 
 
 def warn_of_settings(session: Any) -> None:
-    """Warn once of a wheel in --py-files, which will not reach the workers; of workers that Spark
-    kills when they are idle; and of Arrow batches without a limit."""
+    """Warn once of each harmful setting: a wheel in --py-files, which workers cannot import;
+    `killOnIdleTimeout`, by which Spark kills waiting workers; and Arrow batches without a limit."""
     for file in setting(session, "spark.submit.pyFiles").split(","):
         if file.endswith(".whl") and "rocket_sink" in file:
             _warn_once(
@@ -456,7 +453,7 @@ def setting(session: Any, name: str) -> str:
     """Return a setting of the session or its application; empty if it is not set."""
     try:
         if is_classic(session):
-            # Ask the application first: `getOrCreate` writes into the session even settings that
+            # Ask the application first. `getOrCreate` also writes settings into the session that
             # have no effect in a running application, such as spark.speculation.
             value = session.sparkContext.getConf().get(name)
             if value is not None:
@@ -479,14 +476,14 @@ def case_sensitive(session: Any) -> bool:
 def with_task_rate(
     options: SinkOptions, session: Any = None, *, slots: int | None = None, tasks: int | None = None
 ) -> SinkOptions:
-    """Return the options with `rateTasks` set if a limit needs it; call it on the driver.
+    """Return the options with `rateTasks` set if a rate limit needs it; call this on the driver.
 
     Args:
         slots: number of task slots; None: count those of the session.
         tasks: number of the write's tasks, if it is known.
 
     Raises:
-        OptionError: a limit without `rateTasks`, and no slots can be seen.
+        OptionError: a rate limit is set without `rateTasks`, and the number of slots is unknown.
     """
     if not is_limited(options) or options.rate_tasks:
         return options
@@ -502,7 +499,8 @@ def with_task_rate(
 
 
 def task_slots(session: Any) -> int:
-    """Return how many tasks the session's application runs at once; 0 if Connect hides it."""
+    """Return how many tasks the session's application runs at once; 0 over Connect, which hides
+    it."""
     if not is_classic(session):
         return 0
     context = session.sparkContext
@@ -569,9 +567,10 @@ def over_budget(
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
-    """Return the token for tasks that write to the spool (foreach); None if they write no files. A
-    Spark Connect client may be on any host, so its files prove nothing. For such a client the
-    server makes the table, and tasks check that the table exists.
+    """Return the token for tasks of foreach, which write spool files; None if they write no files.
+
+    A Spark Connect client may be on any host, so its own view of the folder proves nothing. For
+    such a client the server makes the table, and tasks check that the table exists.
 
     Raises:
         LedgerError: the driver cannot write files to the ledger's folder.
@@ -585,7 +584,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
     try:
         ensure_table(session, place)
     except Exception as error:
-        # Only warn: the tasks write spool files, which a session elsewhere may fold into the table.
+        # Only warn: a session elsewhere may fold the tasks' spool files into the table.
         _LOG.warning(
             "the server cannot make the table of the ledger %s (%s): it is not proved that the "
             "workers share its folder with the driver", place, first_line(error),
@@ -595,8 +594,8 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
 
 
 def without_files(options: SinkOptions) -> SinkOptions:
-    """Return the options for foreach and the data source: with `ledgerVia=spark` if pyarrow cannot
-    reach the ledger from the driver, for example in a store that only Spark knows."""
+    """Return the options for foreach and the data source. If pyarrow cannot reach the ledger from
+    the driver, for example in a store that only Spark knows, set `ledgerVia=spark`."""
     if not options.ledger or options.ledger_via != "auto" or options.using_ledger_files:
         return options
     place = resolve_path(options.ledger)
@@ -604,10 +603,12 @@ def without_files(options: SinkOptions) -> SinkOptions:
 
 
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
-    """Return the token for tasks whose rows Spark itself appends (foreachBatch, batch writes).
+    """Return the token for tasks of foreachBatch and batch writes, whose rows Spark itself appends;
+    None if they need no token.
 
-    Tasks check by the token that they share a local folder with the driver. In a store, Spark makes
-    the table and so proves its access: there only options with files beside the table need a token.
+    With the token, tasks check that they share a local folder with the driver. In an object store,
+    Spark proves its access by making the table. There only options that need files beside the table
+    need a token.
 
     Args:
         on_driver: whether this process is on the driver's host; a Spark Connect client may be

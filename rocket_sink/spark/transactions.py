@@ -1,10 +1,10 @@
-"""The driver's side of `delivery=transactional`: it ends epochs that the ledger has decided.
+"""The driver's side of `delivery=transactional`: it commits the half messages of decided epochs.
 
-An epoch is decided when the ledger has its append. Then the driver ends it: it commits the epoch's
-half messages and appends a row that says so. If the driver is killed in between, a later caller
+An epoch is decided once the ledger has its rows. Then the driver ends the epoch: it commits the
+half messages, and appends a row that says so. If the driver is killed in between, another caller
 ends the epoch: the next start of the query, a `TransactionChecker` that a broker asks, or
 `rocket-sink transactions settle`. All of them call `TransactionCommitter.end`, one at a time, and
-nothing else commits, so no message becomes visible twice or out of order.
+nothing else commits. So no message becomes visible twice or out of order.
 
 The answers to a broker that asks about a half message:
 
@@ -16,9 +16,9 @@ The answers to a broker that asks about a half message:
 The answer is never COMMIT. A broker stores the half message again before it asks
 (TransactionalMessageServiceImpl.putBackHalfMsgQueue), so there can be two copies, and the broker
 commits each copy on request. A COMMIT during `TransactionCommitter.end` would double the message,
-or make it visible before earlier messages of its queue. After `end` has committed one copy, the
-other is rolled back at a later question, or the broker gives it up after transactionCheckMax
-questions; neither touches the visible message.
+or make it visible before earlier messages of its queue. After `end` has committed one copy, a later
+answer rolls the other copy back, or the broker gives up that copy after transactionCheckMax
+questions. The visible message stays in both cases.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _ALARM_S: Final = 300
-"""Age of half messages, when they are committed, above which a warning is logged. By default
-brokers ask for 450 s (transactionCheckMax 15, transactionCheckInterval 30 s); then they move the
+"""A warning is logged if half messages are older than this when they are committed. By default
+brokers ask for 450 s (transactionCheckMax 15, transactionCheckInterval 30 s). Then they move the
 half message away and ask no more."""
 Progress = Callable[[int, int], None]
 
@@ -68,8 +68,9 @@ class EndReport:
     """The result of ending an epoch.
 
     Attributes:
-        committed: messages that are visible now; `found_stored` of them were visible before.
-        refused: messages that their brokers have dropped, and that are not visible.
+        committed: number of messages that are visible now; `found_stored` of them were visible
+            before.
+        refused: number of messages that their brokers have dropped, so that they are not visible.
         busy: another process is ending epochs of the ledger; nothing was done.
     """
 
@@ -130,11 +131,12 @@ class TransactionCommitter:
         again: bool = False,
         progress: Progress = lambda done, total: None,
     ) -> EndReport:
-        """Make the epoch's messages visible, each once; do nothing if it has ended.
+        """Make the epoch's messages visible, each once; do nothing if the epoch has ended or is not
+        decided.
 
         Args:
             wait_s: longest wait for another process that ends epochs of this ledger.
-            again: look at the messages even if the epoch has ended; commit those that are not
+            again: check the messages even if the epoch has ended, and commit those that are not
                 visible.
 
         Raises:
@@ -233,16 +235,17 @@ _EPOCHS: Final = 4
 """Number of decided epochs whose members are cached."""
 _UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
-"""Shortest time between two tries to end an epoch; the interval of a broker's questions."""
+"""Shortest time between two tries to end an epoch: by default brokers ask every 30 s."""
 
 OnDecision = Callable[[HalfMark, str, TransactionState], None]
 
 
 class CheckBacks:
-    """Decides on half messages, one by one. Only one thread may call an instance.
+    """Decides on half messages that brokers ask about. Only one thread may call an instance.
 
     Args:
-        members: returns the ids of an epoch's half messages, which never change; None if undecided.
+        members: returns the ids of an epoch's half messages, or None if the epoch is undecided.
+            Once decided, the ids never change.
         is_visible: returns whether consumers see (topic, message id).
         end: ends an epoch; it may raise `RocketSinkError`.
         on_decision: called with each decision.
@@ -304,8 +307,8 @@ class CheckBacks:
         return members
 
     def _is_undecided(self, epoch: tuple[str, int]) -> bool:
-        """Return whether the epoch was undecided a moment ago. Brokers ask about thousands of
-        messages at once, and the ledger is not read for each of them."""
+        """Return whether the ledger has just said that the epoch is undecided. Brokers ask about
+        thousands of messages at once, and one read of the ledger answers them all."""
         undecided = self._undecided
         return undecided is not None and undecided[0] == epoch and self._clock() < undecided[1]
 
@@ -374,7 +377,7 @@ def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
     try:
         return decide(message)
     except Exception as error:
-        # The session may have ended. The broker asks again, and perhaps asks another client.
+        # The session may have ended. The broker asks again, perhaps another client.
         _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
         return UNKNOWN
 
@@ -384,11 +387,8 @@ _lock: Final = ForkLock()
 
 
 def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
-    """Return this process's checker for these options; it lives as long as the Spark application.
-
-    Raises:
-        LedgerError, OptionError
-    """
+    """Return this process's checker for these options; it lives as long as the Spark
+    application."""
     key = (spark.sparkContext.applicationId, options.digest)
     with _lock:
         for old in [checker_key for checker_key in _answerers if checker_key[0] != key[0]]:
@@ -407,16 +407,16 @@ class Transactions(TransactionCommitter):
     """Ends the epochs of one query: call `listen` first, and `finish` after each append."""
 
     def listen(self) -> None:
-        """Answer the brokers' questions from now on."""
+        """Answer the brokers' questions about the option's topic from now on."""
         if self._options.topic:
             self._watch(self._options.topic)
 
     def end_earlier(self, query_id: str) -> None:
-        """End the epochs that an earlier run of the query has decided and not ended.
+        """End the decided epochs that an earlier run of the query has not ended.
 
         Raises:
-            DeliveryError: a broker did not commit; the query must not go on, or its later epochs
-                would become visible first.
+            DeliveryError: a broker did not commit. The query must not go on: its later epochs would
+                become visible first.
         """
         for row in self.open_epochs(query_id):
             self.finish(query_id, row.epoch)
@@ -433,9 +433,11 @@ class Transactions(TransactionCommitter):
         check_ended(report)
 
     def _watch(self, *topics: str) -> None:
-        """Answer the brokers' questions about these topics. If that fails, only warn: without an
-        answer a half message is neither committed nor rolled back."""
+        """Answer the brokers' questions about these topics. If that fails, only warn: the half
+        messages stay as they are while nobody answers."""
         try:
             driver_answerer(self._spark, self._options).watch(*topics)
         except RocketSinkError as error:
-            _LOG.warning("no process answers for half messages of %s: %s", ", ".join(topics), error)
+            _LOG.warning(
+                "brokers get no answers about half messages of %s: %s", ", ".join(topics), error
+            )
