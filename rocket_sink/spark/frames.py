@@ -18,7 +18,7 @@ _LOG: Final = log.logger(__name__)
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
-    """Return the plan: the meaning of the frame's columns.
+    """Return the plan, which maps the row contract's columns to the frame's columns.
 
     Raises:
         ColumnError: the columns do not fit; the text names the column or option to change.
@@ -41,9 +41,9 @@ def _warn_of_key(sharding_key: str | None) -> None:
 
 
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
-    """Return a frame of the needed columns, packed into JSON if the plan says so, and its plan.
-    Names that are no identifiers are replaced, because Spark's Arrow functions take `a.b` for a
-    field of `a`."""
+    """Return a frame of the needed columns, and its plan. If the plan says so, pack columns into
+    JSON. Replace names that are no identifiers: Spark's Arrow functions take `a.b` for a field of
+    `a`."""
     packed = pack_json(df, plan)
     aliases = {
         name: name if name.isidentifier() else f"_column_{number}"

@@ -1,1 +1,1 @@
-"""Backfill: dead letters, or the rows of a table, are sent again."""
+"""Backfill: sends the dead letters of a ledger again, or sends the rows of a table."""

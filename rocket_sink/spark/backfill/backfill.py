@@ -1,17 +1,18 @@
-"""Backfill: send the pending dead letters of a ledger again, or the rows of a table, once.
+"""Backfill: sends the pending dead letters of a ledger again, or the rows of a table, once.
 
     with Backfill(spark, options, Selection(reasons=("transport",))) as work:
         plan = work.plan()
         work.run(plan.selected)
 
-A backfill sends in order per key and under the same message ids. It is safe to run a backfill
-twice, or again after it was killed: it writes resolutions as it goes, a dead letter with a
-resolution is no longer pending, and it asks brokers about messages that were on their way
-(`.resend`). A resolution is a new row; no row is ever changed. A table's backfill keeps its state
-in the ledger, too, and makes the ledger if it is missing. One backfill of a ledger runs at a time:
-`with` claims the ledger from before the plan to the end; the next backfill waits, or is refused.
+A backfill keeps the order of each sharding key, and the message ids. It may run twice, or again
+after it was killed: it notes each letter that it has sent in a resolution (a new row of the
+ledger), and a letter with a resolution is no longer pending. It asks brokers about messages that
+may be stored (`.resend`). A table's backfill keeps its state in the ledger, too, and makes the
+ledger if it is missing.
 
-The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
+One backfill of a ledger runs at a time. `with` claims the ledger, from before the plan to the end;
+the next backfill waits, or is refused. The limits per second (`maxMessagesPerSecond`,
+`maxBytesPerSecond`) are divided over the tasks.
 """
 
 from __future__ import annotations
@@ -55,17 +56,20 @@ _ORDER_WAIT_MS: Final = 10_000
 _QUERY: Final = "backfill-"
 """Prefix of every backfill's query id, by which its open spool files are recognised."""
 _OTHERS_WAIT_S: Final = 20.0
-"""Longest wait for the workers of a killed driver, which end a moment later."""
+"""Longest wait for the workers of a killed driver; they end soon after it."""
 
 
 @dataclass
 class Plan:
     """The plan of a backfill: numbers of dead letters (of a table: rows), and a sample of them.
 
-    `left_alone` letters have failed in `max_tries` backfills; `behind` letters have the same key as
-    one of these, and come later. `asked` letters may be stored, because their outcome is
-    unknown or a killed backfill may have sent them: the brokers are asked first. Letters
-    `without_body` cannot be sent, nor those `without_topic` if the option `topic` is empty.
+    Attributes:
+        without_body: letters that cannot be sent, because they have no body.
+        without_topic: letters that cannot be sent, because neither they nor the options have a
+            topic.
+        left_alone: letters that have failed in `max_tries` backfills.
+        behind: letters that come after a left-alone letter of their key.
+        asked: selected letters that may be stored already; brokers are asked before they are sent.
     """
 
     pending: int = 0
@@ -91,13 +95,13 @@ class Backfill:
     """A backfill of a ledger's dead letters, or of a table's rows.
 
     Args:
-        options: connection and sending options; `ledger` is needed, `topic` overrides the
-            dead letters' own topic when it is set.
+        options: connection and sending options. `ledger` is required; `topic`, if set, replaces the
+            dead letters' own topics.
         source: a `Table`, or None for the ledger's dead letters.
         wait_s: longest wait for another backfill of the ledger; None waits until it ends.
         on_wait: called once before the first wait, with the holder of the ledger.
-        move_keys: send dead letters whose queue's broker is in no route to other queues. Without it
-            they wait for the broker, because they must not overtake messages of their queue.
+        move_keys: if no route has the broker of a letter's queue, send the letter to another queue.
+            By default the letter waits for the broker: it must not overtake messages of its queue.
 
     Raises:
         OptionError: no ledger, or no name server.
@@ -134,7 +138,8 @@ class Backfill:
         """Claim the ledger.
 
         Raises:
-            LedgerError: another backfill has it (see `wait_s`), or the folder cannot be written.
+            LedgerError: another backfill has the claim (see `wait_s`), or the folder cannot be
+                written.
         """
         claim = BackfillClaim(resolve_path(self.ledger.path))
         claim.acquire(self._wait_s, on_wait=self._on_wait)
@@ -152,12 +157,12 @@ class Backfill:
             claim.release()
 
     def plan(self, *, sample: int = _SAMPLE) -> Plan:
-        """Fold, then count the dead letters; send nothing. Outside of `with` another backfill may
-        run meanwhile.
+        """Fold the ledger, then count the dead letters; send nothing. Outside of `with` another
+        backfill may run meanwhile.
 
         Raises:
-            OptionError, ColumnError: filter, columns or times that do not fit the source.
-            LedgerError: no ledger of this version.
+            OptionError, ColumnError: the filter, columns or times do not fit the source.
+            LedgerError: the ledger cannot be folded, or has another version.
         """
         self.ledger.sync_fully(self._spark)
         letters = self._pending()
@@ -168,8 +173,8 @@ class Backfill:
         return plan
 
     def waiting(self) -> dict[str, int] | None:
-        """Return {broker that is in no route now: number of selected dead letters that wait for
-        it}; None if no name server answers.
+        """Return the selected dead letters that would wait now: {broker that is in no route:
+        number}. Return None if no name server answers.
 
         Raises:
             OptionError: no name server.
@@ -197,11 +202,11 @@ class Backfill:
 
         Args:
             selected: number of selected dead letters, from `plan`; it sets the number of tasks.
-            progress: called from time to time, and at the end, with the number of dead letters of
-                ended tasks; letters of a task that ran again count again.
+            progress: called from time to time, and at the end, with the number of letters of ended
+                tasks. A task that ran twice counts twice.
 
         Raises:
-            LedgerError: as `__enter__`.
+            LedgerError: another backfill runs, or the ledger cannot be written.
         """
         if not selected:
             return Resent()
@@ -292,7 +297,7 @@ class Backfill:
         return rows
 
     def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
-        """Return the frame with a key's letters in one partition, in the order of writing."""
+        """Return the letters with each key in one partition, sorted by `_place`."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
@@ -322,8 +327,7 @@ class Backfill:
         return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
-        """Wait until the workers of a killed backfill have ended. They end soon after their
-        driver."""
+        """Wait until the workers of a killed backfill have ended."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
         while writers := open_files(place, place.filesystem(), query=_QUERY):
@@ -358,7 +362,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
         # A backfill has no epochs that could decide on half messages.
         changes["delivery"] = "at_least_once"
     if options.order_wait_ms == SinkOptions().order_wait_ms:
-        # Wait less: each chunk of dead letters waits for a broker that is still away.
+        # Wait less than by default: each chunk waits anew for a broker that is still away.
         changes["orderWaitMs"] = _ORDER_WAIT_MS
     kept = {name: value for name, value in options.given().items() if name not in changes}
     return SinkOptions.parse({**kept, **changes})
@@ -366,7 +370,8 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
 
 @contextlib.contextmanager
 def _reporting(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
-    """Call `progress` with the number of dead letters that have ended, from a thread of its own."""
+    """Call `progress` with the value of `ended`, from a thread of its own, and once more at the
+    end."""
     if progress is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Erasure of dead letters' contents, for all letters that meet a condition."""
+"""Erases the contents of all dead letters that meet a condition."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KEY: Final = ("topic", "sharding_key")
 
 
 def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
-    """Remove bodies, keys, tags, properties and errors' texts of dead letters, settled or not.
+    """Erase bodies, keys, tags, properties and error texts of dead letters, pending or settled.
 
-    First note pending letters as dropped, because they cannot be sent any more. The next erasure,
-    with any condition, finishes one that was killed.
+    Pending letters are first noted as dropped, because they cannot be sent any more. If an erasure
+    is killed, the next one finishes it, whatever the condition.
 
     Raises:
         OptionError: the condition cannot be used.
-        LedgerError: no ledger there, or Spark's Delta commits to it.
+        LedgerError: there is no ledger, or Spark's Delta commits to it.
     """
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False)

@@ -1,10 +1,10 @@
-"""The queues to which a backfill sends dead letters, so that a key's order holds on its queue.
+"""The queues to which a backfill sends dead letters, so that a sharding key keeps its order.
 
-A sharding key's hash is an index into a list of queues (`task.queue_snapshot`). While a broker is
-away the route has another list, which would move keys unnoticed. So a dead letter uses the list and
-the hash of the query that gave it up, and waits while its queue's broker is in no route. Dead
-letters of a query without strict order have no such list, and use the route that the task sees
-first. Rows of a table use the list that the table's first backfill noted.
+A key's hash is an index into a list of queues (`task.queue_snapshot`). While a broker is away the
+route has fewer queues, and keys would move unnoticed. So a dead letter uses the list and hash that
+its query noted, and waits while its queue's broker is in no route. A query without strict order has
+noted no list; its dead letters use the first route that the task sees. Rows of a table use the list
+that the table's first backfill noted.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
 
 Lists = Mapping[str, Pinned]
-"""{topic: its list of queues}"""
+"""{topic: its queues and the hash that finds a key's queue}"""
 
 
 class HomeQueues:
-    """The home queues of one task's dead letters.
+    """Finds the queues to which one task's dead letters belong.
 
     Args:
         options: the backfill's options; a `topic` among them replaces the dead letters' topics.
-        engine: its routes are used.
-        pin_new: note the list of queues for a topic without a noted list (rows of a table).
+        engine: gives the topics' routes.
+        pin_new: for rows of a table: note the queues of a topic that has no note yet.
 
     Raises from all methods:
         LedgerError: a list cannot be read.
@@ -59,8 +59,8 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """Cut the dead letters where a topic's list of queues changes; yield each part with the
-        lists that it uses."""
+        """Split the dead letters where a topic's list of queues changes; yield each part and its
+        lists."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()
@@ -80,12 +80,13 @@ class HomeQueues:
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
-        """Return for each letter the name of the broker (or queue) that is in no route, for which
-        the letter must wait; null if it can be sent."""
+        """Return for each letter the broker (or queue) that it waits for, because no route has it;
+        null if the letter can be sent."""
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            # Use `is_in`: a null topic (of rows that take the option's topic) equals nothing.
+            # Use `is_in`, which finds null, too: the topic is null in rows that take the option's
+            # topic.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
@@ -139,8 +140,8 @@ class HomeQueues:
 
 
 def _differs(wanted: Pinned, topic: str, lists: Lists) -> bool:
-    """Return whether a topic's list does not fit those of the current part: a `TaskSender` takes
-    one list per topic, and one hash."""
+    """Return whether one `TaskSender` cannot use `wanted` and `lists`: it takes one list per topic,
+    and one hash for all topics."""
     return any(
         pinned.sharding_hash != wanted.sharding_hash or (name == topic and pinned != wanted)
         for name, pinned in lists.items()
@@ -148,7 +149,8 @@ def _differs(wanted: Pinned, topic: str, lists: Lists) -> bool:
 
 
 def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
-    """Return the broker (or queue) that the route lacks for each key; None if it lacks nothing."""
+    """Return for each key the broker (or queue) that the route lacks; None if it has the key's
+    queue."""
     queues: QueueList = pinned.queues
     names = np.array([_absence(queue, info) for queue in queues], object)
     by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
@@ -177,8 +179,8 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return each row's broker if no route has it, else None. For a static topic these are the
-    logical brokers."""
+    """Return each row's broker if the route lacks it, else None. On a static topic, the brokers are
+    logical ones."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
     if info is None:

@@ -1,4 +1,5 @@
-"""Parking: users put dead letters aside, and take them back, by resolutions in the ledger."""
+"""Parking: users set dead letters aside, or make them pending again, by resolutions in the
+ledger."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _NAMED: Final = ("letter_id", "topic", "message_id")
 
 @dataclass(frozen=True)
 class Parked:
-    """The number of dead letters that were parked (or unparked), and the ids of named ones that
-    were not pending (or not parked)."""
+    """The result of parking or unparking. `count` dead letters were changed. `left_out` has the ids
+    that the caller named, but that were not pending (for unparking: not parked)."""
 
     count: int
     left_out: tuple[str, ...] = ()
@@ -39,14 +40,14 @@ def park(
     note: str,
     resolution: str = "parked",
 ) -> Parked:
-    """Write a resolution for these pending dead letters, and for all that meet `where`.
+    """Park the pending dead letters that `letters` names, and those that meet `where`.
 
     Args:
-        resolution: parked (kept aside) or dropped (not wanted).
+        resolution: `parked` (kept aside) or `dropped` (not wanted).
 
     Raises:
         OptionError: the filter cannot be used.
-        LedgerError: no ledger there, or of another version.
+        LedgerError: there is no ledger, or it has another version.
     """
     ledger.sync_fully(spark)
     pending = ledger.dead_letters(spark, pending=True)
@@ -61,12 +62,10 @@ def unpark(
     where: str | None = None,
     note: str,
 ) -> Parked:
-    """Take back the parking, or dropping, of these dead letters, and of all that meet `where`. They
-    are pending again, in their old place. Their keys are not held again (`onPendingKey`), because
-    later messages have passed them already.
-
-    Raises: as `park`.
-    """
+    """Make parked or dropped dead letters pending again: those that `letters` names, and those that
+    meet `where`. They have their old place in the order. Their keys are not held again
+    (`onPendingKey`), because later messages have already passed them. The errors are those of
+    `park`."""
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
     parked = every.join(view(ledger.rows(spark), "parked"), "letter_id", "left_semi")

@@ -1,24 +1,25 @@
-"""The task side of a backfill: dead letters in, sends out, resolutions into the ledger's spool.
+"""The task side of a backfill: sends dead letters, and writes resolutions to the ledger's spool.
 
-Dead letters come sorted per key and are sent in chunks through the task body of all lanes:
+Dead letters come sorted per key. A task sends them in chunks, by the `TaskSender` of all writes:
 
-    marks "about to send", durable -> send, await all answers -> resolutions of what was stored and
-    marks of what was not, durable
+    write marks "about to send", durably
+    -> send, and await all answers
+    -> write resolutions of stored letters and marks of failed letters, durably
 
-A killed backfill leaves at most one chunk per task whose results are not noted. The next backfill
-asks brokers for these dead letters, and for those with an unknown outcome, by message id before it
-sends them. It asks the brokers of the topic's route, with effectively_once also the broker that had
-not answered. A message counts as not stored if none of these brokers has it within
-`storedCheckDelay`. A dead letter whose resend fails stays pending as it is: it gets no second dead
-letter. Later dead letters of its key are held back, so that the key's order holds.
+A killed backfill leaves at most one chunk per task without a noted result. Before the next backfill
+sends such letters, or letters with an unknown outcome, it asks brokers for their message ids. It
+asks the brokers of the topic's route, and with effectively_once also the broker that had not
+answered. A message counts as not stored if none of these brokers has it after `storedCheckDelay`. A
+dead letter whose resend fails stays pending, and gets no second dead letter. Later dead letters of
+its key are held back, to keep the key's order.
 
 Brokers are not asked for messages that a consumer gave up, or that were read from a topic
-(`was_stored`): a message with this id exists in any case. A dead letter that was settled since the
-plan, for example parked by a user, is left out. Before each chunk the task makes sure that no other
+(`was_stored`): a message with this id exists in any case. Dead letters that were settled since the
+plan, for example parked by a user, are left out. Before each chunk the task checks that no other
 backfill has claimed the ledger (`ledger.query.backfill_marks`).
 
-A dead letter whose queue's broker is in no route waits for it (`.home_queues`): it stays pending,
-and the report names the broker. Only `move_keys` sends it to another queue.
+If the broker of a dead letter's queue is in no route, the letter stays pending, and the report
+names the broker (`.home_queues`). Only with `move_keys` is the letter sent to another queue.
 """
 
 from __future__ import annotations
@@ -70,20 +71,20 @@ _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 
 
 class StoredLetters:
-    """Asks brokers which dead letters they have stored already. It asks the brokers in the topic's
-    route; with `delivery=effectively_once` also the broker that did not answer the dead letter's
-    send (column `unknown_at`), which may be in no route now. Before the first question to a broker
-    it waits `storedCheckDelay`, so that earlier requests have arrived.
-    """
+    """Asks brokers which dead letters they have stored already (see the module's docstring). The
+    column `unknown_at` names the broker that did not answer a letter's send, and that may be in no
+    route now. Before the first question to a broker, wait `storedCheckDelay`, so that earlier
+    requests have arrived."""
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
         self._silent: dict[str, set[str]] = {}
-        # Ask for messages of any time: a dead letter does not have the time of its send.
+        # Ask for messages of any time, because a dead letter does not have the time of its send.
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
-        """Return the message ids that a broker has stored; a topic without a route has none.
+        """Return the letters' message ids that a broker has stored; none of a topic without a
+        route.
 
         Raises:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
@@ -103,8 +104,8 @@ class StoredLetters:
         return set().union(*stored_ids)
 
     def _note_silent(self, letters: pa.RecordBatch) -> None:
-        """Note the brokers that did not answer a send, unless the resend goes to another topic,
-        where the message is new."""
+        """Note the brokers that did not answer a send. If the resend goes to another topic, note
+        none: the message is new there."""
         options = self._options
         if options.delivery != "effectively_once" or options.topic:
             return
@@ -140,12 +141,16 @@ RESULT_DDL: Final = "result STRING"
 class Resent:
     """Counts of dead letters, for a task or a whole backfill.
 
-    `degraded` and `moved` are parts of `resent`: letters stored without the durability asked for,
-    and letters sent to another queue than their own (`move_keys`). `failures` has topic, code and
-    text of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored
-    already, by a backfill that was killed before it noted them, or by the send that got no answer.
-    `waiting` counts letters that stay pending, by the broker (or queue) that is in no route.
-    `left_out` were settled by others since the plan, for example parked by hand.
+    Attributes:
+        resent: letters that were sent and stored: `degraded` of them without the durability asked
+            for, and `moved` of them to another queue than their own (`move_keys`).
+        found: letters that were stored already, by a killed backfill or by the send without an
+            answer.
+        held_back: letters behind a failed or waiting letter of their key.
+        not_tried: letters that were not sent, because brokers were out of reach.
+        left_out: letters that others have settled since the plan, for example parked by hand.
+        waiting: letters that stay pending, by the broker (or queue) that is in no route.
+        failures: {message id: topic, code and text} of the first `FAILURES_MAX` failed letters.
     """
 
     resent: int = 0
@@ -172,7 +177,7 @@ class Resent:
         return self.failed + self.held_back + self.not_tried + sum(self.waiting.values())
 
     def add(self, row: Any) -> None:
-        """Add what a task reported: a row of RESULT_DDL."""
+        """Add a task's report, which is a row of RESULT_DDL."""
         report = Resent(**json.loads(row["result"]))
         for name, value in vars(report).items():
             if isinstance(value, int):
@@ -188,7 +193,7 @@ class Resent:
         self.failures.update(itertools.islice(failures.items(), room))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
+        """Return plain values. `dataclasses.asdict` breaks a Counter before Python 3.12."""
         failures = [
             {"message_id": number, **dict(zip(_FAILURE, text.split(_SEPARATOR, 2), strict=True))}
             for number, text in self.failures.items()
@@ -211,15 +216,15 @@ class Resender:
     """Sends the dead letters of one task, chunk by chunk.
 
     Args:
-        options: those of the backfill (`backfill_options`).
+        options: the result of `backfill_options`.
         engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
-        ask_all: ask brokers for every dead letter except those of consumers, because an earlier
-            attempt of this task may have sent it.
+        ask_all: an earlier attempt of this task may have sent the letters, so ask brokers about all
+            letters that are not `was_stored`.
         on_dead_letters: called after each chunk with its number of dead letters, sent or not.
-        pin_new: the letters are rows of a table: note the queues of a topic that has no note.
-        move_keys: if the broker of a dead letter's queue is in no route, send to another queue.
-        settled: dead letters that are settled already.
+        pin_new: see `HomeQueues`.
+        move_keys: see `Backfill`.
+        settled: ids of dead letters that are settled already.
         check: called before each chunk; raises when the task must send nothing more.
     """
 
@@ -248,7 +253,7 @@ class Resender:
         self._move_keys = move_keys
         self._ask_all = ask_all
         self._on_dead_letters = on_dead_letters
-        # The recorder is shared by all chunks, because it numbers the requests.
+        # All chunks share the recorder, because it numbers the requests.
         self._recorder = LedgerRecorder(options, ctx, self._take)
         self._failed: dict[str, _Failure] = {}
         """Failures of the chunk, by message id."""
@@ -258,8 +263,7 @@ class Resender:
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send dead letters: rows with the row contract's columns (`message_id` is never null),
-        `letter_id`, `query_id`, `open` and `was_stored`.
-        """
+        `letter_id`, `query_id`, `open` and `was_stored`."""
         size = _chunk_rows(batch, self._options)
         for run, lists in self._homes.runs(batch):
             for part in _parts(run):
@@ -302,9 +306,8 @@ class Resender:
         return kept
 
     def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
-        """Leave out rows that wait for a broker (with `move_keys` only those that name a queue),
-        and mark the rows that go to another queue than their own in the column `moved`.
-        """
+        """Leave out rows that wait for a broker; with `move_keys` only rows that name a queue wait.
+        The column `moved` marks rows that go to another queue than their own."""
         absent = self._homes.absent(chunk, lists)
         away = pc.is_valid(absent)
         stays = away
@@ -317,7 +320,7 @@ class Resender:
         return self._without_stopped_keys(kept)
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out letters that an earlier send or attempt of this task stored without a note."""
+        """Leave out letters that brokers have stored already, and write their resolutions."""
         doubtful = chunk["open"]
         if self._ask_all:
             doubtful = pc.invert(chunk["was_stored"])
@@ -332,7 +335,8 @@ class Resender:
             )
         if not stored_ids:
             return chunk
-        # A letter that was never sent may share its id with one that was.
+        # Only doubtful letters count as found: a letter that was never sent may have the id of one
+        # that was.
         is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
@@ -340,15 +344,14 @@ class Resender:
         return chunk.filter(pc.invert(is_found))
 
     def _deliver(self, chunk: pa.RecordBatch, lists: Lists) -> None:
-        """Send a chunk; letters that are not in `_failed` afterwards are stored. Rows without a
-        sharding key are sent apart and unordered, because strict order refuses them.
-        """
+        """Send a chunk. Afterwards, the letters that are not in `_failed` are stored. Rows without
+        a sharding key are sent apart and unordered, because strict order refuses them."""
         has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
         hashes = [pinned.sharding_hash for pinned in lists.values()]
         options = self._options
         if chunk["was_stored"][0].as_py():
-            # Do not look messages up: after a lost answer the broker would show the earlier
-            # message, with which the consumer failed, and the resend would count as stored.
+            # Do not look messages up: after a lost answer the broker would find the earlier
+            # message, with which the consumer failed. The resend would wrongly count as stored.
             options = options.with_(delivery="at_least_once")
         keyed = options.with_(
             ordering="strict", shardingHash=hashes[0] if hashes else options.sharding_hash

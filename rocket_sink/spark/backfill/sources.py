@@ -1,19 +1,21 @@
-"""Sources of a backfill: dead letters of a ledger, or rows of any table. Both give a frame of
-pending rows, with the row contract's columns (`SENT_COLUMNS`), `letter_id`, `reason`, `at` and
+"""Sources of a backfill: dead letters of a ledger, or rows of any table.
+
+Both give a frame of pending rows with the columns `SENT_COLUMNS`, `letter_id`, `reason`, and
 
     tries       number of earlier backfills that failed to send the row
-    open        ask brokers before sending: an earlier send or backfill may have stored the row
-    was_stored  a consumer had the message, or the row was read from a topic: never `open`
-    unknown_at  the broker that did not answer the send
+    open        an earlier send or backfill may have stored the row: ask brokers before sending
+    was_stored  a consumer had the message, or the row was read from a topic; then not `open`
+    unknown_at  the broker that did not answer the send (dead letters)
     query_id    the query whose queues the row uses (`.home_queues`); a digest of a table's name
-    _place      sorts the dead letters of a key
+    _place      the sort key for the rows of a sharding key
 
-A table's row gets a `letter_id`, which is the same in each backfill: a digest of the table's name,
-the topic option and all columns, and a number that tells equal rows apart. The ledger records by
-this id that the row was sent, so repeated backfills send a row once. A row without a message id
-gets one from its `letter_id`. Under another path or to another topic all rows are new. The id also
-depends on the columns' types, which Spark infers from all files: one new file could change them,
-and all old rows would be sent again. So the first backfill notes the types, and others are refused.
+The `letter_id` of a table's row is the same in each backfill: a digest of the table's name, the
+topic option and all columns, with a number that tells equal rows apart. By this id the ledger
+records that the row was sent, so repeated backfills send a row once. A row without a message id
+gets one from its `letter_id`. Under another path, or to another topic, all rows are new. The digest
+also depends on the columns' types. Spark infers types from all files, so one new file could change
+them, and all old rows would be sent again. So the first backfill notes the types, and later ones
+refuse other types.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ class Selection:
     """The selection of pending dead letters.
 
     Attributes:
-        reasons: classes of dead letters; empty: all but `data`, since rows that no broker takes
-            would be refused again.
+        reasons: reasons of the dead letters. Empty: all but `data`, because brokers would refuse
+            such rows again.
         topic: only letters of this topic.
         where: a SQL condition on the source's columns.
         since, until: the time range (`until` exclusive), by the dead letters' `at` or a table's
             `event_time`.
-        limit: at most so many, the oldest of those that the other conditions select.
+        limit: select at most this number of letters, the oldest that meet the other conditions.
         max_tries: leave alone dead letters that failed in this many backfills.
         again: ignore `max_tries`.
     """
@@ -76,15 +78,16 @@ class Selection:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes that are selected."""
+        """The reasons that are selected."""
         return self.reasons or tuple(reason for reason in REASONS if reason != "data")
 
 
 class DeadLetters:
     """The pending dead letters of the ledger.
 
-    A key's letters are sent in the order of their epochs and, within a task, of their ordinals. The
-    letters of one query follow another's if their first pending letter came to the table later.
+    A sharding key's letters are sent in the order of their epochs and, within a task, of their
+    ordinals. If several queries have letters of a key, the query whose first pending letter came to
+    the table first is sent first.
     """
 
     noun = "dead letters"
@@ -101,9 +104,9 @@ class DeadLetters:
         if not ledger.exists(spark):
             return None
         letters = ledger.dead_letters(spark, pending=True)
-        # Order by sequence and epoch, because clocks differ and are set back. Exported dead letters
-        # have neither epoch nor partition, so they go by their brokers' times. Join the sequences:
-        # a window over each query would bring all bodies of a query to one task.
+        # Order by sequence and epoch, not by time: clocks differ and are set back. Only exported
+        # dead letters go by their brokers' times, because they have no epoch and no partition. Join
+        # the sequences: a window over each query would bring all bodies of a query to one task.
         queries = letters.groupBy(F.col("query_id").alias("_query")).agg(
             F.min("sequence").alias("_query_order")
         )
@@ -111,15 +114,15 @@ class DeadLetters:
         letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")
         exported_at = F.when(F.col("partition").isNull(), F.col("at"))
         place = F.struct("_query_order", "query_id", "epoch", "partition", exported_at, "ordinal")
-        # A row that was refused before it got a message id gets one from its dead letter's id, the
-        # same in each backfill.
+        # A row that was refused before it got a message id gets one from its `letter_id`, so that
+        # each backfill uses the same.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
         was_stored = F.col("reason").eqNullSafe("consumer")
         placed = letters.withColumns(
             {"_place": place, "message_id": number, "was_stored": was_stored}
         )
         tried = with_tries(placed, ledger.backfills(spark))
-        # Ask the brokers first: if the message was stored, a second send would double it.
+        # Ask brokers about sends without an answer: a second send would double a stored message.
         unknown = F.col("reason") == "unknown"
         return tried.withColumns(
             {
@@ -149,8 +152,8 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, a path, or any frame with the row contract's columns (the option `columns` names
-    others).
+    """A table, a path, or any frame that fits the row contract (with the option `columns`, under
+    other names).
 
     Args:
         frame: its rows, with all columns.
@@ -159,11 +162,11 @@ class Table:
             messages.
         is_text: the files are texts (csv, json), with timestamps in the session's time zone.
 
-    A key's rows go in the order of `orderBy`, else of `event_time`, else of the files.
+    A key's rows are sorted by `orderBy`, then `event_time`, then their order in the files.
 
     Raises, from `pending`:
-        ColumnError: the frame does not fit the row contract, or has other types than in the first
-            backfill.
+        ColumnError: the frame does not fit the row contract, or its types differ from those of the
+            first backfill.
     """
 
     frame: DataFrame
@@ -182,7 +185,7 @@ class Table:
         self._check_types(spark, ledger)
         plan = plan_of(self.frame, self.options)
         # Filter first, while all columns are there. Equal rows pass or fail together, so the filter
-        # does not change ids.
+        # does not change the numbers in their ids.
         numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
         columns = self._columns(dict(plan.sources))
         if plan.needs_to_json:
@@ -205,8 +208,7 @@ class Table:
         NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
 
     def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Raise a ColumnError if the types differ from the noted types of the rows that were
-        sent."""
+        """Raise a ColumnError if the types differ from those that the first backfill noted."""
         store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
         with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
@@ -259,8 +261,8 @@ class Table:
 
     @property
     def _was_stored(self) -> bool:
-        """Return whether the rows were read from a topic, as by `dlq export`: then messages with
-        their ids exist."""
+        """Whether the rows were read from a topic (`dlq export`), so that messages with their ids
+        exist."""
         return "offset_message_id" in self.frame.columns
 
     @property
@@ -268,13 +270,13 @@ class Table:
         return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
 
     def _numbered(self, frame: DataFrame) -> DataFrame:
-        """Return the rows with their `letter_id` and `_row`, a row's number in this reading."""
+        """Add the columns `letter_id` and `_row`, the row's number in this read."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812
 
         # Sort the columns by name: their order depends on the file that Spark reads first.
         names = [quoted(name) for name in sorted(frame.columns)]
-        # Use UTC: in another session's zone the digests would differ, and rows would be sent again.
+        # Use UTC, so that the digests do not depend on the session's time zone.
         written = {"ignoreNullFields": "false", "timeZone": "UTC"}
         content = F.to_json(F.struct(*names), written)
         parts = [F.lit(self.name), F.lit(self.options.topic), content]
@@ -284,7 +286,8 @@ class Table:
         return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))
 
     def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
-        """Return the contract's columns that the table has, and all that a resend needs."""
+        """Return the row contract's columns that the table has, and those of `_ALWAYS`, null if
+        missing."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = {
@@ -309,8 +312,8 @@ Source: TypeAlias = DeadLetters | Table
 
 
 def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
-    """Return the rows for which a SQL condition is true; check its columns and types now. The text
-    may use the row's columns only, because another person may have written it.
+    """Return the rows for which a SQL condition is true; check the condition now. The condition may
+    only use the row's columns, because somebody else may have written it.
 
     Raises:
         OptionError: the text does not parse, names a missing column, is no condition, calls Java
@@ -329,7 +332,7 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
             f"after SQL's WHERE, on {of}: {', '.join(frame.columns)}",
             option="where",
         ) from None
-    # Spark has parsed and resolved the text, so no spelling hides the name of a function.
+    # Search the condition that Spark has resolved: in the text, a spelling could hide a function.
     plan = matches._jdf.queryExecution().analyzed()
     if plan.nodeName() != "Filter":
         raise OptionError(
@@ -348,9 +351,11 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
-    """Return the dead letters with three flags, of which at most one is true: `_tired` is left
-    alone, because it has failed too often; `_behind` waits behind a tired dead letter of its key
-    (but not behind one of reason `data`, which no broker takes); `_chosen` is to be sent.
+    """Add three flags to the dead letters; at most one of them is true for a letter.
+
+    `_tired`: the letter has failed too often, and is left alone. `_behind`: the letter waits behind
+    a tired letter of its key. A tired letter of reason `data` stops no other, because brokers never
+    take it. `_chosen`: the letter is to be sent.
 
     Args:
         letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
@@ -364,7 +369,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
     candidates = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
     behind: Column = F.lit(False)
     if not selection.again:
-        # A dead letter without a key waits behind no other: it is a partition of its own.
+        # A letter without a key waits for no other letter, so it is a partition of its own.
         keyless = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
         earlier = Window.partitionBy("topic", "sharding_key", keyless).orderBy("_place")
         earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
@@ -376,7 +381,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
-    """Add `tries` and `open`, as earlier backfills left them, to each dead letter."""
+    """Add the columns `tries` and `open`, as earlier backfills left them."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = letters.join(tries, "letter_id", "left")
@@ -385,7 +390,7 @@ def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
 
 
 def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
-    """Return the condition that the rows meet `conditions` and the selection's topic and times. A
+    """Return the condition that a row meets `conditions` and the selection's topic and times. A
     null counts as false, as after WHERE."""
     from pyspark.sql import functions as F  # noqa: N812
 
