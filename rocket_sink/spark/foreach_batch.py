@@ -1,9 +1,9 @@
-"""The foreachBatch lane and batch writes: sending and the append to the ledger are one action.
+"""foreachBatch and batch writes: one Spark action sends the rows and appends them to the ledger.
 
-The rows that Spark appends are the results of the sends. If the ledger already has the epoch
-(Delta's transaction, `txn`), Delta skips the append: no part of the plan runs, and nothing is sent.
-Delta skips each epoch that is not newer than the last. So the query id is part of `txn`'s app id,
-and a query whose ledger is ahead of its checkpoint is refused (`check_not_ahead`).
+The rows that Spark appends are the results of the sends. If the ledger already has the epoch (in
+Delta's transaction, `txn`), Delta skips the append: no task runs, and nothing is sent. Delta also
+skips epochs that are older than the last one. So `txn`'s app id contains the query id, and a query
+whose ledger is ahead of its checkpoint is refused (`check_not_ahead`).
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ _NO_QUERY: Final = (
 
 @dataclass(frozen=True)
 class Send:
-    """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out.
+    """The function for `mapInArrow`: sends batches of rows, and yields batches of ledger rows.
 
     Args:
         again: an earlier attempt has begun the epoch, and the ledger lacks its sends.
-        token: proves that tasks have the driver's ledger; None where only Spark writes the ledger.
-        sequence: number of the append in the table's order, which all of its rows share.
+        token: proves that tasks have the driver's ledger; None if only Spark writes the ledger.
+        sequence: the append's number in the table's order; all rows of the append have it.
     """
 
     options: SinkOptions
@@ -127,8 +127,7 @@ class Send:
 
 
 class BatchWriter:
-    """Sends micro-batches and batch writes from the driver; each send is one append to the
-    ledger."""
+    """Sends micro-batches and batches from the driver, each with one append to the ledger."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -187,7 +186,8 @@ class BatchWriter:
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
-        """Send a batch; return the sums of its ledger rows, which without a ledger are not kept."""
+        """Send a batch and return its counts. Without a ledger the results of its sends are not
+        kept."""
         check_session(self._options, df.sparkSession)
         run = str(uuid.uuid4())
         lineage.started(self._options, run, "write", df.schema, is_stream=False)
@@ -270,10 +270,11 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Release the sharding keys that a failed write holds: a later write frees only its own."""
+        """Release the sharding keys that a failed write holds. A later write releases only its own
+        keys."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
-        with contextlib.suppress(Exception):  # the first error is being raised
+        with contextlib.suppress(Exception):  # the write's own error is being raised
             if last_txn_version(session, place, txn_app_id(query)) is None:
                 withdraw(place, query)
 
@@ -291,7 +292,7 @@ class BatchWriter:
         """Return the ledger's path, and the token by which tasks check it; looked up once.
 
         Raises:
-            LedgerError: an option needs files beside the table, and there can be none; or an
+            LedgerError: an option needs files beside the table, and they cannot be written; or an
                 executor has another ledger than the driver.
         """
         if self._located is None:
@@ -304,10 +305,13 @@ class BatchWriter:
         return self._located
 
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
-        """Return query id and `txn` version of the write, and whether an earlier write of the
-        `appId` has not ended. With effectively once the write takes over the earlier write's query
-        id, so that tasks look up its messages. The version is a new one, because Delta skips a
-        known version."""
+        """Return the write's query id, its `txn` version, and whether an earlier write of the
+        `appId` has not ended.
+
+        With effectively once the write continues the unfinished write under that write's query id,
+        so that tasks look up its messages. It gets a new version, because Delta skips a known
+        version.
+        """
         options = self._options
         if not options.app_id:
             return run, 0, False
@@ -326,13 +330,14 @@ class BatchWriter:
             forget_tasks(place, query)
 
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
-        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs to do so."""
+        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs that would
+        claim it."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)
 
     def _refuse(self, session: SparkSession) -> None:
-        """Raise a ConfigurationError if the query was refused at its start; it sends nothing."""
+        """Raise a ConfigurationError if the listener refused the query at its start."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if reason := refused_queries.get(query or ""):
             raise ConfigurationError(reason)
@@ -351,9 +356,9 @@ class BatchWriter:
 
 @contextlib.contextmanager
 def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
-    """Refuse a second write of an epoch in one run: Delta would skip it, and lose its rows. A
-    failed write may be repeated. If the run has no id (a call outside of a stream, a Connect
-    client), allow a second write, because Spark may run the epoch again.
+    """Refuse a second write of an epoch in one run of a query: Delta would skip it, and lose its
+    rows. A failed write may be repeated. Without a run id (outside of a stream, or over Connect) a
+    second write is allowed, because it may be Spark's repetition of the epoch.
 
     Raises:
         ConfigurationError: this run has written the epoch, or does so now.

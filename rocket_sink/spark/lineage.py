@@ -2,8 +2,8 @@
 
 OpenLineage's own client (extra `lineage`) sends the events to the address in its environment
 variables. Without the client or the variables nothing is sent. A background thread sends, so a
-collector that is down costs one warning per event. In the data source it also costs some seconds,
-because those processes live for one call and wait for the collector.
+collector that is down costs one warning per event. The data source's processes live for one call
+and wait for the collector; there a collector that is down also costs some seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAST_S: Final = 10.0
 _CALL_S: Final = 3.0
 """Longest wait for a collector in a process that Spark starts for one call."""
 _SILENT_S: Final = 0.5
-"""Longest wait in a process of one call, if the process that started the run waited in vain."""
+"""Longest wait in such a process, if the process that started the run has waited in vain."""
 _lock: Final = ForkLock()
 _runs: Final[dict[str, Run]] = {}
 emitters: Final[list[_Emitter]] = []
@@ -43,9 +43,8 @@ emitters: Final[list[_Emitter]] = []
 
 @dataclass
 class Run:
-    """A started run: its job's name and kind, the destination of its rows, and its error. Spark
-    pickles a data source's run from the process that plans the write to the one that commits it.
-    """
+    """A started run. Spark pickles a data source's run from the process that plans the write to the
+    process that commits it."""
 
     job: str
     is_stream: bool
@@ -53,7 +52,7 @@ class Run:
     fields: list[tuple[str, str]]
     error: str = ""
     is_collector_silent: bool = False
-    """Whether a process has waited for the collector in vain (`flush`)."""
+    """Whether `flush` has waited for the collector in vain."""
 
 
 def is_on() -> bool:
@@ -106,8 +105,7 @@ def ended_elsewhere(
 
 def flush(state: Run | None) -> None:
     """Wait for the collector, because Spark ends this process soon and without notice. Note in the
-    run whether the wait was in vain, so that the next process waits less.
-    """
+    run whether the wait was in vain, so that the next process waits less."""
     if state is not None:
         for emitter in emitters:
             emitter.finish(_SILENT_S if state.is_collector_silent else _CALL_S)
@@ -172,8 +170,7 @@ class _Emitter:
         finish_at_end(self)
 
     def finish(self, wait_s: float = _LAST_S) -> None:
-        """Wait for the events that are under way; warn of events that the collector did not
-        take."""
+        """Wait for the collector to take all events; warn of events that it did not take."""
         until_s = time.monotonic() + wait_s
         while self.events.unfinished_tasks and time.monotonic() < until_s:
             time.sleep(0.02)

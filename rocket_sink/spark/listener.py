@@ -1,9 +1,11 @@
-"""Folds the spool into the ledger while queries run, and notes the epochs that Spark has confirmed.
+"""Folds spool files into ledgers while queries run, and notes the epochs that Spark reports as
+done.
 
 A session has one listener, and one background thread for all its ledgers. Spark's events come late,
 and at a shutdown perhaps never. So a fold does not wait for events, but takes all finished files;
-only `Ledger.sync` is certain to fold. The thread is a daemon: at the driver's end the remaining
-files wait in the spool. Python's end waits for a running fold: a thread in delta-rs would crash it.
+only `Ledger.sync` is certain to fold. The thread is a daemon: files that remain at the driver's end
+stay in the spool. But Python's end waits for a running fold, because a thread that is still in
+delta-rs would crash the process.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
 _COUNT_S: Final = 30.0
-"""Shortest time between two counts of a ledger's rows: each is a query of the table."""
+"""Shortest time between two counts of a ledger's rows; each count queries the table."""
 _LAST_S: Final = 5.0
 """Longest wait at the driver's end for Spark's report that a query has ended."""
 _END_S: Final = 60.0
@@ -54,16 +56,17 @@ _UNCOUNTED: Final = 10_000
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
-    """Install the session's listener once, and fold this ledger whenever a query makes progress.
+    """Install the session's listener, once, and fold the options' ledger while queries make
+    progress.
 
-    Without a ledger the listener only checks queries at their start. Return None if the options
-    have no ledger, or there is no classic session.
+    Return the thread that folds; None if the options have no ledger, or if there is no classic
+    session. Without a ledger the listener only checks queries at their start.
     """
     session = session or active_session()
     if not is_classic(session):
         return None
     assert session is not None
-    # Keep the thread in the context, which all wrapper objects of a session share.
+    # Keep the thread in the context, because a session may have several wrapper objects.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(FOLDERS, {})
         key = session._jsparkSession.hashCode()
@@ -112,7 +115,7 @@ class FoldThread:
         self._queries: dict[str, str] = {}
         """{run: query} of runs whose end was not logged yet."""
         self.sinks: dict[str, str] = {}
-        """{run: ledger} of runs with a sink that is known at the start: not for foreachBatch."""
+        """{run: ledger} of runs whose sink is known at the start; not for foreachBatch."""
         self.begun: set[str] = set()
         """Runs that finished an epoch, waited for rows, or that Spark reports as ended."""
         self._accounts: dict[LedgerPath, Accounts] = {}
@@ -123,9 +126,9 @@ class FoldThread:
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Fold the rows of queries that have just ended, log the ends of all, and stop. Without
-        `awaitTermination`, Spark's report of an epoch may come after the end of Python, so that its
-        rows wait in the spool."""
+        """Fold the rows of queries that have just ended, log the end of each query, and stop. If a
+        script does not call `awaitTermination`, Spark may report an epoch after Python's end. The
+        epoch's rows then wait in the spool."""
         is_alive = True
         try:
             self.await_ended(_LAST_S)
@@ -147,8 +150,8 @@ class FoldThread:
         self, place: LedgerPath, interval_s: float, app_id: str = "",
         retention: Retention = Retention(),  # noqa: B008 (a value)
     ) -> None:  # fmt: skip
-        """Fold this ledger from now on. `app_id` is the `appId` of its queries, or empty. After
-        several calls for one ledger, the shortest interval and the longest retention apply."""
+        """Fold this ledger from now on. `app_id` is the `appId` of its queries, or empty. If a
+        ledger is added several times, the shortest interval and the longest retention apply."""
         with self._wake:
             self._retentions[place] = retention.or_longer(self._retentions.get(place, retention))
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
@@ -189,8 +192,8 @@ class FoldThread:
         self._notify([], urgent=True)
 
     def await_ended(self, wait_s: float) -> None:
-        """Wait until Spark's events of ended queries are in the spool. `awaitTermination` returns
-        before Spark has reported their last epochs."""
+        """Wait until the last epochs of ended queries are noted in the spool. `awaitTermination`
+        returns before Spark has reported these epochs."""
         until_s = time.monotonic() + wait_s
         active = {str(query.runId) for query in self._session.streams.active}
         with self._wake:
@@ -224,14 +227,15 @@ class FoldThread:
                 places = dict(self._intervals)
             is_all_folded = urgent
             for place, interval_s in places.items():
-                # Confirm before each fold: `Ledger.sync` waits for events only briefly, and a fold
-                # of all ledgers takes longer.
+                # Confirm before each fold: `Ledger.sync` waits only briefly for events, and folding
+                # all ledgers takes longer.
                 self._confirm_new()
                 now = time.monotonic()
                 if self._is_finished and not urgent:
                     continue
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
-                    # Count only these later: the fold may miss files of epochs noted while it runs.
+                    # Count only epochs that were noted before the fold: it may miss files of later
+                    # epochs.
                     noted = list(self._uncounted.get(place, ()))
                     is_folded = self._fold(place)
                     is_all_folded &= is_folded
@@ -258,8 +262,9 @@ class FoldThread:
             _LOG.info("the ledger %s cannot be followed now: %s", place, first_line(error))
 
     def _say_ends(self, runs: set[str], *, without_rows: bool = True) -> None:
-        """Log the accounts of these runs, which have ended. A fold fails if the session is stopped:
-        leave runs without rows to `finish` then, which looks into the spool, too."""
+        """Log the row counts of these runs, which have ended. `without_rows` is False if a fold
+        failed, for example because the session is stopped. Runs without rows are then left to
+        `finish`, which also looks into the spool."""
         runs &= set(self._queries)
         for run in runs:
             counts = Counter[str]()
@@ -281,8 +286,8 @@ class FoldThread:
                 return True
             return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
-            # The rows are safe in the spool; the next fold takes them. At a driver's end the
-            # session goes away under the fold, which is no error.
+            # The rows are safe in the spool; the next fold takes them. If the session stops during
+            # the fold, as at a driver's end, that is no error.
             if not _is_stopped(self._session):
                 _LOG.warning("the ledger %s is not folded yet: %s", place, first_line(error))
             return False
@@ -294,7 +299,7 @@ class FoldThread:
                 expire_daily(self._session, place, self._retentions[place])
         except Exception as error:
             if not _is_stopped(self._session):
-                _LOG.warning("nothing of %s expires now: %s", place, first_line(error))
+                _LOG.warning("old rows stay in %s for now: %s", place, first_line(error))
 
     def _confirm_new(self) -> None:
         """Note the epochs that Spark has reported since the last call, for all ledgers."""
@@ -328,8 +333,8 @@ class FoldThread:
 
     def _note(self, place: LedgerPath, query: str, progress: Any) -> None:
         ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
-        # -1 says that Spark does not count this sink's rows. The rows read are no substitute,
-        # because a query may filter.
+        # Spark gives -1 if it does not count this sink's rows. The number of rows read is no
+        # substitute, because a query may filter.
         handed = int(progress.sink.numOutputRows)
         spool = SpoolWriter(place.spools[0], ctx)
         spool.append(
@@ -349,7 +354,7 @@ class FoldThread:
 
     def _warn_of_successors(self, place: LedgerPath) -> None:
         """Warn of queries with a new checkpoint that write to an earlier query's topics."""
-        # Import here, because workers import this module, too, and read no ledger.
+        # Import here: workers import this module, too, but read no ledger.
         from rocket_sink.ledger.report.queries import successors
         from rocket_sink.ledger.sql import Scope, Scoped
 
@@ -357,7 +362,7 @@ class FoldThread:
             if self._is_finished:
                 return
             # Confirm now: each query of the table takes a while, and `Ledger.sync` waits only some
-            # seconds for the events of ended queries.
+            # seconds for events.
             self._confirm_new()
             try:
                 query = reader_of(self._session, place)
@@ -370,7 +375,7 @@ class FoldThread:
                     )  # fmt: skip
             except Exception as error:
                 if not self._is_finished:
-                    text = "cannot look for %s in %s: %s"
+                    text = "cannot look for queries before %s in %s: %s"
                     _LOG.warning(text, query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
@@ -390,9 +395,9 @@ class FoldThread:
         return query_id
 
     def _count(self, place: LedgerPath, noted: Iterable[_Epoch]) -> None:
-        """Log an error for each epoch, noted before the last fold, for which the table has fewer
-        rows than Spark handed to the tasks. The table's sum includes repeated attempts, so a lower
-        sum proves that rows are missing."""
+        """Log an error for each of the `noted` epochs for which the table has fewer rows than Spark
+        handed to the tasks. The table also counts repeated attempts, so a lower sum proves that
+        rows are missing."""
         uncounted = self._uncounted.get(place, {})
         waiting = {key: uncounted.pop(key) for key in noted if key in uncounted}
         if not waiting:
@@ -431,7 +436,7 @@ class FoldThread:
         try:
             return not is_table(self._session, place)
         except Exception:
-            return False  # The state is unknown; the next count raises the error.
+            return False  # unknown: the caller logs its own error
 
     def _rows_in(self, place: LedgerPath, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
@@ -446,7 +451,7 @@ class FoldThread:
 
 
 def _is_stopped(session: SparkSession) -> bool:
-    """Return whether the session has begun to stop: its default session is gone before `_jsc`."""
+    """Return whether the session has begun to stop; `_jsc` may be set for a while longer."""
     from py4j.protocol import Py4JError
 
     context = session.sparkContext._jsc

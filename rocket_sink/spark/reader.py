@@ -1,12 +1,12 @@
 """The batch reader: `spark.read.format("rocketmq").option("topic", ...)`.
 
 A partition is a queue, or `maxMessagesPerPartition` messages of it. Its range of offsets is fixed
-when the read is planned, so a task that runs again reads the same. The reader uses no consumer
-group and stores no offset, so consumers do not notice it. It is for verification and for
-dead-letter topics (`%DLQ%group`); messages are decoded one by one.
+when the read is planned, so a task that runs again reads the same messages. The reader uses no
+consumer group and stores no offset, so consumers do not notice it. It is meant for verification and
+dead-letter topics (`%DLQ%group`), because it decodes messages one by one.
 
-`ReadOptions` has the reader's own options. Connection options (name servers, credentials, TLS,
-time-outs) and `topic` are those of the sink.
+`ReadOptions` has the reader's own options. The sink has the others: connection options (name
+servers, credentials, TLS, time-outs) and `topic`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _R: Final = "reading"
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""The numbers that mean "latest" and "earliest", as in Spark's Kafka source."""
+"""The numbers that mean "earliest" and "latest", as in Spark's Kafka source."""
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -58,11 +58,12 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> tuple[ReadOptions, SinkOptions]:
-        """Split and check a user's options; names may have any spelling.
+        """Split a user's options into the reader's and the sink's, and check them. Names may have
+        any spelling.
 
         Raises:
-            OptionError: an unknown name, a bad value, options that exclude each other, no topic,
-                no name server.
+            OptionError: an unknown name, a bad value, options that exclude each other, no topic, no
+                name server.
         """
         read_options: dict[str, Any] = {}
         sink_options: dict[str, Any] = {}
@@ -85,12 +86,12 @@ class ReadOptions:
 
     @property
     def starts(self) -> tuple[int, dict[str, int]]:
-        """Return the first offsets: (default, {broker:queue: offset of this queue})."""
+        """The first offsets: (default, {"broker:queue": offset of this queue})."""
         return _offsets(self.starting_offsets, "startingOffsets", EARLIEST)
 
     @property
     def ends(self) -> tuple[int, dict[str, int]]:
-        """Return the end offsets, in the form of `starts`."""
+        """The end offsets, in the form of `starts`."""
         return _offsets(self.ending_offsets, "endingOffsets", LATEST)
 
 
@@ -146,8 +147,8 @@ _BATCH_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """A range of offsets of one queue (`end` exclusive), limited to messages stored in `[from_ms,
-    to_ms)`."""
+    """A range of offsets of one queue (`end` exclusive). Only messages count that were stored at or
+    after `from_ms`, and before `to_ms`; -1 means no limit."""
 
     queue: MessageQueue
     begin: int
@@ -164,7 +165,7 @@ class QueueRange(InputPartition):
 
 
 class MessageReader(DataSourceReader):
-    """Plans ranges of queues, and reads them in the tasks, to which Spark pickles it.
+    """Plans the ranges of queues on the driver, and reads them in the tasks.
 
     Raises, from `partitions`:
         NoRouteError: the name servers do not know the topic.
@@ -214,7 +215,7 @@ class MessageReader(DataSourceReader):
             begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
         if read.end_timestamp >= 0:
             # For a time after the newest message, brokers before 5.2 return that message's offset,
-            # not the next offset.
+            # not the next offset. So add 1; `takes` drops a message that is too new.
             end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
         queue_range = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
         if end > highest:

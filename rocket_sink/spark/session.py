@@ -54,7 +54,8 @@ def build_session(
     packages: tuple[str, ...] = (),
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """Return a session with Delta, in UTC, with quiet logs; an active one is returned as is.
+    """Return a session with Delta, in UTC, with quiet logs. If there is an active session, return
+    it as it is.
 
     Args:
         master: as in spark-submit; None: the master that spark-submit has set, else `local[*]`.
@@ -143,8 +144,8 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 
 
 def _add_jars(builder: SparkSession.Builder) -> None:
-    """Start Java and resolve the packages in it: spark-submit would print sixty lines about them.
-    The resolver is private to Spark. If this Spark has no such resolver, let spark-submit resolve.
+    """Start Java and resolve the packages in it, because spark-submit would print sixty lines about
+    them. The resolver is private to Spark. If it is missing, spark-submit resolves the packages.
 
     Raises:
         ConfigurationError: a package cannot be fetched.
@@ -178,7 +179,8 @@ def _add_jars(builder: SparkSession.Builder) -> None:
             "registry, or name another one by spark.jars.repositories"
         ) from None
     except (Py4JError, TypeError):
-        # spark-submit resolves when it starts a JVM, so end this JVM, by closing its input.
+        # spark-submit resolves packages when it starts a JVM. So end this JVM, by closing its
+        # input.
         gateway: Any = SparkContext._gateway
         gateway.shutdown()
         gateway.proc.stdin.close()
@@ -190,11 +192,10 @@ def _add_jars(builder: SparkSession.Builder) -> None:
 
 
 def _check_pair(spark: str, delta: str) -> None:
-    """Refuse versions that fail later: at the download of jars, or by methods the JVM lacks.
+    """Refuse versions that fail later: at the download of jars, or by methods that the JVM lacks.
 
     Args:
-        spark: pyspark's version; a newer one than those known here is not checked.
-        delta: delta-spark's version.
+        spark: pyspark's version; versions newer than those known here pass.
 
     Raises:
         ConfigurationError: this Delta has no jars, or none for this Spark.

@@ -437,7 +437,8 @@ class TaskPlan:
     Attributes:
         claim: name of the driver's claim on the ledger.
         version: the ledger's version before the dead letters were chosen.
-        pin_new, move_keys: see `Resender`.
+        pin_new: see `HomeQueues`.
+        move_keys: see `Backfill`.
     """
 
     claim: str
