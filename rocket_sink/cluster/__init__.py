@@ -1,4 +1,4 @@
-"""A real local Apache RocketMQ, name server and brokers on loopback, for demo, tests and users.
+"""A real Apache RocketMQ on loopback (name server and brokers), for demo, tests and users.
 
 A `LocalCluster` ends by `stop`, or when the process that started it ends; `up`, `status` and `down`
 manage a detached cluster. PySpark's Ivy fetches RocketMQ once from Maven Central. RocketMQ runs on

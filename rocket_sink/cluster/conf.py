@@ -1,9 +1,9 @@
 """Configuration of a local cluster's processes: ports, broker.conf, JVM flags, log settings.
 
-A broker binds three ports: its listen port, two below it the "fast" port (BrokerController), and
-one above it the replication port. Ports are chosen below the range of outgoing connections (32768
-up on Linux), so that other processes seldom take one before the broker binds it. If one does, the
-start is repeated with other ports.
+A broker binds three ports: its listen port, the "fast" port two below (BrokerController), and the
+replication port one above. All ports are below the range of outgoing connections (32768 up on
+Linux), so that other processes seldom take a port before the broker binds it. If a process does
+take one, the start is repeated with other ports.
 
 docker-compose.yml repeats `BROKER_DEFAULTS`; a test compares the two. Values are as in
 `broker.conf`: text, sizes in bytes.
@@ -44,7 +44,7 @@ class Ports:
 
 
 def broker_ports(listen: int) -> tuple[int, int, int]:
-    """Return the ports of a broker that listens on `listen`: fast, own, replication."""
+    """Return a broker's fast, listen and replication port."""
     return listen - 2, listen, listen + 1
 
 
@@ -75,10 +75,8 @@ def is_free(port: int) -> bool:
 def choose_ports(
     brokers: int, *, wanted: Ports | None = None, free: Callable[[int], bool] = is_free
 ) -> Ports:
-    """Return free ports for a name server and `brokers` brokers: `wanted` if its ports are free.
-
-    The brokers' blocks of ports do not overlap. Raises ClusterError if there are too few free ones.
-    """
+    """Return free ports for a name server and `brokers` brokers: `wanted`, if all its ports are
+    free. Raise ClusterError if there are too few free ports."""
     if wanted and len(wanted.brokers) == brokers and all(free(port) for port in wanted.all()):
         return wanted
     blocks: list[int] = []
@@ -107,16 +105,16 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "autoCreateSubscriptionGroup": "true",
     "defaultTopicQueueNums": "4",
     "traceTopicEnable": "true",
-    # Without these settings a broker of 5.5.0 uses two thirds of a core from its first committed
-    # message on, because the next wake-up of TransactionalOpBatchService is always in the past. So
-    # let the broker note each end of a transaction at once, and set the interval to an hour.
+    # By default a broker of 5.5.0 uses two thirds of a core after its first committed message:
+    # TransactionalOpBatchService always wakes up too late, and at once again. So note each end of a
+    # transaction at once (size 1), and let the service wake up once an hour.
     "transactionOpBatchInterval": "3600000",
     "transactionOpMsgMaxSize": "1",
     "timerWheelEnable": "true",
     # By default an idle broker uses 2 % of a core to write its timer wheel to disk.
     "timerFlushIntervalMs": "10000",
     "enablePropertyFilter": "true",
-    # Lite topics need these two settings. Other messages are stored as before.
+    # Lite topics need these two settings, which change nothing for other messages.
     "enableLmq": "true",
     "enableMultiDispatch": "true",
     "messageIndexEnable": "true",
@@ -134,7 +132,7 @@ BROKER_DEFAULTS: Mapping[str, str] = {
 }
 
 DISK_NEARLY_FULL_RATIO = 0.85
-"""If more of the disk than this part is used, a broker is started with NEARLY_FULL_DISK."""
+"""If a larger part of the disk is used, a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
     # A broker refuses messages once its clean-up sees a disk above 90 %, and that limit cannot be

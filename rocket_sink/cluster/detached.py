@@ -1,8 +1,8 @@
 """A detached cluster: `rocket-sink cluster up|status|down`.
 
-`cluster.json` in the home folder lists the processes, with a random mark that each start puts into
-their command lines. A process without the mark does not belong to the cluster, so a reused pid is
-never signalled. A file lock allows one command per home at a time.
+`cluster.json` in the home folder lists the processes, and has a random mark that each start puts
+into their command lines. A process without the mark does not belong to the cluster, so a reused pid
+is never signalled. A file lock allows one command per home at a time.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ def up(
     cache: Path | None = None,
     timeout_s: float = 240,
 ) -> ClusterState:
-    """Start a detached cluster in `home`, or return the one that runs there.
+    """Start a detached cluster in `home`. If one runs there, return it, even if its settings
+    differ; `progress` then gets a line about them.
 
-    If brokers are dead, start them again beside the others. If the name server is dead, or the
-    start was cut short, or the settings have changed, stop all processes and start them again, with
-    the same data and, if they are free, the same ports. Arguments and errors are those of
-    LocalCluster.
+    If only brokers are dead, and the settings are the same, start these brokers again. In all other
+    cases stop the processes that are left, and start all with the same data and, if they are free,
+    the same ports. Arguments and errors are those of LocalCluster.
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
@@ -147,10 +147,10 @@ def status(home: Path | None = None) -> ClusterState | None:
 
 
 def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
-    """Stop the cluster that `up` started in `home`; its data stays.
+    """Stop the cluster that `up` started in `home`; its data stays. Idempotent.
 
-    `progress` gets a line if another command has the lock of the home. Return whether a process was
-    stopped. Idempotent. Brokers take some 15 s to stop.
+    Return whether a process was stopped. Brokers take some 15 s to stop. `progress` gets a line if
+    another command has the lock of the home.
     """
     if not (_folder(home) / _STATE_FILE).exists():
         return False
@@ -201,7 +201,6 @@ def _launch_detached(
 
 
 def _ports(state: ClusterState) -> Ports:
-    """Return the ports of a cluster."""
     server, *brokers = (
         int(address.rpartition(":")[2])
         for address in (state.name_server, *(broker.address for broker in state.brokers))
@@ -248,8 +247,8 @@ def _load(folder: Path) -> ClusterState | None:
         return None
     except OSError as error:
         raise ClusterError(
-            f"{file} cannot be read: {error.strerror}; the cluster is that of another user, who may"
-            " end it: name another home."
+            f"{file} cannot be read: {error.strerror}. The cluster may belong to another user: name"
+            " another home."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(

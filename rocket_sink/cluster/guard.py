@@ -1,9 +1,9 @@
 """Kills a cluster's processes when its owner process ends, even by SIGKILL.
 
-`Guard` runs this file as a process that leads a process group, which the cluster's JVMs join. When
-the owner's end of a pipe closes, or this process gets another parent, this process kills the group
-and itself. Unlike Linux's PR_SET_PDEATHSIG this does not depend on the thread that started a
-broker, and works on macOS. A process group's number is not reused while a member lives.
+`Guard` runs this file as a process, which leads a process group that the cluster's JVMs join. When
+the owner ends, a pipe from the owner closes or this process gets another parent. Then this process
+kills the group and itself. Unlike Linux's PR_SET_PDEATHSIG this does not depend on the thread that
+started a broker, and works on macOS. A process group's number is not reused while a member lives.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _WAIT_S = 10
 
 
 class Guard:
-    """The owner's handle of a process group that is killed when this process ends."""
+    """The owner's handle of a process group that is killed when the owner ends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def join(self) -> dict[str, Any]:
-        """Start the guard unless it runs; return Popen's arguments for a process in the group."""
+        """Start the guard if it does not run; return Popen's arguments for a process in the
+        group."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
             self._process = subprocess.Popen(

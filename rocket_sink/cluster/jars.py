@@ -1,13 +1,15 @@
 """RocketMQ's jars: a cache, which PySpark's Ivy fills from Maven Central.
 
 The cache is `<cache>/rocketmq-<version>/`; `<cache>` is the argument, else ROCKET_SINK_CACHE, else
-the user's cache folder. It is filled in a scratch folder and renamed, under a file lock.
+the user's cache folder. One process at a time fills it, in a scratch folder that is renamed at the
+end.
 
 A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
 `group:name:version[:classifier] sha256`. With a lock file several Ivy processes fetch the jars in
 parallel (each with an Ivy cache of its own, because two cannot share one), and the digests are
 checked. Without a lock file one Ivy process resolves all dependencies in some minutes, and checks
-the registry's SHA-1. The digests are then noted. Each use of the cache checks the jars again.
+the registry's SHA-1; the SHA-256 digests are then noted in the cache. Each use of the cache checks
+the jars' SHA-256 again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ CACHE_ENV = "ROCKET_SINK_CACHE"
 Progress = Callable[[str], None]
 
 SETTINGS_ENV = "ROCKET_SINK_IVY_SETTINGS"
-"""A user's own ivysettings.xml (a mirror, a proxy, credentials) instead of Ivy's default."""
+"""The environment variable that names a user's ivysettings.xml (a mirror, a proxy, credentials)."""
 
 ROOTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-tools")
 """The modules of org.apache.rocketmq that the cluster runs."""
@@ -58,7 +60,7 @@ _HINTS = {
 }
 
 _SETTINGS = """<ivysettings>
-  <!-- jars of a lock are checked against its SHA-256: one request less for each -->
+  <!-- Empty if a lock file has the SHA-256 digests: this saves a request per jar -->
   <property name="ivy.checksums" value="{checksums}"/>
   <settings defaultResolver="central"/>
   <timeout-constraints>
@@ -328,8 +330,8 @@ def cache_folder(cache: Path | None = None) -> Path:
 
 
 def _cached(folder: Path, version: str) -> list[Path] | None:
-    """Return the cached jars; None if one is missing, or has another digest than in the lock file
-    (without a lock file: than at its first fetch)."""
+    """Return the cached jars; None if a jar is missing or has a wrong digest. The right digests are
+    in the lock file; without a lock file they are those of the first fetch."""
     listing = folder / _LISTING
     if not listing.is_file():
         return None

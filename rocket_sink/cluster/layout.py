@@ -28,7 +28,7 @@ from rocket_sink.text import counted
 
 NAME_SERVER = "name-server"
 MARK_PROPERTY = "rocket.sink.cluster"
-"""A JVM property with a random value, which a later process with the same pid lacks."""
+"""A JVM property with a random value; a later process with the same pid does not have it."""
 
 _PORT_TRIES = 3
 _MOST_BROKERS = 64
@@ -143,8 +143,8 @@ def launch(
     """Start a cluster in `runtime.home` and return when every broker has stored a message.
 
     `spawned` is called after each process start. The processes named in `alive` run already, on
-    `ports`; their nodes in the result are not started. On an error, kill the processes that were
-    started and raise ClusterError; if another process took a port meanwhile, try other ports.
+    `ports`; their nodes in the result are not started. If another process took a port meanwhile,
+    try again with other ports. On any other error, kill the started processes and raise the error.
     """
     wanted_ports = load_ports(runtime.home / "ports.json")
     for last in [False] * (_PORT_TRIES - 1) + [True]:
@@ -212,7 +212,7 @@ def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
         NAME_SERVER,
         NAME_SERVER,
         *("-Xms32m", "-Xmx128m"),
-        # A name server does little work: to optimise its code costs more CPU than it saves.
+        # A name server does little work: optimising its code costs more CPU than it saves.
         "-XX:TieredStopAtLevel=1",
     )
     folder = runtime.home / NAME_SERVER
@@ -231,7 +231,7 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
     folder = runtime.home / name
     extra = {"defaultTopicQueueNums": str(wanted.queues)}
     usage = shutil.disk_usage(runtime.home)
-    # The formula is that of UtilAll.getDiskPartitionSpaceUsedPercent.
+    # Brokers use the same formula (UtilAll.getDiskPartitionSpaceUsedPercent).
     if usage.used / max(1, usage.used + usage.free) > conf.DISK_NEARLY_FULL_RATIO:
         extra.update(conf.NEARLY_FULL_DISK)
     if wanted.acl is not None:

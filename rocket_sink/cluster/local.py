@@ -80,7 +80,7 @@ class LocalCluster:
         self.stop()
 
     def start(self, timeout_s: float = 240) -> LocalCluster:
-        """Start the cluster, unless it runs, and wait until every broker has stored a message.
+        """Start the cluster if it does not run, and wait until every broker has stored a message.
 
         Raises ClusterError with the last log lines. `timeout_s` does not include fetching RocketMQ.
         """
@@ -220,9 +220,10 @@ class LocalCluster:
         brokers: Iterable[str] | None = None,
         timeout_s: float = _ROUTE_TIMEOUT_S,
     ) -> None:
-        """Wait until the topic's route has all brokers, or the named ones; else ClusterError.
+        """Wait until the topic's route has all brokers, or the named ones. Raise ClusterError after
+        `timeout_s`.
 
-        A broker that was killed or frozen may be missing for up to 30 s.
+        A broker that was killed or frozen may be missing for up to 30 s after its return.
         """
         for broker in self._chosen(brokers):
             broker.wait_routed(topic, timeout_s)

@@ -43,9 +43,9 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
     """Write a jar with changed copies of all classes of `jars` that bind all interfaces; return its
     path.
 
-    The jar is beside the others, so that all clusters have the same class path. A JVM uses an
-    archive of classes (CDS) only with the class path for which the archive was made. If the cache
-    is read-only, the jar is in `home`.
+    The jar is put beside the others, so that all clusters have the same class path. A JVM uses a
+    class data archive (CDS) only with the class path for which it was made. If the cache is
+    read-only, the jar is put into `home`.
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as copies:
@@ -73,8 +73,7 @@ def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
 
 
 def on_loopback(data: bytes) -> bytes | None:
-    """Return the class file changed to bind loopback; None if the class binds no wildcard
-    address."""
+    """Return the class file changed to bind loopback; None if it binds no wildcard address."""
     if _ADDRESS.encode() not in data:
         return None
     pool = _ConstantPool(data)
@@ -122,21 +121,18 @@ class _ConstantPool:
         return int(self._count)
 
     def text(self, value: str) -> bytes:
-        """Return the index of a text."""
         content = value.encode()
         return self.constant(_UTF8, struct.pack(">H", len(content)), content)
 
     def class_index(self, name: str) -> bytes:
-        """Return the index of a class."""
         return self.constant(_CLASS, self.text(name))
 
     def method(self, owner: str, name: str, signature: str) -> bytes:
-        """Return the index of a method."""
         kind = self.constant(_NAME_AND_TYPE, self.text(name), self.text(signature))
         return self.constant(_METHOD, self.class_index(owner), kind)
 
     def constant(self, tag: int, *parts: bytes) -> bytes:
-        """Return the index of a constant; add the constant if it is missing."""
+        """Return a constant's index; add the constant if it is missing."""
         raw = bytes([tag]) + b"".join(parts)
         if raw not in self._indices:
             self._indices[raw] = struct.pack(">H", self._count)

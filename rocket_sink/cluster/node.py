@@ -60,7 +60,8 @@ class PortTakenError(ClusterError):
 
 
 class Node:
-    """A process. `popen_options` is called at each start, for Popen's group or session."""
+    """A process of the cluster. `popen_options` is called at each start and returns further
+    arguments for Popen: the process's group or session."""
 
     def __init__(self, spec: NodeSpec, popen_options: Callable[[], dict[str, Any]]) -> None:
         self.spec = spec
@@ -174,7 +175,7 @@ class Node:
     def restart(self, timeout_s: float = 120) -> None:
         """Restart with the same ports and store, and wait until ready.
 
-        A name server loses all routes; brokers register again within 30 s.
+        A restarted name server has no routes until the brokers register again, within 30 s.
         """
         self.stop()
         self.spawn()
