@@ -105,9 +105,9 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "autoCreateSubscriptionGroup": "true",
     "defaultTopicQueueNums": "4",
     "traceTopicEnable": "true",
-    # By default a broker of 5.5.0 uses two thirds of a core after its first committed message:
-    # TransactionalOpBatchService always wakes up too late, and at once again. So note each end of a
-    # transaction at once (size 1), and let the service wake up once an hour.
+    # A broker of 5.5.0 by default uses two thirds of a core after its first committed message,
+    # because TransactionalOpBatchService computes a next wake-up that is in the past. So note each
+    # end of a transaction at once (size 1), and let the service wake up once an hour.
     "transactionOpBatchInterval": "3600000",
     "transactionOpMsgMaxSize": "1",
     "timerWheelEnable": "true",

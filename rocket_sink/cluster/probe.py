@@ -61,8 +61,8 @@ class Probe:
         """Make the broker register at the name server; raise ProbeFailed if the request fails.
 
         A broker's first registration may fail, because the broker is not connected yet, and the
-        second follows ten seconds later. To set a broker's permission makes it register at once,
-        even if the value stays the same (AdminBrokerProcessor.updateBrokerConfig).
+        second follows ten seconds later. A broker whose permission is set registers at once, even
+        if the value stays the same (AdminBrokerProcessor.updateBrokerConfig).
         """
         code, _ = self._ask(
             address, _UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode()

@@ -1,4 +1,4 @@
-"""All that needs Spark: sinks, data source, listener, sessions, backfill.
+"""The modules that need Spark: sinks, data source, listener, sessions, backfill.
 
 Raises:
     MissingPackageError: pyspark is not installed.

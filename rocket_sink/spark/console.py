@@ -35,7 +35,6 @@ _WORDS: Final = {
 
 
 def say_start(options: SinkOptions, lane: str, query: str) -> None:
-    """Log the topic and the ledger of a query."""
     log.tell(
         LOG, "the query %s sends to %s by %s, delivery %s, ledger %s", query,
         f"the topic {options.topic}" if options.topic else "the topics of its rows", lane,
@@ -69,7 +68,6 @@ def say_no_rows(query: str, ledger: str, *, is_early: bool) -> None:
 
 
 def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
-    """Warn if rows were not delivered."""
     if lost := counts["dead"] + counts["unknown"]:
         LOG.warning(
             "%s of %s were not delivered: %s, %d of unknown outcome%s. See: rocket-sink ledger "

@@ -249,12 +249,8 @@ class _Writer:
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> dict[str, Any]:
         """Record in the ledger that the epoch, or the batch write (`epoch` None), is done; return
-        the sums over its tasks.
-
-        Raises:
-            ConfigurationError: a task sent no message, so nobody knows whether it sent its rows.
-            DeliveryError: more rows failed than `maxEpochFailures` or its ratio allows.
-        """
+        the sums over its tasks. Raise an error if a task sent no message, or if too many rows
+        failed."""
         done = [message for message in messages if isinstance(message, TaskMessage)]
         if silent := len(messages) - len(done):
             raise ConfigurationError(

@@ -131,12 +131,8 @@ def read_halves(sends: pa.Table) -> pa.Table:
 def _half_messages(
     groups: pa.ChunkedArray,
 ) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
-    """Return one row per half message: (row of its group, broker's message id, queue offset,
-    client's message id).
-
-    Args:
-        groups: the column `half_messages` of `send` rows, without nulls.
-    """
+    """Return (row of its group, broker's message id, queue offset, client's message id) of each
+    half message in the column `half_messages`, which has no nulls."""
     lists = pc.split_pattern(groups.combine_chunks(), BETWEEN_HALVES)
     parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
     broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))

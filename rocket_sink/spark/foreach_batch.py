@@ -279,7 +279,6 @@ class BatchWriter:
                 withdraw(place, query)
 
     def _transactions(self, session: SparkSession) -> Transactions | None:
-        """Return the object that ends epochs; None without `delivery=transactional`."""
         if self._options.delivery != "transactional":
             return None
         transactions = Transactions(session, self._options)
@@ -289,12 +288,7 @@ class BatchWriter:
     def _ledger(
         self, session: SparkSession, *, on_driver: bool
     ) -> tuple[LedgerPath, LedgerToken | None]:
-        """Return the ledger's path, and the token by which tasks check it; looked up once.
-
-        Raises:
-            LedgerError: an option needs files beside the table, and they cannot be written; or an
-                executor has another ledger than the driver.
-        """
+        """Return the ledger's path, and the token by which tasks check it; looked up once."""
         if self._located is None:
             place = resolve_path(self._options.ledger)
             token = append_token(self._options, place, on_driver=on_driver)
@@ -358,11 +352,7 @@ class BatchWriter:
 def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
     """Refuse a second write of an epoch in one run of a query: Delta would skip it, and lose its
     rows. A failed write may be repeated. Without a run id (outside of a stream, or over Connect) a
-    second write is allowed, because it may be Spark's repetition of the epoch.
-
-    Raises:
-        ConfigurationError: this run has written the epoch, or does so now.
-    """
+    second write is allowed, because it may be Spark's repetition of the epoch."""
     if run == query:
         yield
         return

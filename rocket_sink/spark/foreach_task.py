@@ -85,8 +85,7 @@ class ForeachTask:
         self._answers_s = math.inf
         """The time at which the thread must read answers."""
         self._sleeps_until_s = math.inf
-        # `TimestampType` is a singleton: all tasks of the process, and Spark itself, use this
-        # instance.
+        # `TimestampType` is a singleton, which all tasks and Spark's conversions share.
         TimestampType().__dict__["fromInternal"] = _time_of
 
     def process(self, row: Any) -> None:

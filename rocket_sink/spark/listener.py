@@ -175,7 +175,6 @@ class FoldThread:
                 self._accounts[place] = Accounts(place)
 
     def progressed(self, progress: Any) -> None:
-        """Note that a query finished an epoch."""
         self.begun.add(str(progress.runId))
         if self._intervals:
             self._notify([progress], urgent=False)

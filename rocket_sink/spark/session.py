@@ -145,11 +145,7 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
 
 def _add_jars(builder: SparkSession.Builder) -> None:
     """Start Java and resolve the packages in it, because spark-submit would print sixty lines about
-    them. The resolver is private to Spark. If it is missing, spark-submit resolves the packages.
-
-    Raises:
-        ConfigurationError: a package cannot be fetched.
-    """
+    them. The resolver is private to Spark. If it is missing, spark-submit resolves the packages."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkConf, SparkContext
 
@@ -193,13 +189,7 @@ def _add_jars(builder: SparkSession.Builder) -> None:
 
 def _check_pair(spark: str, delta: str) -> None:
     """Refuse versions that fail later: at the download of jars, or by methods that the JVM lacks.
-
-    Args:
-        spark: pyspark's version; versions newer than those known here pass.
-
-    Raises:
-        ConfigurationError: this Delta has no jars, or none for this Spark.
-    """
+    Versions of Spark that are newer than those known here pass."""
     oldest = _OLDEST_DELTA.get(_minor(spark), (4, 0))
     if delta in _DELTA_WITHOUT_JARS or _minor(delta) < oldest:
         major, minor = max(oldest, _OLDEST_INSTALLED)

@@ -107,14 +107,10 @@ def _look_up(options: SinkOptions) -> None:
 
 
 def check_rights(options: SinkOptions) -> None:
-    """Check, before anything is sent, that the brokers allow what the option `delivery` needs.
-
-    With effectively_once a repeated epoch looks messages up by id, and would fail for ever if the
-    user may not. Behind a proxy nobody can. If no broker answers now, the first send reports it.
-
-    Raises:
-        ConfigurationError: the user may not look messages up, or there is a proxy.
-    """
+    """Raise a ConfigurationError, before anything is sent, if `delivery` cannot work: this user may
+    not look messages up, or there is a proxy, behind which nobody can. A repeated epoch of
+    effectively_once needs that, and would fail for ever. If no broker answers now, the first send
+    reports it."""
     if options.delivery == "at_least_once":
         return
     try:
@@ -193,16 +189,16 @@ def refuse_query(
     """Check a query of the sink when it starts. Make it fail before its first epoch if it would
     lose rows or read its own files, if its columns do not fit, or if no name server answers.
 
-    Under a continuous trigger rows are lost. Spark never calls `write` of a Python data source
-    there, and runs Python's foreach in a thread whose errors it ignores, but it commits the epochs.
+    Return the options and the lane (`datasource` or `foreach`) of a query that may run. Return None
+    for a failed query, for foreachBatch, for hidden or illegal options, and for a query without the
+    sink.
+
+    Under a continuous trigger Spark commits epochs whose rows nobody has sent. It never calls
+    `write` of a Python data source there, and Python's foreach fails in a thread that Spark does
+    not watch.
 
     Args:
         ledgers: URIs of the ledgers that the session's queries write to.
-
-    Returns:
-        The options and the lane (`datasource` or `foreach`) of a query that may run. None for a
-            failed query, for foreachBatch, for options that cannot be read, and for a query without
-            the sink.
     """
     running = session._jsparkSession.streams().get(query_id)
     query = running.streamingQuery() if running is not None else None
@@ -215,7 +211,7 @@ def refuse_query(
     if not (foreach or is_source or kind == "ForeachBatchSink"):
         return None
     _refuse_objects(session)
-    # Only a foreach sink shows its ledger. Another query may write to any ledger of the session.
+    # A foreach sink shows its ledger. Another query may write to any ledger of the session.
     own = [foreach.options.ledger] if foreach is not None else ledgers
     files = [("ledger", ledger) for ledger in ledgers if ledger in own]
     files.append(("checkpoint", query.resolvedCheckpointRoot()))
@@ -329,12 +325,8 @@ def _schema_of(plan: Any) -> StructType:
 
 
 def _wrong_columns(plan: Any, options: SinkOptions) -> str:
-    """Return an error text if a foreach query's columns do not fit the row contract, else an empty
-    text.
-
-    Tasks cannot check everything: they see values, and a TIMESTAMP_NTZ value looks like a
-    TIMESTAMP.
-    """
+    """Return an error text if a foreach query's columns do not fit the row contract. Tasks cannot
+    check all of it: they see values, and a TIMESTAMP_NTZ value looks like a TIMESTAMP."""
     try:
         resolve_columns(_schema_of(plan), options)
     except ColumnError as error:
@@ -515,7 +507,6 @@ def task_slots(session: Any) -> int:
 
 
 def has_budget(options: SinkOptions) -> bool:
-    """Return whether the options limit an epoch's dead letters."""
     return options.max_epoch_failures >= 0 or options.max_epoch_failure_ratio < 1
 
 
@@ -584,7 +575,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
     try:
         ensure_table(session, place)
     except Exception as error:
-        # Only warn: a session elsewhere may fold the tasks' spool files into the table.
+        # A session elsewhere may still fold the tasks' spool files into the table, so only warn.
         _LOG.warning(
             "the server cannot make the table of the ledger %s (%s): it is not proved that the "
             "workers share its folder with the driver", place, first_line(error),
@@ -611,8 +602,7 @@ def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) ->
     need a token.
 
     Args:
-        on_driver: whether this process is on the driver's host; a Spark Connect client may be
-            elsewhere.
+        on_driver: whether this process is on the driver's host; a Connect client may be elsewhere.
 
     Raises:
         LedgerError: an option needs files beside the table, and pyarrow cannot write them.

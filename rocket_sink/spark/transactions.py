@@ -344,11 +344,7 @@ class TransactionChecker:
         )
 
     def watch(self, *topics: str) -> None:
-        """Answer the transaction checks of these topics' brokers from now on.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError
-        """
+        """Answer the transaction checks of these topics' brokers from now on."""
         new = set(topics) - self._watched
         if new:
             self._producer.listen_for_checks(*sorted(new))

@@ -188,7 +188,6 @@ class Resent:
         self.first_error = self.first_error or report.first_error
 
     def add_failures(self, failures: Mapping[str, str]) -> None:
-        """Add failed letters to the list, up to the limit."""
         room = FAILURES_MAX - len(self.failures)
         self.failures.update(itertools.islice(failures.items(), room))
 
@@ -253,7 +252,7 @@ class Resender:
         self._move_keys = move_keys
         self._ask_all = ask_all
         self._on_dead_letters = on_dead_letters
-        # All chunks share the recorder, because it numbers the requests.
+        # The recorder numbers the requests, so all chunks share it.
         self._recorder = LedgerRecorder(options, ctx, self._take)
         self._failed: dict[str, _Failure] = {}
         """Failures of the chunk, by message id."""
@@ -335,8 +334,8 @@ class Resender:
             )
         if not stored_ids:
             return chunk
-        # Only doubtful letters count as found: a letter that was never sent may have the id of one
-        # that was.
+        # A letter that was never sent may share its id with one that was. So count only doubtful
+        # letters.
         is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
