@@ -26,8 +26,7 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def join(self) -> dict[str, Any]:
-        """Start the guard if it does not run; return Popen's arguments for a process in the
-        group."""
+        """Start the guard if needed; return Popen's arguments for a process in the group."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
             self._process = subprocess.Popen(

@@ -220,8 +220,7 @@ class LocalCluster:
         brokers: Iterable[str] | None = None,
         timeout_s: float = _ROUTE_TIMEOUT_S,
     ) -> None:
-        """Wait until the topic's route has all brokers, or the named ones. Raise ClusterError after
-        `timeout_s`.
+        """Wait until the topic's route has all brokers, or the named ones; else raise ClusterError.
 
         A broker that was killed or frozen may be missing for up to 30 s after its return.
         """

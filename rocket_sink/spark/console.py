@@ -56,8 +56,7 @@ def say_end(what: str, counts: Mapping[str, Any], ledger: str, more: str = "") -
 
 
 def say_no_rows(query: str, ledger: str, *, is_early: bool) -> None:
-    """Log the end of a query without rows; with `is_early` warn that its first epoch was not
-    done."""
+    """Log the end of a query without rows; with `is_early` warn that no epoch was done."""
     if not is_early:
         say_end(f"the query {query}", Counter(), ledger)
         return
@@ -80,8 +79,7 @@ def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
 
 
 class Accounts:
-    """Row counts of each query run: sums of the rows that a ledger's table got since this object
-    was made."""
+    """Row counts by query run, of the rows that a ledger's table got since this object was made."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -117,8 +115,8 @@ class Accounts:
                 warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
 
     def say_end(self, run: str, query: str) -> Counter[str]:
-        """Log and return the row counts of a run that ended. Log nothing if the ledger has no rows
-        of it."""
+        """Log and return the row counts of a run that ended; log nothing if the ledger has no
+        rows."""
         counts = self._sums.pop(run, Counter())
         if counts["rows_in"]:
             waits = spooled_epochs(self._place)

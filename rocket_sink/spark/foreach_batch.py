@@ -186,8 +186,7 @@ class BatchWriter:
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
-        """Send a batch and return its counts. Without a ledger the results of its sends are not
-        kept."""
+        """Send a batch and return its counts. Without a ledger, its results are not kept."""
         check_session(self._options, df.sparkSession)
         run = str(uuid.uuid4())
         lineage.started(self._options, run, "write", df.schema, is_stream=False)
@@ -270,8 +269,7 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Release the sharding keys that a failed write holds. A later write releases only its own
-        keys."""
+        """Release the keys that a failed write holds: a later write releases only its own keys."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the write's own error is being raised
@@ -324,8 +322,7 @@ class BatchWriter:
             forget_tasks(place, query)
 
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
-        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs that would
-        claim it."""
+        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task claims it."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)

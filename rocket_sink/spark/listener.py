@@ -1,5 +1,4 @@
-"""Folds spool files into ledgers while queries run, and notes the epochs that Spark reports as
-done.
+"""Folds spool files into ledgers while queries run, and notes the epochs that Spark reports.
 
 A session has one listener, and one background thread for all its ledgers. Spark's events come late,
 and at a shutdown perhaps never. So a fold does not wait for events, but takes all finished files;
@@ -56,8 +55,7 @@ _UNCOUNTED: Final = 10_000
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
-    """Install the session's listener, once, and fold the options' ledger while queries make
-    progress.
+    """Install the session's listener, once, and fold this ledger while queries make progress.
 
     Return the thread that folds; None if the options have no ledger, or if there is no classic
     session. Without a ledger the listener only checks queries at their start.
@@ -233,8 +231,7 @@ class FoldThread:
                 if self._is_finished and not urgent:
                     continue
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
-                    # Count only epochs that were noted before the fold: it may miss files of later
-                    # epochs.
+                    # Count only epochs noted before the fold: it may miss files of later epochs.
                     noted = list(self._uncounted.get(place, ()))
                     is_folded = self._fold(place)
                     is_all_folded &= is_folded

@@ -363,8 +363,7 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 
 
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
-    """Return an error text if the plan reads a folder with one of `files` (name, path), else an
-    empty text."""
+    """Return an error text if the plan reads a folder with one of `files` (name, path), else ""."""
     for folder in _input_folders(plan):
         for name, path in files:
             if _reads(_parts(folder), _parts(path)):
@@ -491,8 +490,7 @@ def with_task_rate(
 
 
 def task_slots(session: Any) -> int:
-    """Return how many tasks the session's application runs at once; 0 over Connect, which hides
-    it."""
+    """Return how many tasks the session's application runs at once; 0 if Connect hides it."""
     if not is_classic(session):
         return 0
     context = session.sparkContext

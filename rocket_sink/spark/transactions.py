@@ -68,8 +68,7 @@ class EndReport:
     """The result of ending an epoch.
 
     Attributes:
-        committed: number of messages that are visible now; `found_stored` of them were visible
-            before.
+        committed: number of messages that are visible now; `found_stored` were visible before.
         refused: number of messages that their brokers have dropped, so that they are not visible.
         busy: another process is ending epochs of the ledger; nothing was done.
     """
@@ -383,8 +382,8 @@ _lock: Final = ForkLock()
 
 
 def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
-    """Return this process's checker for these options; it lives as long as the Spark
-    application."""
+    """Return this process's checker for these options. It lives until the Spark application
+    ends."""
     key = (spark.sparkContext.applicationId, options.digest)
     with _lock:
         for old in [checker_key for checker_key in _answerers if checker_key[0] != key[0]]:

@@ -65,8 +65,7 @@ class Plan:
 
     Attributes:
         without_body: letters that cannot be sent, because they have no body.
-        without_topic: letters that cannot be sent, because neither they nor the options have a
-            topic.
+        without_topic: letters that cannot be sent: neither they nor the options have a topic.
         left_alone: letters that have failed in `max_tries` backfills.
         behind: letters that come after a left-alone letter of their key.
         asked: selected letters that may be stored already; brokers are asked before they are sent.
@@ -138,8 +137,7 @@ class Backfill:
         """Claim the ledger.
 
         Raises:
-            LedgerError: another backfill has the claim (see `wait_s`), or the folder cannot be
-                written.
+            LedgerError: another backfill has the claim, or the folder cannot be written.
         """
         claim = BackfillClaim(resolve_path(self.ledger.path))
         claim.acquire(self._wait_s, on_wait=self._on_wait)
@@ -370,8 +368,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
 
 @contextlib.contextmanager
 def _reporting(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
-    """Call `progress` with the value of `ended`, from a thread of its own, and once more at the
-    end."""
+    """Call `progress` with the value of `ended` from a thread, and once more at the end."""
     if progress is None:
         yield
         return

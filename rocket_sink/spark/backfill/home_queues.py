@@ -59,7 +59,7 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """Split the dead letters where a topic's list of queues changes; yield each part and its
+        """Split the letters where a topic's list of queues changes; yield each part and its
         lists."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
@@ -85,8 +85,7 @@ class HomeQueues:
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            # Use `is_in`, which finds null, too: the topic is null in rows that take the option's
-            # topic.
+            # Use `is_in`, which finds null, too: rows that take the option's topic have none.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
@@ -149,8 +148,7 @@ def _differs(wanted: Pinned, topic: str, lists: Lists) -> bool:
 
 
 def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
-    """Return for each key the broker (or queue) that the route lacks; None if it has the key's
-    queue."""
+    """Return for each key the broker (or queue) that the route lacks; None if it lacks nothing."""
     queues: QueueList = pinned.queues
     names = np.array([_absence(queue, info) for queue in queues], object)
     by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
@@ -179,8 +177,8 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return each row's broker if the route lacks it, else None. On a static topic, the brokers are
-    logical ones."""
+    """Return each row's broker (on a static topic the logical one) if the route lacks it, else
+    None."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
     if info is None:

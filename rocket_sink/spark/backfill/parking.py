@@ -1,5 +1,4 @@
-"""Parking: users set dead letters aside, or make them pending again, by resolutions in the
-ledger."""
+"""Parking: users set dead letters aside, or take them back, by resolutions in the ledger."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def unpark(
 ) -> Parked:
     """Make parked or dropped dead letters pending again: those that `letters` names, and those that
     meet `where`. They have their old place in the order. Their keys are not held again
-    (`onPendingKey`), because later messages have already passed them. The errors are those of
-    `park`."""
+    (`onPendingKey`), because later messages have passed them. The errors are those of `park`."""
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
     parked = every.join(view(ledger.rows(spark), "parked"), "letter_id", "left_semi")

@@ -83,8 +83,7 @@ class StoredLetters:
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
-        """Return the letters' message ids that a broker has stored; none of a topic without a
-        route.
+        """Return the message ids that a broker has stored; none of a topic without a route.
 
         Raises:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
@@ -144,8 +143,7 @@ class Resent:
     Attributes:
         resent: letters that were sent and stored: `degraded` of them without the durability asked
             for, and `moved` of them to another queue than their own (`move_keys`).
-        found: letters that were stored already, by a killed backfill or by the send without an
-            answer.
+        found: letters stored already, by a killed backfill or by a send without an answer.
         held_back: letters behind a failed or waiting letter of their key.
         not_tried: letters that were not sent, because brokers were out of reach.
         left_out: letters that others have settled since the plan, for example parked by hand.

@@ -152,8 +152,7 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, a path, or any frame that fits the row contract (with the option `columns`, under
-    other names).
+    """A table, a path, or any frame that fits the row contract (see the option `columns`).
 
     Args:
         frame: its rows, with all columns.
@@ -165,8 +164,8 @@ class Table:
     A key's rows are sorted by `orderBy`, then `event_time`, then their order in the files.
 
     Raises, from `pending`:
-        ColumnError: the frame does not fit the row contract, or its types differ from those of the
-            first backfill.
+        ColumnError: the frame does not fit the row contract, or has other types than in the first
+            backfill.
     """
 
     frame: DataFrame
@@ -261,8 +260,7 @@ class Table:
 
     @property
     def _was_stored(self) -> bool:
-        """Whether the rows were read from a topic (`dlq export`), so that messages with their ids
-        exist."""
+        """Whether the rows were read from a topic (`dlq export`): messages with their ids exist."""
         return "offset_message_id" in self.frame.columns
 
     @property
@@ -286,8 +284,7 @@ class Table:
         return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))
 
     def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
-        """Return the row contract's columns that the table has, and those of `_ALWAYS`, null if
-        missing."""
+        """Return the row contract's columns that the table has, and `_ALWAYS`, null if missing."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = {
