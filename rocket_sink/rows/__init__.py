@@ -1,1 +1,1 @@
-"""Rows on their way in: the row contract, its checks, batches and order. No Spark in here."""
+"""The row contract, its checks, and batches of rows. The package needs no Spark."""

@@ -1,9 +1,9 @@
 """Validation of rows: the rules of `Message`, on whole columns.
 
-Column kernels select suspect rows: all illegal rows, and perhaps some legal ones. Only suspects
-become a `Message`, whose own checks decide and give the code and text of a refusal. This module
-adds the rules that `Message` lacks: text bodies are UTF-8, the sizes of body and properties,
-explicit queues, and a sharding key in every row with strict order.
+Column kernels select suspect rows: all illegal rows, and perhaps some legal ones. Each suspect row
+becomes a `Message`, and the constructor raises the error if the row is illegal. This module adds
+rules that `Message` lacks: UTF-8 in text bodies, the sizes of body and properties, explicit queues,
+and sharding keys for strict order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from rocket_sink.wire.columns.properties import (
 from rocket_sink.wire.properties import ENCODED_LIMIT, KEY_SEPARATOR, UNIQ_KEY
 
 _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
-"""Bytes of the property of a generated message id."""
+"""Bytes of the property UNIQ_KEY with a generated message id."""
 _OTHERS_BYTES: Final = 400
 """Upper bound for the bytes of a row's property names, separators, numbers and WAIT."""
 
@@ -73,14 +73,14 @@ _TRACESTATE: Final = f"^{_MEMBER}(,{_MEMBER}){{0,31}}$"
 
 @dataclass(frozen=True, eq=False)
 class SuspectEntries:
-    """Masks of the entries of a property map that may be illegal, and of their rows."""
+    """Masks of entries of a property map that may be illegal, and of the rows that have them."""
 
     entries: Mask
     rows: Mask
 
 
 def suspect_entries(batch: RowBatch) -> SuspectEntries:
-    """Return all entries that may be illegal; some of them may turn out to be legal."""
+    """Return all entries that are illegal, and perhaps some legal ones."""
     names, values, offsets = entries_of(batch.properties)
     is_suspect = np.zeros(len(names), np.bool_)
     for part in (names, values):
@@ -127,8 +127,8 @@ def drop_illegal(batch: RowBatch) -> RowBatch:
 
 
 def illegal_context(batch: RowBatch) -> dict[str, Mask]:
-    """Return {column: mask of rows whose value does not have the W3C's form}. A `tracestate` is
-    legal only with a legal `traceparent`."""
+    """Return {column: mask of rows whose value is not in the W3C's form}. A `tracestate` without a
+    legal `traceparent` is illegal, too."""
     masks = {}
     has_parent = np.zeros(len(batch), np.bool_)
     if (parent := batch.traceparent) is not None:
@@ -164,8 +164,7 @@ def _is_illegal(name: str, value: str) -> bool:
 
 def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
     """Return the size of each row's wire property string if it exceeds `limit`, else 0. The size
-    includes the id that a row without one gets. If even the longest values together are below the
-    limit, no sizes are computed."""
+    includes the message id, also if the id is not generated yet."""
     longest = _OTHERS_BYTES
     if batch.properties is not None:
         longest += int(map_sizes(batch.properties).max())
@@ -197,7 +196,7 @@ _INT32: Final = 2**31
 
 @dataclass(frozen=True)
 class Refused:
-    """An illegal row: its index in the batch, and the reason.
+    """An illegal row: its index in the batch, and the error's code and text.
 
     Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
     INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
@@ -211,8 +210,8 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """The result of `validate`. `rows` are the accepted rows (the same batch if all are accepted),
-    `accepted` their indices in the checked batch; `refused` is in row order."""
+    """The result of `validate`: the accepted rows, their indices in the checked batch, and the
+    refused rows in row order."""
 
     rows: RowBatch
     accepted: Int64s
@@ -220,10 +219,8 @@ class Checked:
 
 
 def validate(batch: RowBatch, options: SinkOptions) -> Checked:
-    """Split the rows into legal ones and those that become dead letters.
-
-    With `propertyPolicy=drop`, illegal user properties are removed instead.
-    """
+    """Split the rows into accepted and refused ones. With `propertyPolicy=drop`, remove illegal
+    user properties instead of refusing their rows."""
     everything = np.arange(len(batch), dtype=np.int64)
     if not len(batch):
         return Checked(batch, everything, ())
@@ -254,7 +251,8 @@ def _property_limit(options: SinkOptions) -> int:
 
 
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
-    """Yield masks of suspect rows; together they contain every illegal row."""
+    """Yield masks of suspect rows. Every illegal row is in at least one mask, except rows with too
+    many bytes of properties."""
     if isinstance(batch.topic, pa.Array):
         yield _suspect_topics(batch.topic, options)
     sizes = lengths_of(batch.body)
@@ -291,7 +289,6 @@ def _suspect_texts(text: pa.Array) -> Mask:
 
 
 def _suspect_topics(topics: pa.Array, options: SinkOptions) -> Mask:
-    """Return the rows whose topic looks illegal; each distinct topic is checked once."""
     words = topics.dictionary_encode()
     longest = TOPIC_MAX_LENGTH - len(with_namespace(options.namespace, "x")) + 1
     good = pc.match_substring_regex(words.dictionary, f"^[%|a-zA-Z0-9_-]{{1,{longest}}}$")
@@ -334,8 +331,8 @@ def _suspect_delays(batch: RowBatch) -> Mask:
 
 
 def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
-    """Yield masks of rows with an illegal priority or lite topic, or with one of these and another
-    column that it excludes."""
+    """Yield masks of rows with an illegal priority or lite topic, and of rows that combine these
+    with each other, a delay, a queue, or a sharding key."""
     priority, lite_topic = batch.priority, batch.lite_topic
     if priority is None and lite_topic is None:
         return
@@ -380,7 +377,6 @@ def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
 def _error_of(
     batch: RowBatch, row: int, options: SinkOptions, property_bytes: int
 ) -> MessageError | None:
-    """Return the error of a row's first violation, or None."""
     try:
         topic = with_namespace(options.namespace, batch.message(row).topic)
         check_topic_once(topic)
@@ -456,7 +452,7 @@ def _is_name(text: str) -> bool:
 
 
 _SMALL: Final = 16
-"""Number of rows up to which an invalid column is checked row by row."""
+"""`_mark_invalid` checks so many rows one by one; more rows are bisected."""
 
 
 def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
@@ -468,13 +464,13 @@ def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
 
 
 def empty(array: pa.Array) -> Mask:
-    """True where the text is not null and has no bytes."""
+    """Return a mask of texts that are empty, but not null."""
     is_empty: Mask = lengths_of(array) == 0
     return is_empty & ~nulls_of(array) if array.null_count else is_empty
 
 
 def with_control(array: pa.Array) -> Mask:
-    """True where the text has a C0 control character or DEL."""
+    """Return a mask of texts with a C0 control character or DEL."""
     data = bytes_of(array)
     if not len(data) or (int(data.min()) >= 0x20 and int(data.max()) < 0x7F):
         return np.zeros(len(array), np.bool_)
@@ -482,17 +478,19 @@ def with_control(array: pa.Array) -> Mask:
 
 
 def with_separator(array: pa.Array) -> Mask:
-    """True where the text has 0x00, 0x01 or 0x02, which separate properties on the wire."""
+    """Return a mask of texts with 0x00, 0x01 or 0x02. The wire format separates properties by 0x01
+    and 0x02."""
     return _rows_with_up_to(array, 0x02)
 
 
 def with_blank(array: pa.Array) -> Mask:
-    """True where the text has a blank, or a control character."""
+    """Return a mask of texts with a blank or a C0 control character."""
     return _rows_with_up_to(array, 0x20)
 
 
 def all_blank(array: pa.Array) -> Mask:
-    """True where the text is not null and has only JAVA_BLANKS, or no characters."""
+    """Return a mask of texts that are empty or have only blanks and control characters
+    (`message_rules.JAVA_BLANKS`). Null is not in the mask."""
     data = bytes_of(array)
     if not len(data) or int(data.min()) > 0x20:
         return empty(array)
@@ -514,7 +512,7 @@ def lacks_keys(rows: RowBatch) -> Mask:
 
 
 def invalid_utf8(array: pa.Array) -> Mask:
-    """True where the bytes are not UTF-8."""
+    """Return a mask of texts that are not UTF-8."""
     is_invalid = np.zeros(len(array), np.bool_)
     data = bytes_of(array)
     if len(data) and int(data.max()) >= 0x80:
@@ -523,7 +521,7 @@ def invalid_utf8(array: pa.Array) -> Mask:
 
 
 def _mark_invalid(array: pa.Array, mask: Mask) -> None:
-    """Mark the invalid rows, by bisection, because Arrow only says that a column is invalid."""
+    """Set `mask` at the invalid rows. Arrow reports only that a column has one, so bisect it."""
     try:
         array.cast(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string())
     except pa.ArrowInvalid:
@@ -544,7 +542,6 @@ def _is_invalid(value: bytes | None) -> bool:
 
 
 def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
-    """True where the text has a byte of at most `greatest`."""
     data = bytes_of(array)
     if not len(data) or int(data.min()) > greatest:
         return np.zeros(len(array), np.bool_)
@@ -552,7 +549,7 @@ def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
 
 
 def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Mask:
-    """True for the non-null rows that have a byte whose flag in `wanted` is true."""
+    """Return a mask of the rows with a wanted byte; `wanted` has a flag for each byte of data."""
     has_wanted = np.zeros(len(array), np.bool_)
     positions = np.flatnonzero(wanted)
     if len(positions):

@@ -1,13 +1,12 @@
-"""The row contract of all lanes: columns, their types and meanings, checked on the driver.
+"""The row contract: the columns that the sink reads, and their types, checked on the driver.
 
-docs/reference/columns.md says what each column becomes.
+docs/reference/columns.md says what each column becomes. Each column may also be called
+`__rmq_<name>`, for frames in which a data column has the plain name. The option `columns` maps a
+column of another name. All other columns are ignored, refused (`strictColumns`) or packed into the
+body (`bodyFormat=json`).
 
-Each column may also be called `__rmq_<name>`, for frames in which a data column has the plain name.
-The option `columns` maps a column of another name. All other columns are ignored, refused
-(`strictColumns`) or packed into the body (`bodyFormat=json`).
-
-Errors and checks name types, of Spark or of Arrow, as Spark's `simpleString` does, except that all
-whole numbers are `integer`, all strings `string`, and decimals have no precision.
+Types of Spark and of Arrow have the names of Spark's `simpleString` here, but simplified: all whole
+numbers are `integer`, all strings are `string`, and a decimal is `decimal`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,13 @@ from rocket_sink.text import is_misspelled, nearest
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The frame's columns by contract column; made by `resolve_columns`.
+    """The result of `resolve_columns`: which column of the frame is which column of the contract.
 
-    `sources` has pairs (contract column, name in the frame). `topic` is the option's; empty if the
-    rows have a topic column. `bodyFormat=json` packs `json_columns`; `keeps_nulls` says whether the
-    JSON has fields that are null (`jsonNulls`).
+    Attributes:
+        sources: pairs (contract column, name in the frame).
+        topic: the option `topic`; empty if the rows have a topic column.
+        json_columns: the columns that `bodyFormat=json` packs.
+        keeps_nulls: the JSON shows null fields (`jsonNulls=keep`).
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -44,16 +45,16 @@ class ColumnPlan:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The frame's columns that tasks read, after `pack_json`, without repetitions."""
+        """The frame's columns that tasks read, after `pack_json`, each once."""
         return tuple(dict.fromkeys(source for _, source in self.sources))
 
     def source(self, column: str) -> str | None:
-        """Return the frame's name of a contract column, or None."""
+        """Return the frame's column for a contract column, or None."""
         return dict(self.sources).get(column)
 
 
 HALF_BYTES: Final = 1024
-"""Bytes of a message's properties that are reserved for the properties of a half message."""
+"""Bytes of a half message's properties that are reserved for its transaction properties."""
 _LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
     (pa.types.is_string, "string"),
     (pa.types.is_large_string, "string"),
@@ -129,21 +130,21 @@ def _spark_kind(kind: Any) -> str:
 
 @dataclass(frozen=True)
 class ContractColumn:
-    """A column of the contract. Empty `kinds` stand for any sortable type."""
+    """A column of the contract and its legal types. Empty `kinds`: any type that can be sorted."""
 
     name: str
     kinds: tuple[str, ...]
     alias: str = ""
 
     def accepts(self, kind: str) -> bool:
-        """Return whether the type is legal; `void` (all null) is legal except for the body."""
+        """Return whether the type is legal. `void` (all null) is legal except for the body."""
         if not self.kinds:
             return not kind.startswith(("array", "map", "struct", "variant"))
         return kind in self.kinds or (kind == "void" and self.name != "body")
 
     @property
     def wanted(self) -> str:
-        """The legal kinds as text for errors."""
+        """The legal types, as text for an error."""
         return " or ".join(self.kinds).replace("integer", "a whole number (int, bigint)")
 
 
@@ -185,11 +186,11 @@ _PREFIX: Final = "__rmq_"
 def resolve_columns(
     schema: Any, options: SinkOptions, *, case_sensitive: bool = False
 ) -> ColumnPlan:
-    """Find the contract's columns in a schema (pyspark `StructType` or `pa.Schema`).
+    """Find the contract's columns in a pyspark `StructType` or a `pa.Schema`.
 
     Raises:
-        ColumnError: a column is missing, ambiguous or of a wrong type. Fact: `column`.
-        OptionError: the option topic is illegal.
+        ColumnError: a column is missing, ambiguous, misspelt or of a wrong type.
+        OptionError: the option `topic` is illegal.
     """
     finder = _Finder(fields_of(schema), case_sensitive)
     named = finder.named(json=options.body_format == "json")
@@ -220,7 +221,7 @@ def resolve_columns(
 
 
 class _Finder:
-    """A look-up of the frame's columns by name, with Spark's rules."""
+    """Finds the frame's columns by name, by default regardless of case, as Spark does."""
 
     def __init__(self, columns: list[tuple[str, Any]], case_sensitive: bool) -> None:
         self.names = [name for name, _ in columns]
@@ -231,11 +232,7 @@ class _Finder:
             self._by_name.setdefault(self._fold(name), []).append(name)
 
     def find(self, name: str) -> str | None:
-        """Return the frame's spelling of a column's name, or None.
-
-        Raises:
-            ColumnError: two columns match.
-        """
+        """Return the column's name as the frame spells it, or None."""
         matches = self._by_name.get(self._fold(name), [])
         if len(matches) > 1:
             raise ColumnError(
@@ -246,10 +243,10 @@ class _Finder:
         return matches[0] if matches else None
 
     def named(self, *, json: bool) -> dict[str, str]:
-        """Return {contract column: source} of the columns that have names of the contract."""
+        """Return {contract column: frame's column} where the frame uses the contract's names."""
         sources = {}
         for column in CONTRACT:
-            # With bodyFormat=json a column `value` is a part of the body.
+            # bodyFormat=json packs a column `value` like data.
             alias = "" if json and column.name == "body" else column.alias
             for name in (_PREFIX + column.name, column.name, alias):
                 source = self.find(name) if name else None
@@ -259,7 +256,7 @@ class _Finder:
         return sources
 
     def mapped(self, options: SinkOptions) -> dict[str, str]:
-        """Return {contract column: source} of the options `columns` and `orderBy`."""
+        """Return {contract column: frame's column} by the options `columns` and `orderBy`."""
         sources = {}
         for wanted, source in options.columns:
             sources[_contract_column(wanted)] = self._existing(source, "columns")
@@ -278,7 +275,6 @@ class _Finder:
         return name
 
     def check_kinds(self, sources: Mapping[str, str], json_columns: Iterable[str]) -> None:
-        """Raise ColumnError for the first column of a wrong type."""
         for column in CONTRACT:
             source = sources.get(column.name)
             if source is None or (json_columns and column.name == "body"):
@@ -289,7 +285,6 @@ class _Finder:
 
     @property
     def listed(self) -> str:
-        """The frame's columns, as text for an error."""
         return ", ".join(repr(name) for name in self.names) or "no columns"
 
 
@@ -325,8 +320,7 @@ def _contract_column(wanted: str) -> str:
 def _json_columns(
     finder: _Finder, named: Mapping[str, str], mapped: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the columns to pack: those without a name of the contract, even if an option maps
-    them."""
+    """Return the columns to pack. A column that the option `columns` maps is packed, too."""
     body = {**named, **mapped}.get("body")
     if body is not None:
         raise ColumnError(
@@ -374,7 +368,7 @@ def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder
 def _check_spelling(
     unknown: Iterable[str], sources: Mapping[str, str], options: SinkOptions
 ) -> None:
-    """Refuse a column that looks like a misspelt contract column, which would be ignored."""
+    """Refuse a column that looks like a misspelt contract column; it would be ignored silently."""
     names = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
     absent = {name: column for name, column in names.items() if column not in sources}
     for source in unknown:

@@ -1,7 +1,8 @@
-"""Conversion of record batches to `RowBatch`es, by casts of whole columns; it refuses no row.
+"""Conversion of record batches to `RowBatch`es, by casts of whole columns.
 
 It takes all forms that Spark and Arrow users send: strings, large strings, views, dictionaries,
-slices, chunks, lists of any form. It does not check that text is UTF-8; Spark's need not be.
+slices, chunks, lists of any form. It refuses no row: Spark's strings may have bytes that are not
+UTF-8, and `rocket_sink.rows.checks` finds these.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
     """Return the rows of `batch` in the standard form.
 
     Raises:
-        ColumnError: a column of the plan is missing from the batch (or there twice).
+        ColumnError: the batch lacks a column of the plan, or has it twice.
     """
     columns = {name: _plain(_column(batch, source, plan)) for name, source in plan.sources}
     body = columns.pop("body")
@@ -107,8 +108,8 @@ def _all_text(array: pa.Array) -> pa.Array:
 
 
 def _narrow(array: pa.Array) -> pa.Array:
-    """Return the array with 32-bit offsets if they suffice: Arrow's kernels need columns of one
-    type."""
+    """Return the array with 32-bit offsets if they suffice, because Arrow's kernels refuse to mix
+    them with 64-bit offsets."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(array.type)
     if small is None or array.nbytes > INT32_MAX:
         return array
@@ -120,8 +121,8 @@ def _narrow(array: pa.Array) -> pa.Array:
 
 
 def _tags(array: pa.Array) -> pa.Array | None:
-    """Return the tags, trimmed as in `Message`. An empty tag becomes null; a blank one stays and is
-    refused."""
+    """Return the tags, trimmed as in `Message`. An empty tag becomes null. A blank tag stays, so
+    that the checks refuse it."""
     tags = _text(array)
     none = empty(tags)
     if none.any():
@@ -149,7 +150,7 @@ def _list_lengths(array: pa.Array) -> Int64s:
 def _without(
     flat: pa.Array, dropped: np.ndarray[tuple[int], np.dtype[np.bool_]], offsets: Int64s
 ) -> tuple[Int64s, pa.Array]:
-    """Return row offsets and items without the dropped items."""
+    """Drop items of lists; return the new offsets of the lists, and the other items."""
     if not dropped.any():
         return offsets, flat
     kept = np.concatenate(([0], np.cumsum(~dropped)))
@@ -161,7 +162,7 @@ def _integers(array: pa.Array) -> pa.Array:
 
 
 def _millis(array: pa.Array) -> pa.Array:
-    """Return milliseconds since 1970, rounded down."""
+    """Return times or whole numbers as milliseconds since 1970, rounded down."""
     if not pa.types.is_timestamp(array.type):
         return _integers(array)
     unit = array.type.unit
@@ -171,7 +172,7 @@ def _millis(array: pa.Array) -> pa.Array:
         return pa.array(values, pa.int64(), mask=nulls_of(ticks))
     if unit != "s":
         return ticks
-    # Clip seconds that do not fit into 64 bits as milliseconds; every lane refuses such times.
+    # Clip seconds whose milliseconds need more than 64 bits; such times are refused later.
     most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
     for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
         ticks = bound(ticks, limit, skip_nulls=False)
@@ -179,8 +180,7 @@ def _millis(array: pa.Array) -> pa.Array:
 
 
 def _properties(array: pa.Array) -> pa.MapArray | None:
-    """Return a map without null values. A name that a row has several times stays at its first
-    place, with its last value."""
+    """Return a map without null values. If a row repeats a name, the last value counts."""
     if pa.types.is_map(array.type):
         entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
         array = array.view(pa.list_(entry))
@@ -201,7 +201,7 @@ def _properties(array: pa.Array) -> pa.MapArray | None:
 def _with_context(
     properties: pa.MapArray | None, context: Mapping[str, pa.Array], count: int
 ) -> pa.MapArray | None:
-    """Return the map with the columns' values as further properties; skip empty values."""
+    """Return the map with the columns' values as properties, too; skip empty values."""
     names, values, rows = [], [], []
     if properties is not None:
         own_names, own_values, offsets = entries_of(properties)
@@ -222,7 +222,7 @@ def _with_context(
 
 
 def _entry_text(array: pa.Array) -> pa.Array:
-    """Return names or values as strings; binary values (Kafka headers) count as text, unchecked."""
+    """Return names or values as strings. Binary values (Kafka headers) need not be UTF-8."""
     array = _text(array)
     return array.view(pa.string()) if pa.types.is_binary(array.type) else array
 
@@ -230,7 +230,7 @@ def _entry_text(array: pa.Array) -> pa.Array:
 def _last_wins(
     offsets: Int64s, names: pa.Array, values: pa.Array
 ) -> tuple[Int64s, pa.Array, pa.Array]:
-    """Keep the last entry of each name, as a dict does, so that rows equal their `Message`."""
+    """Keep each name once per row, at its first place with its last value, as a dict does."""
     counts = np.diff(offsets)
     if counts.max() < 2:
         return offsets, names, values
@@ -255,7 +255,7 @@ def _last_wins(
 
 
 _KEPT: Final = "order_by"
-"""Column that is kept even if a batch has only nulls in it, so that the rows are sorted."""
+"""A column that is kept even if it is all null, so that the rows of the batch are sorted, too."""
 _FIELD_NAMES: Final = {"delivery_timestamp": "delivery_timestamp_ms", "event_time": "event_time_ms"}
 _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     "tags": _tags,
@@ -266,4 +266,4 @@ _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     **dict.fromkeys(("delivery_timestamp", "event_time"), _millis),
     **dict.fromkeys(("wait_store", "order_by"), lambda array: array),
 }
-"""{column: its cast}, for columns that are not plain text."""
+"""{column: conversion} of the columns that are not plain text."""

@@ -1,7 +1,6 @@
-"""Rows in the standard form that all lanes share after the row contract has been applied.
+"""Rows in the standard form that the sink uses once the row contract has been applied.
 
-A `RowBatch` still holds what the user sent, good or bad; `rocket_sink.rows.checks` tells which
-rows may become messages.
+The rows may still be illegal: `rocket_sink.rows.checks` refuses those that cannot be messages.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY, PropertyPie
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """A batch of n rows as standard arrays; a column that is absent, or null in all rows, is None.
+    """A batch of n rows as arrays of n values.
 
-    Every array has n values. Text is `string` (`large_string` beyond 2 GiB), perhaps with bytes
-    that are not UTF-8, as in Spark's strings; integers are int64.
+    A column is None if it is absent, or null in all rows (except `body` and `order_by`). Text is
+    `string` (`large_string` beyond 2 GiB), perhaps with bytes that are not UTF-8, as Spark's
+    strings may have. Integers are int64.
     """
 
     body: pa.Array
-    """Binary or large binary; null and empty are data errors."""
+    """Binary or large binary. A null or empty body is illegal."""
     topic: str | pa.Array
-    """The option's topic for all rows, or a string array."""
+    """The topic of all rows, or a string array."""
     body_is_text: bool = False
-    """The body came from a text column, so it must be UTF-8."""
+    """Whether the body was a text column, so that it must be UTF-8."""
     tags: pa.Array | None = None
-    """Trimmed tags; an empty tag is null. A blank tag, or one that is not UTF-8, is kept as a data
-    error."""
+    """Trimmed tags. An empty tag is null here; a blank tag is kept, and is illegal."""
     keys: pa.Array | None = None
-    """A string array (one key per row) or list<string> (null elements are gone)."""
+    """A string array (one key per row), or list<string> without null elements."""
     sharding_key: pa.Array | None = None
     properties: pa.MapArray | None = None
-    """map<string, string>: no null maps or values, each name once per row (the last value)."""
+    """map<string, string> without null maps and values; each row has a name at most once."""
     delay_level: pa.Array | None = None
     delay_ms: pa.Array | None = None
     delivery_timestamp_ms: pa.Array | None = None
@@ -56,21 +55,20 @@ class RowBatch:
     lite_topic: pa.Array | None = None
     traceparent: pa.Array | None = None
     tracestate: pa.Array | None = None
-    """The columns `traceparent` and `tracestate`, unchanged, for the checks; `properties` has their
-    values, too."""
+    """`traceparent` and `tracestate` are for the checks; `properties` has their values, too."""
     order_by: pa.Array | None = None
-    """The column as the user sent it, of any type that Arrow can sort."""
+    """Values of any type that Arrow can sort, as the user sent them."""
 
     def __len__(self) -> int:
         return len(self.body)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Return {name: array} of the columns that are there; `topic` only if it is a column."""
+        """Return {name: array} of the columns that are not None; `topic` only if it is an array."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: v for name, v in values.items() if isinstance(v, pa.Array)}
 
     def take(self, rows: npt.NDArray[np.integer[Any]]) -> RowBatch:
-        """Return the rows with these indices, in that order."""
+        """Return the rows with these indices, in the order of the indices."""
         wanted = pa.array(rows, pa.int64())
         return self.with_(**{name: array.take(wanted) for name, array in self.columns().items()})
 
@@ -89,10 +87,10 @@ class RowBatch:
         return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
 
     def kinds(self) -> npt.NDArray[np.int8]:
-        """Return the kind of each row, a number below KINDS: 0 for rows that batches carry.
+        """Return the kind of each row, a number below KINDS.
 
-        Other rows are sent one by one: delayed by a level (1), timed (2), with a priority (3), with
-        a lite topic (4).
+        Only rows of kind 0 may be in a batch request. The others are messages with a delay level
+        (1), with a delay or delivery time (2), with a priority (3), or with a lite topic (4).
         """
         kinds = np.zeros(len(self), np.int8)
         if self.delay_level is not None:
@@ -107,7 +105,7 @@ class RowBatch:
         return kinds
 
     def order_keys(self) -> pa.Array | None:
-        """Return the keys that choose queues and keep order: sharding keys, and lite topics."""
+        """Return the keys whose rows stay in order: the sharding key, else the lite topic."""
         if self.sharding_key is None or self.lite_topic is None:
             return self.lite_topic if self.sharding_key is None else self.sharding_key
         return pc.coalesce(self.sharding_key, self.lite_topic.cast(self.sharding_key.type))
@@ -115,7 +113,7 @@ class RowBatch:
     def property_columns(self, message_ids: pa.Array | None = None) -> dict[str, Any]:
         """Return the arguments of `wire.columns.property_pieces` for these rows.
 
-        `message_ids` fill the rows without a `message_id`; the caller makes them.
+        `message_ids` has an id per row, which counts if the row has no `message_id`.
         """
         columns = {name: getattr(self, name) for name in _PROPERTY_COLUMNS}
         ids = self.message_id
@@ -126,11 +124,11 @@ class RowBatch:
     def encoded(
         self, ids: pa.Array | None = None, properties: pa.Array | PropertyPieces | None = None
     ) -> EncodedBatch:
-        """Return the rows as encoded messages of the option's topic, in order.
+        """Return the rows as encoded messages, in order. All rows must have one topic.
 
         Args:
-            ids: message ids for rows without a `message_id`.
-            properties: the rows' property strings, if the caller has made them.
+            ids: a message id per row, which counts if the row has no `message_id`.
+            properties: the rows' property strings, if the caller has them already.
         """
         assert isinstance(self.topic, str)
         if properties is None:
@@ -139,10 +137,10 @@ class RowBatch:
         return encode_columns(MessageColumns(self.topic, self.body, properties, flags))
 
     def message(self, row: int) -> Message:
-        """Return a row as a `Message`, for sends that go one by one.
+        """Return a row as a `Message`.
 
         Raises:
-            MessageError: the row breaks one of the message's own rules.
+            MessageError: the row breaks a rule of `Message`.
         """
         level = self._value("delay_level", row)
         wait = self._value("wait_store", row)
@@ -164,8 +162,7 @@ class RowBatch:
         )
 
     def has_event_time(self, row: int) -> bool:
-        """Return whether the row has an `event_time`, which becomes the property
-        `__event_time_ms`."""
+        """Return whether the row has an event time."""
         return self.event_time_ms is not None and bool(self.event_time_ms[row].is_valid)
 
     def _value(self, column: str, row: int) -> Any:
@@ -206,7 +203,7 @@ _PROPERTY_COLUMNS: Final = (
 
 
 def text_at(array: pa.Array | None, row: int) -> str | None:
-    """Return a text; bytes that are not UTF-8 become lone surrogates, which Message refuses."""
+    """Return a row's text. Invalid UTF-8 becomes lone surrogates, which `Message` refuses."""
     return None if array is None else _text_of(array[row])
 
 

@@ -1,9 +1,9 @@
-"""Spark's Python rows gathered into Arrow batches, for the lanes where Spark hands out rows.
+"""Spark's Python rows gathered into Arrow batches, for sinks to which Spark passes single rows.
 
 Spark does not tell a foreach writer the schema. If `RocketSink.stream(df)` or `sink.check(df)` was
-called on the driver, the batcher uses the frame's schema. Otherwise it makes a schema, from the
+called on the driver, the batcher uses the frame's schema. Otherwise it infers a schema from the
 names in the rows and the type of each column's first value, and the row contract checks it. A
-column of nulls is checked when its first value comes.
+column that is all null is checked in the first batch in which it has a value.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ _SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
     (dt.timedelta, pa.duration("us")),
 )
 _BELOW: Final = 1 << 62
-"""Addend that makes all times positive, so that their bytes sort like numbers."""
+"""A number that is added to times to make them positive, so that their bytes sort like numbers."""
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20
-"""Limit of the gathered bodies in bytes: without it 8,000 rows of 16 KiB would take 130 MB, and as
-much again as an Arrow batch."""
+"""Limit of the gathered bodies in bytes. Without it 8,000 rows of 16 KiB would take 130 MB, and the
+Arrow batch as much again."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
-"""The owner first calls `is_full` after this many rows, and notes when the oldest row came."""
+"""Number of rows before the first call of `is_full`. The owner then notes the time of the oldest
+row, so the number is 1."""
 
 
 class RowBatcher:
-    """Turns lists of rows into record batches that a `TaskSender` takes.
+    """Turns lists of rows into record batches for a `TaskSender`.
 
     Args:
-        plan: the driver's plan, if the driver saw the schema; else it is made from the first rows.
+        plan: the driver's plan. None: the driver saw no schema, so the first rows give the plan.
     """
 
     def __init__(self, options: SinkOptions, plan: ColumnPlan | None = None) -> None:
@@ -64,12 +65,12 @@ class RowBatcher:
 
     @property
     def plan(self) -> ColumnPlan:
-        """The columns' meanings, known after the first batch."""
+        """The column plan; known at the latest after the first batch."""
         assert self._plan is not None
         return self._plan
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Return the needed columns of the rows, as one batch.
+        """Return the columns that the plan needs, as one record batch.
 
         Raises:
             ColumnError: the rows do not fit the row contract.
@@ -90,15 +91,15 @@ class RowBatcher:
         arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
         order_by = self._plan.source("order_by")
         if order_by is not None and [s for _, s in self._plan.sources].count(order_by) == 1:
-            # A TIMESTAMP_NTZ looks like a TIMESTAMP here. It is legal in a column that only sorts.
+            # In Python rows a TIMESTAMP_NTZ looks like a TIMESTAMP. A column that is only sorted by
+            # may have either type.
             place = self._plan.needed.index(order_by)
             if types[place] == _INSTANT:
                 arrays[place] = _sort_keys(needed[place][1])
         return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
 
     def body_index(self, row: Any) -> int | None:
-        """Return the index of the body in rows like `row`; None if they have none, which the row
-        contract will refuse."""
+        """Return the index of the body column in such rows; None if they have no body."""
         if self._plan is not None:
             wanted = [self._plan.source("body")]
         else:
@@ -112,7 +113,7 @@ class RowBatcher:
             return
         kinds = dict(zip(self.plan.needed, types, strict=True))
         schema = pa.schema([(column, kinds[source]) for column, source in self.plan.sources])
-        # The columns have the contract's names by now, so options that rename columns are left out.
+        # The schema has the contract's names already, so leave out the options that map names.
         plain = self._options.with_(
             columns=(), orderBy="", strictColumns=False, bodyFormat="column"
         )
@@ -125,17 +126,18 @@ class RowBatcher:
             return _list_type(values)
         if first is not None:
             return type_of(first)
-        # Refuse only the rows with a null body: a body column of the type null would fail the task.
+        # Let the checks refuse each row without a body: a body of type null would fail the task.
         is_body = name.lower() in (self._body_name, *_BODY_NAMES)
         return pa.binary() if is_body else pa.null()
 
 
 class RowBuffer:
-    """Gathers rows until they make a batch: `gatherRows` rows, or `GATHER_BYTES` of bodies. The
-    owner appends to `rows`, and calls `is_full` once there are `look_at` rows. So sizes of small
-    rows are summed every hundred rows, sizes of large ones at each row. Another thread may `take`
-    while the owner appends, if the two hold one lock around `take` and `is_full`; rows appended
-    meanwhile stay."""
+    """Gathers rows until they make a batch: `limit` rows, or `GATHER_BYTES` of bodies.
+
+    The owner appends to `rows`, and calls `is_full` when there are `look_at` rows. Thus the sizes
+    of small rows are summed every hundred rows, those of large rows at each row. Another thread may
+    call `take` while the owner appends, if both threads hold a lock around `take` and `is_full`.
+    """
 
     __slots__ = ("_body", "_gatherer", "_largest", "_limit", "_seen", "_size", "look_at", "rows")
 
@@ -152,13 +154,13 @@ class RowBuffer:
         self._look_in(_FIRST_LOOK)
 
     def _look_in(self, rows: int) -> None:
-        """Let the owner call `is_full` after `rows` more rows; after fewer, if rows as large as the
-        largest could fill more than a quarter of the remaining room."""
+        """Set `look_at` to `rows` more rows, or fewer: even if all are as large as the largest row
+        so far, they must not fill more than a quarter of the remaining bytes."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 
     def is_full(self) -> bool:
-        """Return whether it is time to `take`."""
+        """Return whether it is time to `take`. Otherwise set `look_at` for the next call."""
         rows = self.rows
         if not self._seen:
             self._body = self._gatherer.body_index(rows[0])
@@ -186,9 +188,9 @@ class RowBuffer:
 
 
 def _lengths(rows: Sequence[Any], column: int) -> list[int]:
-    """Return the lengths of bodies: bytes, or characters of text; other values, which the row
-    contract refuses, are left out."""
-    # `Row.__getitem__` would call Python code for each row.
+    """Return the lengths of the bodies, in bytes, or in characters of text. Leave out values that
+    are neither."""
+    # Avoid `Row.__getitem__`, which is slow Python code.
     bodies = list(map(tuple.__getitem__, rows, repeat(column)))
     try:
         return list(map(len, bodies))
@@ -197,7 +199,7 @@ def _lengths(rows: Sequence[Any], column: int) -> list[int]:
 
 
 def type_of(value: Any) -> pa.DataType:
-    """Return a column's Arrow type from one of its values, as Spark passes it to Python."""
+    """Return the Arrow type of a column that has this value."""
     for kind, type_ in _SCALARS:
         if isinstance(value, kind):
             return type_
@@ -225,7 +227,7 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             return pa.array([_micros(value) for value in values], pa.int64()).cast(_INSTANT)
         return pa.array(values, kind)
     except UnicodeEncodeError:
-        # A lone surrogate is kept as bytes that are not UTF-8, so the checks refuse its row only.
+        # Keep a lone surrogate as invalid UTF-8, so that the checks refuse only this row.
         raw = [None if v is None else str(v).encode("utf-8", "surrogatepass") for v in values]
         return pa.array(raw, pa.binary()).view(pa.string())
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -235,7 +237,7 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
-    """Return the list type of the first element (of a struct: of each field's first value); null if
+    """Return the list type by the first element, or of structs by each field's first value; null if
     all lists are empty."""
 
     def elements() -> Iterator[Any]:
@@ -255,16 +257,14 @@ def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
 
 
 class FarTime(dt.datetime):
-    """A moment that is no `datetime` in the worker's zone, such as the begin of year 1 in New York.
-
-    The fields show the year 1; `micros`, the microseconds since 1970, are right.
-    """
+    """A moment that a `datetime` in the worker's zone cannot show, such as the start of year 1 in
+    UTC if the worker is in New York. Only `micros` is right: the microseconds since 1970."""
 
     micros: int
 
 
 def _micros(value: dt.datetime | None) -> int | None:
-    """Return microseconds since 1970. Spark's times have no zone and are in the worker's
+    """Return microseconds since 1970. Spark passes times without a zone, in the worker's local time
     (TimestampType.fromInternal)."""
     if value is None:
         return None
@@ -273,17 +273,19 @@ def _micros(value: dt.datetime | None) -> int | None:
     try:
         seconds = value.replace(microsecond=0).timestamp()
     except (OverflowError, ValueError):
-        # Use `mktime`, as Spark does: `datetime.timestamp` fails at the ends of the years 1 to
-        # 9999. If an hour comes twice, `mktime` takes the first.
+        # `datetime.timestamp` fails near the years 1 and 9999. `mktime` works there; Spark uses it,
+        # too. If an hour comes twice, `mktime` takes the first.
         seconds = time.mktime(value.timetuple())
     return int(seconds) * 1_000_000 + value.microsecond
 
 
 def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
-    """Return keys that sort like the times, for both TIMESTAMP and TIMESTAMP_NTZ, which Spark
-    passes as times without a zone. A key is the moment in the worker's zone, then the time as it is
-    written. Only a TIMESTAMP_NTZ can be in an hour that the clock skips; it sorts by the moment of
-    the skip."""
+    """Return binary keys that sort like the times. The times are TIMESTAMP or TIMESTAMP_NTZ: Spark
+    passes both as times without a zone.
+
+    A key is the moment in the worker's zone, then the time as written. If the clock skips an hour,
+    a TIMESTAMP_NTZ in this hour has the moment of the skip.
+    """
     keys = np.zeros((len(times), 2), ">i8")
     for number, value in enumerate(times):
         if value is None:
@@ -306,7 +308,7 @@ def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
 
 
 def _local(seconds: int) -> int:
-    """Return the local time in the worker's zone, as seconds since 1970."""
+    """Return the worker's local time at this moment, as if it were UTC, in seconds since 1970."""
     return calendar.timegm(time.localtime(seconds))
 
 

@@ -1,8 +1,8 @@
 """Sorts a task's rows by `order_by` in bounded memory.
 
-Beyond a memory limit the rows go to temporary files. Each file is sorted: a *run*. At the end of
-the input the runs are merged. A merge holds a few blocks of each run, so it takes at most `_RUNS`
-runs; more runs are first merged into longer ones.
+When the rows exceed a memory limit, they are sorted and written to a temporary file, a *run*. At
+the end of the input the runs are merged. A merge reads each run in blocks. It takes at most `_RUNS`
+runs, so that the blocks fit into memory; more runs are first merged into longer ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 from rocket_sink.rows.row_batch import RowBatch
 
 _RUNS: Final = 64
-"""Number of runs that are merged at once; a block is the memory limit divided by this number."""
+"""Largest number of runs in a merge. A block has the memory limit divided by this number."""
 _MEMORY_BYTES: Final = 32 << 20
 _ROW: Final = "__row"
-"""The number of a row in the input, which decides between equal values."""
+"""The column with a row's number in the input, by which rows with equal values are sorted."""
 
 
 class RowSorter:
-    """Collects rows and yields them sorted; uses files beyond the memory limit."""
+    """Collects rows, in files beyond the memory limit, and yields them sorted."""
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._limit = memory_bytes
@@ -40,14 +40,14 @@ class RowSorter:
         self._files = 0
 
     def add(self, rows: RowBatch) -> None:
-        """Add rows that have `order_by`."""
+        """Add rows, which must have the column `order_by`."""
         self._batches.append(rows)
         self._bytes += sum(array.nbytes for array in rows.columns().values())
         if self._bytes > self._limit:
             self._spill()
 
     def sorted_rows(self) -> Iterator[RowBatch]:
-        """Yield all rows, sorted by `order_by`; rows with equal values keep their order."""
+        """Yield all rows, sorted by `order_by`. Rows with equal values keep their order."""
         like = self._batches[0] if self._batches else None
         if self._directory is None:
             if like is not None:
@@ -60,14 +60,14 @@ class RowSorter:
             yield _rows(table, self._like)
 
     def close(self) -> None:
-        """Delete the files."""
+        """Delete the files and forget the rows."""
         self._batches = []
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = None
 
     def _sorted_batches(self) -> pa.Table:
-        """Return the rows in memory, sorted, and forget them."""
+        """Remove the rows that are in memory, and return them sorted."""
         table = _table(self._batches)
         numbers = np.arange(self._count, self._count + len(table))
         self._count += len(table)
@@ -86,7 +86,7 @@ class RowSorter:
         self._runs.append(self._write([self._sorted_batches()]))
 
     def _write(self, tables: Iterable[pa.Table]) -> Path:
-        """Write a run, in blocks; its rows come in order."""
+        """Write sorted rows as a run, in blocks."""
         assert self._directory is not None
         path = Path(self._directory.name) / f"{self._files}.arrow"
         self._files += 1
@@ -102,7 +102,7 @@ class RowSorter:
 
 
 class _Run:
-    """The rows of a run that are in memory, and the rest of its file."""
+    """A run that is being merged; `rows` are those that are in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,10 +111,10 @@ class _Run:
         self._block_rows = 1
         self.rows: pa.Table = self._blocks.schema.empty_table()
         self.is_read = False
-        """The file has no further rows."""
+        """Whether all of the file has been read."""
 
     def fill(self) -> None:
-        """Read until half a block or more is in memory, or the run has ended."""
+        """Read blocks until at least half a block is in memory, or the file ends."""
         while not self.is_read and 2 * len(self.rows) < self._block_rows:
             try:
                 block = pa.Table.from_batches([self._blocks.read_next_batch()])
@@ -128,7 +128,7 @@ class _Run:
 
 
 def scratch_folder() -> str | None:
-    """Return Spark's local directory of this executor; None for the system's."""
+    """Return the first of Spark's local directories; None if it is unset or not writable."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return local if local and os.access(local, os.W_OK) else None
 
@@ -136,7 +136,7 @@ def scratch_folder() -> str | None:
 def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
     """Yield the rows of sorted runs, sorted; delete the files."""
     runs = [_Run(path) for path in paths]
-    # Columns that a run lacks are null there.
+    # A run may lack columns, which are null in its rows.
     empty = pa.concat_tables([run.rows for run in runs], promote_options="permissive")
     while True:
         for run in runs:
@@ -149,8 +149,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         ends = np.cumsum([len(run.rows) for run in runs])
-        # The rows of a run's file sort after its last row in memory. So yield the rows up to the
-        # smallest of these last rows.
+        # Rows that are still in a file sort after the run's last row in memory. So yield the rows
+        # up to the smallest of these last rows.
         lasts = [place[end - 1] for run, end in zip(runs, ends, strict=True) if not run.is_read]
         count = int(min(lasts)) + 1 if lasts else len(order)
         yield table.take(pa.array(order[:count]))
@@ -159,13 +159,13 @@ def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
 
 
 def _sort_indices(table: pa.Table) -> pa.Array:
-    # Arrow's sort is not stable.
+    # Sort by row number, too, because Arrow's sort is not stable.
     by = [_ROW] if pa.types.is_null(table["order_by"].type) else ["order_by", _ROW]
     return pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by])
 
 
 def _table(batches: list[RowBatch]) -> pa.Table:
-    """Return the batches as one table; columns that a batch lacks are null."""
+    """Return the batches as one table. Columns that a batch lacks are null in its rows."""
     tables = []
     for rows in batches:
         columns: dict[str, Any] = rows.columns()

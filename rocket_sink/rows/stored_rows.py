@@ -1,8 +1,7 @@
 """Stored messages as Arrow rows, for the reader and the export of dead-letter topics.
 
-The columns are those of the row contract, so that rows can be sent again, then queue, offsets and
-times. `properties` has the user's properties, `system_properties` those that RocketMQ reserves.
-Messages are decoded one by one: the reader is for verification, not for speed.
+The columns of the row contract come first, so that rows can be sent again. `system_properties` has
+the properties that RocketMQ reserves.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ STORED_DDL: Final = (
 )
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999: Spark's TIMESTAMP holds the years 1 to 9999."""
+"""The last millisecond of the year 9999. Spark's TIMESTAMP holds the years 1 to 9999."""
 _FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
 """Properties that have columns of their own."""
 
@@ -66,7 +65,7 @@ def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatc
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that are not reserved."""
+    """Return the properties that are neither reserved nor a readable event time."""
     return {
         name: value
         for name, value in properties.items()
@@ -114,7 +113,7 @@ def _pairs(properties: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:
-    """Return the event time in ms; None if the property is no time (any program may set it)."""
+    """Return the event time in ms; None if the property, which any program may set, has none."""
     try:
         ms = int(properties[EVENT_TIME_PROPERTY])
     except (KeyError, ValueError):
