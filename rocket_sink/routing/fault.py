@@ -1,9 +1,9 @@
 """Latency fault tolerance: which brokers are isolated, and until when.
 
 Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, with their tables of
-`latencyMax` and `notAvailableDuration`. A broker that is not in the table is available and
-reachable. An isolation always ends by time (apache/rocketmq#7812); a failed probe extends it. The
-workers of an executor may share the table (`FaultStore`); if two update the same broker at once,
+`latencyMax` and `notAvailableDuration`. A broker without an entry in the fault table is available
+and reachable. Every isolation has an end (apache/rocketmq#7812); a failed probe moves the end. The
+workers of an executor may share the table (`FaultStore`). If two of them update a broker at once,
 one update may be lost. Times are monotonic seconds.
 """
 
@@ -22,14 +22,16 @@ class FaultProfile:
     latency_max_ms: tuple[int, ...]
     not_available_ms: tuple[int, ...]
     isolation_latency_ms: int
-    """The latency that stands for a failure."""
+    """A failed request is treated like an answer with this latency."""
     success_resets: bool
-    """True (4.x): every update replaces the isolation. False (5.x): updates only extend it."""
+    """True (4.x): each update replaces the isolation, so a quick success ends it. False (5.x): an
+    update can only extend it."""
     better_half: bool
-    """If no broker is available, 4.x takes a broker of the better half, 5.x a reachable broker."""
+    """If no broker is available: True (4.x) chooses from the better half, False (5.x) from the
+    reachable brokers."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """Return the isolation (ms) for this latency; if `isolation`, for a failure instead."""
+        """Return the isolation (ms) after this latency, or after a failure if `isolation`."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         for limit, duration in zip(
             reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True
@@ -42,11 +44,7 @@ class FaultProfile:
     def of(
         name: str, latency_max_ms: tuple[int, ...] = (), not_available_ms: tuple[int, ...] = ()
     ) -> FaultProfile:
-        """Return the profile "5.x" or "4.x", optionally with other tables.
-
-        Raises:
-            KeyError: no such profile.
-        """
+        """Return the profile "5.x" or "4.x", optionally with other tables."""
         profile = PROFILES[name]
         if latency_max_ms:
             pairs = sorted(zip(latency_max_ms, not_available_ms, strict=True))
@@ -79,53 +77,54 @@ PROFILES: Final = {
 
 
 TOPIC_ISOLATION_MS: Final = 30_000
-"""Isolation of a topic on a broker. A route looked up in that time should omit the broker."""
+"""Isolation of a topic on a broker. It gives the client time to look up a route that no longer
+names the broker."""
 EXTENSION_S: Final = 1.0
-"""Shortest extension of an isolation that is reported as another event, so that a thousand requests
-that fail together cause one event."""
+"""Extensions of an isolation that are shorter are not reported. So a thousand requests that fail
+together cause one event."""
 _FORGOTTEN_S: Final = 600.0
-"""Time from the end of an isolation until the entry is dropped, if no process probes the broker."""
+"""An unreachable broker that no process probes is dropped so long after its isolation."""
 _PAIR: Final = "\x00"
-"""The separator of topic and broker in names of the store."""
+"""Separates topic and broker in the name of a topic's entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultItem:
-    """The table's entry of a broker. Times are monotonic seconds."""
+    """An entry of the fault table, for a broker or for a topic on a broker."""
 
     broker_name: str
     latency_ms: float = 0.0
     start_s: float = 0.0
-    """Time at which the isolation ends."""
+    """The end of the isolation (Java: startTimestamp, the start of availability)."""
     reachable: bool = True
     check_s: float = 0.0
-    """Time of the next probe, while the broker is not reachable."""
+    """The time of the next probe while the broker is unreachable."""
     announced_s: float = 0.0
-    """The end of the isolation in the last reported event."""
+    """The end of the isolation as the last event reported it."""
 
     def is_available(self, now_s: float) -> bool:
         """Return whether the broker is not isolated (Java: FaultItem.isAvailable)."""
-        return not now_s < self.start_s  # NaN, from a broken table, is no isolation.
+        return not now_s < self.start_s  # A broken table may have NaN: the broker is available.
 
 
 class FaultStore(Protocol):
-    """The storage of the fault table; a write replaces a whole item."""
+    """The storage of the fault table."""
 
     def get(self, name: str) -> FaultItem | None:
-        """Return the item, or None."""
+        """Return an item, or None."""
 
     def put(self, name: str, item: FaultItem) -> None:
-        """Store or replace an item. `name` is the broker's name, or topic + NUL + broker."""
+        """Add or replace an item. `name` is the broker's name, or topic + NUL + broker."""
 
     def remove(self, name: str) -> None:
         """Remove an item, if there is one."""
 
     def items(self) -> list[FaultItem]:
-        """Return a snapshot of the items, in any order."""
+        """Return all items, in any order."""
 
 
 class MemoryFaultStore:
-    """A fault table in the memory of this process."""
+    """The fault table of one process."""
 
     def __init__(self) -> None:
         self._items: dict[str, FaultItem] = {}
@@ -145,7 +144,7 @@ class MemoryFaultStore:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The event that a broker, or one topic on it, was isolated. Times are monotonic seconds."""
+    """An event: a broker, or one topic on it, was isolated. Times are monotonic seconds."""
 
     broker_name: str
     cause: str
@@ -154,18 +153,17 @@ class Isolation:
     until_s: float
     reachable: bool = True
     topic: str | None = None
-    """The isolated topic; None if all topics are."""
+    """The isolated topic; None for all topics."""
 
 
 class LatencyFaultTolerance:
     """The fault table and its rules.
 
     Args:
-        profile: the rules and tables of RocketMQ 4.x or 5.x.
-        store: the storage of the items; None: a new dictionary.
-        detector: unreachable brokers are probed. Without probes no broker is marked unreachable,
-            because nothing would remove the mark.
-        detect_interval_ms: time between two probes of a broker by all that share the store.
+        store: the storage of the table; None: a new dictionary.
+        detector: whether the caller probes unreachable brokers. Otherwise no broker is marked
+            unreachable, because nothing would remove the mark.
+        detect_interval_ms: time between probes of a broker by all processes that share the store.
     """
 
     def __init__(
@@ -191,9 +189,9 @@ class LatencyFaultTolerance:
         reachable: bool,
         cause: str = "",
     ) -> Isolation | None:
-        """Note the end of a request to a broker; return an event if the broker is now isolated.
+        """Enter the result of a request to a broker (Java: MQFaultStrategy.updateFaultItem).
 
-        Java: MQFaultStrategy.updateFaultItem. Quick successes add no entry to the table.
+        Return an event if this begins an isolation, or extends it by EXTENSION_S or more.
         """
         reachable = reachable or not self.detector
         duration_ms = self.profile.duration_ms(latency_ms, isolation=isolation)
@@ -214,16 +212,15 @@ class LatencyFaultTolerance:
         return self._isolate(old, item, now_s, cause or "LATENCY")
 
     def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
-        """Isolate one topic on one broker, which refuses the topic."""
+        """Isolate one topic on a broker that refuses the topic."""
         name = topic + _PAIR + broker_name
         until_s = now_s + TOPIC_ISOLATION_MS / 1000
         self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
     def view(self, now_s: float) -> tuple[set[str], set[str], set[tuple[str, str]]]:
-        """Return the isolated brokers, the unreachable brokers, and the isolated pairs of topic and
-        broker. Remove pairs whose isolation is over, because there may be many, and a shared store
-        is small."""
+        """Return the isolated brokers, the unreachable brokers, and the isolated (topic, broker)
+        pairs. Remove pairs whose isolation is over, so that they do not fill a shared store."""
         isolated, unreachable, pairs = set[str](), set[str](), set[tuple[str, str]]()
         for item in self.store.items():
             topic, separator, broker_name = item.broker_name.partition(_PAIR)
@@ -240,11 +237,10 @@ class LatencyFaultTolerance:
         return isolated, unreachable, pairs
 
     def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
-        """Return the better half of these brokers, at least one. Profile 4.x chooses among them if
-        no broker is available.
+        """Return the better half of these brokers, at least one (Java: pickOneAtLeast of 4.9).
 
-        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. In Java a dead broker counts as the
-        fastest, because its connections are refused quickly; here unreachable brokers come last.
+        In Java a dead broker counts as the fastest, because it refuses connections quickly. Here
+        unreachable brokers come last.
         """
         items = [self.store.get(name) or FaultItem(name) for name in names]
         items.sort(
@@ -253,17 +249,15 @@ class LatencyFaultTolerance:
         return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
     def remove(self, name: str) -> None:
-        """Forget a broker."""
         self.store.remove(name)
 
     def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
-        """Return the unreachable brokers to probe now, and reserve them for this caller for one
-        interval.
+        """Return the unreachable brokers that the caller must probe now. Other processes leave
+        these brokers to the caller for one interval.
 
         Args:
-            known: the brokers that this process can probe; other processes that share the table may
-                know others. A broker that no process knows is forgotten after a while (Java removes
-                brokers without an address).
+            known: the brokers whose addresses this process knows. A broker that no process knows is
+                removed after `_FORGOTTEN_S`.
         """
         due = []
         for item in self._items():
@@ -278,10 +272,10 @@ class LatencyFaultTolerance:
         return [item.broker_name for item in due]
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
-        """Note the result of a probe.
+        """Enter the result of a probe; return an event like `update`.
 
-        A broker that answers is reachable again, and its isolation ends as planned (as in 5.x).
-        Otherwise its isolation is extended beyond the next probe.
+        A broker that answers is reachable again, and its isolation ends as planned (as in 5.x). The
+        isolation of a broker that does not answer is extended beyond the next probe.
         """
         old = self.store.get(name)
         if old is None:
@@ -294,7 +288,7 @@ class LatencyFaultTolerance:
         return self._isolate(old, item, now_s, "PROBE_FAILED")
 
     def items(self) -> list[FaultItem]:
-        """Return the entries of brokers, by name."""
+        """Return the entries of brokers, sorted by name."""
         return sorted(self._items(), key=lambda item: item.broker_name)
 
     def _isolate(

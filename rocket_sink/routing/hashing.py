@@ -1,4 +1,4 @@
-"""Key hashes, for one key and for an Arrow column, with equal results.
+"""Key hashes, for single keys and for Arrow columns.
 
 - `java.lang.String.hashCode` and `java.lang.Long.hashCode`, as SelectMessageQueueByHash of the Java
   remoting client uses them.
@@ -7,14 +7,13 @@
   (PublishingLoadBalancer.takeMessageQueueByMessageGroup).
 - Rendezvous hashing (Thaler and Ravishankar, 1998) with logarithmic weights (Schindelhauer and
   Schomaker, 2005), and jump hashing (Lamping and Veach, 2014), over SipHash values. If a broker
-  leaves, only its own keys move; if it comes back, exactly these keys return. Scores depend on the
-  candidates' names, not on their order. Jump hashing agrees with Guava's `Hashing.consistentHash`,
-  to the last rounding, because RocketMQ places lite topics by it.
+  leaves, only its own keys move; if it comes back, exactly these keys return. The order of the
+  candidates does not matter. Jump hashing rounds exactly as Guava's `Hashing.consistentHash`, by
+  which RocketMQ places lite topics.
 
-The column functions take string, binary, their large forms, views and dictionaries (one hash per
-dictionary value). They work on the buffers with numpy, without a loop over rows. A null has the
-hash of the empty key. Bytes that are not UTF-8 are read as U+FFFD, slowly. Python's `hash()` is not
-used, because it differs between processes.
+The column functions take string, binary, their large forms, views and dictionaries. They work on
+the buffers with numpy, without a loop over rows. A null has the hash of the empty key. The Java
+hashes read invalid UTF-8 as U+FFFD, with a slow loop.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ _MASK: Final = (1 << 64) - 1
 def rendezvous(
     key: str | bytes, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> int:
-    """Return the index of the key's candidate. Candidates get keys in proportion to their weights.
-
-    Raises:
-        ValueError: there are no candidates.
-    """
+    """Return the index of the key's candidate. Candidates get keys in proportion to `weights`."""
     data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     hashes = np.array([sip_hash24(data)], np.int64)
     return int(rendezvous_of_hashes(hashes, candidates, weights)[0])
@@ -49,9 +44,9 @@ def rendezvous(
 def rendezvous_of_hashes(
     hashes: IntArray, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> IntArray:
-    """Return `rendezvous` of keys with these SipHash values (int64), as int64 candidate indices.
+    """Return the candidate index of each key, given the keys' SipHash values; all are int64.
 
-    The first name in sorted order wins if two candidates have the same score.
+    If two candidates have the same score, the first name in sorted order wins.
     """
     if not candidates:
         raise ValueError("rendezvous hashing needs at least one candidate")
@@ -72,7 +67,7 @@ def rendezvous_of_hashes(
 
 
 def _mix(value: IntArray) -> IntArray:
-    """Let each input bit change all output bits (splitmix64's finaliser, Stafford's variant 13)."""
+    """Mix bits so that each input bit affects all output bits (splitmix64's finaliser)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: IntArray = value ^ (value >> np.uint64(31))
@@ -80,19 +75,19 @@ def _mix(value: IntArray) -> IntArray:
 
 
 def _weighted(score: IntArray, weight: int) -> IntArray:
-    # The 0.5 keeps the logarithm's argument inside (0, 1).
+    # Add 0.5, so that the logarithm's argument is never 0 or 1.
     uniform = ((score >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     weighted: IntArray = weight / -np.log(uniform)
     return weighted
 
 
 def jump_index(hash_value: int, count: int) -> int:
-    """Return a hash's bucket among `count`; one more bucket moves 1/(count + 1) of the hashes."""
+    """Return the bucket of a hash. If `count` grows by 1, 1/(count + 1) of all hashes move."""
     return int(jump_index_array(np.array([hash_value], np.int64), count)[0])
 
 
 def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
-    """Return `jump_index` of int64 hashes, in about ln(count) passes; `count` may be an array."""
+    """Return `jump_index` of each int64 hash, in about ln(count) passes."""
     state = hashes.astype(np.int64).view(np.uint64)
     counts = np.broadcast_to(np.asarray(count, np.int64), state.shape)
     bucket = np.zeros(len(state), np.int64)
@@ -101,7 +96,8 @@ def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
     while going.any():
         bucket[going] = jump[going].astype(np.int64)
         state = state * np.uint64(2862933555777941757) + np.uint64(1)
-        # Let int32 overflow as Guava's int does: a negative jump then ends the search.
+        # Guava's int overflows here, so let int32 overflow, too. The jump is then negative, which
+        # ends the search.
         step = (state >> np.uint64(33)).astype(np.int32) + np.int32(1)
         jump = np.floor((bucket + 1) / (step / 2.0**31))
         going &= (jump >= 0) & (jump < counts)
@@ -149,14 +145,14 @@ def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 
 def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
-    """Return the int64 hash of each row, data[offsets[i]:offsets[i + 1]] (uint8; int64 offsets from
-    0). The function takes one pass of numpy per eight bytes of the longest row."""
+    """Return `sip_hash24` of each row, data[offsets[i]:offsets[i + 1]], as int64. `data` is uint8,
+    `offsets` are int64 from 0. The time grows with the longest row: one pass per eight bytes."""
     lengths = np.diff(offsets)
-    # Sort the longest rows to the front, so that the unfinished rows of each pass are a prefix.
+    # Put the longest rows first, so that a prefix of the arrays has all unfinished rows.
     order = np.argsort(-lengths, kind="stable")
     sizes, starts = lengths[order], offsets[:-1][order]
     padded = np.concatenate((data, np.zeros(8, np.uint8)))
-    words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # A word begins at each byte.
+    words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # words[i] starts at byte i.
     count = len(sizes)
     state = [np.full(count, initial, np.uint64) for initial in _INITIAL]
     word_counts = sizes >> 3
@@ -188,7 +184,7 @@ def _rotate_array(value: IntArray, bits: int) -> None:
 
 
 def _round_arrays(state: list[IntArray]) -> None:
-    """Run a round in place, because the arrays of `state` may be views of longer arrays."""
+    """Run a round in place: the arrays of `state` may be views of longer arrays."""
     v0, v1, v2, v3 = state
     for a, b, c, d, x, y in ((v0, v1, v2, v3, 13, 16), (v2, v1, v0, v3, 17, 21)):
         a += b
@@ -201,7 +197,7 @@ def _round_arrays(state: list[IntArray]) -> None:
 
 
 BLOCK_BYTES: Final = 1 << 18
-"""Bytes of keys hashed at a time; intermediate arrays (a few words per byte) then stay in cache."""
+"""Bytes of keys that are hashed at a time, so that intermediate arrays stay in the cache."""
 
 _INVERSE_31: Final = pow(31, -1, 1 << 32)
 _LONG: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
@@ -220,9 +216,8 @@ def java_hash(text: str) -> int:
 
 
 def java_long_hash(text: str) -> int:
-    """Return Java's `Long.hashCode()` of a whole number's text (Long.toString); `java_hash` of
-    other texts. From 0 to 2^31 - 1 it equals `Integer.hashCode()`.
-    """
+    """Return Java's `Long.hashCode()` of a text that `Long.toString` can return; `java_hash` of any
+    other text. From 0 to 2^31 - 1 it equals `Integer.hashCode()`."""
     if _LONG.fullmatch(text) is None or not -_LONG_MAX - 1 <= (number := int(text)) <= _LONG_MAX:
         return java_hash(text)
     bits = number & 0xFFFFFFFF_FFFFFFFF
@@ -231,23 +226,23 @@ def java_long_hash(text: str) -> int:
 
 
 def java_index(hash_value: int, count: int) -> int:
-    """Return the queue index of SelectMessageQueueByHash: the remainder's absolute value."""
+    """Return the queue index of SelectMessageQueueByHash."""
     return abs(hash_value) % count
 
 
 def java_index_array(hashes: IntArray, count: int) -> IntArray:
-    """Return `java_index` of an array of hashes, as int64."""
+    """Return `java_index` of each hash, as int64."""
     indices: IntArray = np.abs(hashes.astype(np.int64)) % count
     return indices
 
 
 def sip_index(hash_value: int, count: int) -> int:
-    """Return the queue index of the gRPC clients (LongMath.mod, never negative)."""
+    """Return the queue index of the gRPC clients (LongMath.mod), which is never negative."""
     return hash_value % count
 
 
 def sip_index_array(hashes: IntArray, count: int) -> IntArray:
-    """Return `sip_index` of an array of int64 hashes, as int64."""
+    """Return `sip_index` of each int64 hash, as int64."""
     indices: IntArray = hashes % np.int64(count)
     return indices
 
@@ -258,8 +253,7 @@ def java_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
 
 
 def java_long_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return `java_long_hash` of each key, as int32. Besides `java_hash` of all keys, this takes
-    one pass per digit of the longest number in a block."""
+    """Return `java_long_hash` of each key, as int32."""
     return _hash_column(keys, _java_long_hash_block, np.int32)
 
 
@@ -269,7 +263,7 @@ def siphash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
 
 
 Block: TypeAlias = Callable[[IntArray, IntArray], IntArray]
-"""A function of (bytes of some rows, their n + 1 offsets from 0) that returns n hashes."""
+"""A function that takes the bytes of n rows and their n + 1 offsets, and returns n hashes."""
 
 
 def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
@@ -277,7 +271,7 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
         parts = [_hash_column(chunk, block, dtype) for chunk in keys.chunks]
         return np.concatenate(parts) if parts else np.empty(0, dtype)
     if pa.types.is_dictionary(keys.type):
-        # Append the hash of null, which has the index -1.
+        # Append the hash of null, because a null row gets the index -1.
         value_hashes = _hash_column(keys.dictionary, block, dtype)
         table = np.append(value_hashes, _empty_hash(block).astype(dtype))
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
@@ -297,13 +291,13 @@ def _empty_hash(block: Block) -> IntArray:
 
 
 def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """Return the bytes and the int64 offsets of a string or binary array; nulls are empty."""
+    """Return the bytes and the int64 offsets of a column; nulls are empty."""
     kind = keys.type
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (large or pa.types.is_string(kind) or pa.types.is_binary(kind)):
         keys, large = keys.cast(pa.large_binary()), True
     if keys.null_count:
-        # Replace nulls, because their slots may have any bytes.
+        # A null's slot may have bytes, so replace it by an empty value.
         keys = keys.fill_null(b"" if "binary" in str(keys.type) else "")
     _, offsets, data = keys.buffers()
     if not len(keys):
@@ -315,7 +309,7 @@ def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
 
 
 def _blocks(offsets: IntArray) -> list[tuple[int, int]]:
-    """Return row ranges of about BLOCK_BYTES each; a longer key has a range of its own."""
+    """Return ranges of rows with at most BLOCK_BYTES each; a longer key is a range of its own."""
     count = len(offsets) - 1
     if count <= 0:
         return []
@@ -336,9 +330,9 @@ def _powers(base: int, count: int) -> IntArray:
     return np.multiply.accumulate(powers, dtype=np.uint32)
 
 
-# 31 is odd, so it has an inverse modulo 2^32, and the hash of a substring follows from a difference
-# of two prefix sums: h(s, e) = 31^(e-1) * sum(byte[i] * 31^-i for s <= i < e). This takes one
-# multiplication and one addition per byte, and two look-ups per row.
+# 31 is odd, so it has an inverse modulo 2^32. Therefore the hash of the key from byte s to e is
+# 31^(e-1) * sum(byte[i] * 31^-i for s <= i < e), and the sum is the difference of two prefix sums.
+# This takes one multiplication and one addition per byte, and two look-ups per key.
 _POWERS: Final = _powers(31, BLOCK_BYTES)
 _INVERSES: Final = _powers(_INVERSE_31, BLOCK_BYTES)
 
@@ -363,7 +357,7 @@ def _java_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
     sums = np.zeros(count + 1, np.uint32)
     np.cumsum(data * inverses[:count], dtype=np.uint32, out=sums[1:])
     ends = offsets[1:]
-    # An empty first key would need 31^-1. Any power will do, because its sum is 0.
+    # An empty first key would need 31^-1. Its sum is 0, so use any power.
     hashes: IntArray = (sums[ends] - sums[offsets[:-1]]) * powers[np.maximum(ends - 1, 0)]
     return hashes.view(np.int32)
 
@@ -393,7 +387,7 @@ def _java_long_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
 
 
 def _unit_offsets(data: IntArray) -> IntArray:
-    """Return, for each byte position of UTF-8 text, the number of UTF-16 units before it."""
+    """Return the number of UTF-16 units before each byte of a UTF-8 text, and before its end."""
     units = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(units)))
 

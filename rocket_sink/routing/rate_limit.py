@@ -1,7 +1,7 @@
 """Rate limits: `TokenBucket` for the options, `AimdWindow` for busy brokers and for proxies.
 
-After SYSTEM_BUSY or FLOW_CONTROL a broker's window of requests in flight is cut by half. It grows
-by one for each window of stored messages, as in TCP's congestion control (RFC 5681).
+A broker's window limits its requests in flight. After SYSTEM_BUSY or FLOW_CONTROL the window is
+halved. It grows by one when a whole window of messages was stored, as TCP does (RFC 5681).
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import math
 from typing import Final
 
 BURST_S: Final = 1.0
-"""Size of a burst after idle time, in seconds of the rate."""
+"""The capacity of a `TokenBucket`, in seconds of its rate."""
 CUT: Final = 0.5
 PROXY_PLACES: Final = 120
 """Limit of single messages in flight on a connection to a RocketMQ proxy.
 
-A proxy drops an answer if more than 64 KiB of earlier answers wait to be written on its connection
-(`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). The answer to a
-message has 260 to 420 bytes; a place stands for 512 bytes of answers."""
+A proxy drops an answer if more than 64 KiB of earlier answers wait in the connection's write buffer
+(`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). A place in the
+window stands for 512 bytes of answers; the answer to a message has 260 to 420 bytes."""
 PROXY_BATCH: Final = 500
-"""Limit of messages in a batch to a proxy. Two such batches fit into the window."""
+"""Limit of messages in a batch to a proxy, so that two batches fit into the window."""
 
 
 def batch_places(messages: int) -> int:
-    """Return the places that a batch takes in the window of a proxy: the answer has 33 bytes for
-    each message, and 57 if the broker has an IPv6 address."""
+    """Return the places of a batch in a proxy's window. Per message the answer has 33 bytes, or 57
+    if the broker has an IPv6 address."""
     return 1 + messages // 9
 
 
 class TokenBucket:
-    """A token bucket that starts empty, so that many short-lived senders keep a common limit.
+    """A token bucket of the capacity `per_second` * BURST_S.
 
-    In t seconds from the start at most `per_second` * t is spent, and at most `BURST_S` more after
-    idle time. An amount above the capacity passes when the bucket is full, and leaves a debt.
+    The bucket starts empty, so that many short-lived senders together keep the limit. A request for
+    more than the capacity waits for a full bucket, and makes the balance negative.
     """
 
     __slots__ = ("_at_s", "_capacity", "_saved", "per_second")
@@ -46,13 +46,13 @@ class TokenBucket:
         self._at_s = now_s
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Return the seconds until `amount` may be spent; 0: now."""
+        """Return the seconds until `amount` may be spent."""
         missing = min(amount, self._capacity) - self._grown(now_s)
-        # Do not wait because of a rounding error.
+        # Ignore rounding errors.
         return missing / self.per_second if missing > 1e-9 * self._capacity else 0.0
 
     def spend(self, amount: float, now_s: float) -> None:
-        """Take tokens, after `wait_s` has returned 0."""
+        """Take tokens; the caller has waited until `wait_s` returns 0."""
         self._saved = self._grown(now_s) - amount
         self._at_s = max(now_s, self._at_s)
 
@@ -65,7 +65,7 @@ class AimdWindow:
     """The limit of requests in flight to a broker that has given a busy answer.
 
     Args:
-        in_flight: requests in flight at the busy answer, including its own request.
+        in_flight: number of requests in flight, including the one with the busy answer.
         now_s: the time of the busy answer.
         most: the largest limit.
     """
@@ -78,19 +78,18 @@ class AimdWindow:
         self._most = most
 
     def busy(self, sent_s: float, in_flight: int, now_s: float) -> None:
-        """Cut the window after a busy answer, unless its request was sent before the last cut."""
+        """Cut the window after a busy answer, but not for a request from before the last cut."""
         if sent_s >= self._cut_s:
             self.limit = max(1.0, min(self.limit, in_flight) * CUT)
             self._cut_s = now_s
 
     def stored(self) -> None:
-        """Let the window grow after a stored message."""
         self.limit = min(self._most, self.limit + 1.0 / self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:
-        """Return how many requests of a group may be sent now; 0 if the group must wait until half
-        of the window is free. When a quarter was enough, a message took twice the CPU, and sixteen
-        senders on the brokers' machine reached two thirds of the rate."""
+        """Return how many requests of a group may be sent now. A group that does not fit whole
+        waits (0) until half of the window is free: when a quarter was enough, a message took twice
+        the CPU."""
         limit = int(self.limit)
         room = limit - in_flight
         if room >= requests:

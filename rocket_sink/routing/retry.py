@@ -1,8 +1,9 @@
 """The error of a response, and the decision after a failed attempt, for all send modes.
 
-Response codes map to error classes, whose attributes are the retry facts. `decide` combines these
-facts with the deadline, the number of attempts and the ordering. The backoff window is a tenacity
-wait class; `rng` chooses a time in it, because tenacity's jitter uses the global random generator.
+A response code has an error class, whose attributes say how such a failure is retried. `decide`
+combines them with the deadline, the number of attempts and the ordering. The backoff window is a
+tenacity wait class. `rng` chooses a time in the window, because tenacity's own jitter uses the
+global random generator.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ from rocket_sink.text import clean
 from rocket_sink.wire.responses import SEND_STATUS
 
 ATTEMPT_FLOOR_S: Final = 0.5
-"""Shortest attempt. A shorter attempt would mistake a broker's garbage collection for a failure,
-and each such failure may store the message twice."""
+"""The shortest timeout of an attempt. A shorter one would mistake a broker's garbage collection for
+a failure, and the retry may store the message twice."""
 
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
-"""Errors without an answer from the broker's address, which the detector then probes."""
+"""Errors after which the broker's address is probed, because nothing has answered there."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
-"""Errors that are retried once, with a fresh route or at another broker."""
+"""Errors that are retried only once: with a fresh route, or at another broker."""
 _NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
-"""Errors that leave no broker to choose, so the retry has to wait."""
+"""Errors after which the retry has to wait, because there is no broker to choose."""
 
 
 class Ordering(enum.Enum):
-    """The order of a sharding key's messages (option `ordering`)."""
+    """The option `ordering`."""
 
     NONE = "none"
     BEST_EFFORT = "best_effort"
@@ -79,20 +80,20 @@ class Action(enum.Enum):
     RETRY_SAME_QUEUE = "retry_same_queue"
     """Wait `delay_s` (may be 0), then send to the same queue."""
     GIVE_UP = "give_up"
-    """End without a further attempt, with the last error or the degraded result."""
+    """End with the last error, or with the degraded result."""
     FATAL = "fatal"
-    """End, because every other message would fail, too."""
+    """End: every other message would fail, too."""
 
 
 @dataclass(frozen=True)
 class RetryPolicies:
-    """The options for the decisions."""
+    """The options that decide on retries."""
 
     retry_response_codes: frozenset[int] = frozenset(
         (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500)
     )
     window: wait_base = field(default_factory=lambda: wait_exponential(multiplier=0.05, max=1.0))
-    """Longest wait after attempt n, in seconds; the wait is at least half of it."""
+    """The longest wait after attempt n, in seconds. The shortest wait is half as long."""
     on_degraded: str = "accept"
     retry_not_store_ok: bool = False
 
@@ -115,14 +116,15 @@ class Decision:
     action: Action
     delay_s: float = 0.0
     avoid_broker: bool = False
-    """Choose this broker for the next attempt only if there is no other."""
+    """Whether the next attempt should go to another broker if there is one."""
     refresh_route: bool = False
     isolate: Isolate = Isolate.NOTHING
-    """BROKER: the caller isolates by `update(isolation=True)`; TOPIC: by `isolate_topic`."""
+    """The caller isolates the broker (`LatencyFaultTolerance.update`), or the topic on the broker
+    (`isolate_topic`)."""
     reachable: bool = True
-    """Whether the broker's address has answered, for the fault table."""
+    """Whether anything has answered at the broker's address."""
     reconnect: bool = False
-    """Use a new connection."""
+    """Whether the next attempt needs a new connection."""
     counts: bool = True
     """Whether the attempt counts for `retryTimesWhenSendFailed`."""
 
@@ -142,12 +144,12 @@ def attempt_deadline(
 ) -> float:
     """Return the deadline of the attempt that starts now.
 
-    An attempt gets `cap_s` (Java: sendMsgMaxTimeoutPerRequest), else an equal share of the
-    remaining time, at least ATTEMPT_FLOOR_S. The last attempt gets all remaining time. With strict
-    order each attempt gets all of it: no message may overtake a written, unanswered request.
+    The attempt gets `cap_s` (Java: sendMsgMaxTimeoutPerRequest). Without `cap_s` it gets an equal
+    share of the remaining time, at least ATTEMPT_FLOOR_S. The last attempt gets all remaining time.
+    With strict order every attempt does, because no message may overtake an unanswered request.
 
     Args:
-        attempts_left: number of this attempt and possible later ones; at least 1.
+        attempts_left: number of attempts, including this one.
     """
     if attempts_left <= 1 or ordering is Ordering.STRICT:
         return deadline_s
@@ -157,7 +159,7 @@ def attempt_deadline(
 
 
 def backoff_s(policies: RetryPolicies, attempt: int, rng: Rng) -> float:
-    """Return the wait after an attempt (from 1): a random time in the upper half of the window."""
+    """Return the wait after attempt n (n >= 1): a random time in the upper half of the window."""
     state = cast(RetryCallState, SimpleNamespace(attempt_number=attempt))
     return policies.window(state) * (0.5 + 0.5 * rng.random())
 
@@ -179,18 +181,18 @@ def decide(
 ) -> Decision:
     """Return the decision after a failed attempt.
 
-    With strict order an unanswered request on a live connection is never sent again, because the
-    broker may still store it, after later messages. A request that was answered, or whose
-    connection is closed, is sent to the same queue again.
+    With strict order, a request that timed out on a live connection is never sent again: the broker
+    may still store it, then behind later messages. After other retriable errors it is sent to
+    the same queue again.
 
     Args:
         attempt: the number of the failed attempt, from 1, among those that count.
         max_attempts: 1 + retryTimesWhenSendFailed. With strict order, messages that are certainly
             not stored are retried until the deadline.
-        ordering, fixed_queue: whether the request may go to another queue.
+        fixed_queue: the request must go to its queue, as with strict order.
         retry_while_busy: attempts with a busy answer, or without a broker, do not count.
         alternatives: another broker is available; otherwise the retry waits.
-        earlier: the classes of the request's earlier errors: only the first GO_AWAY leads to a new
+        earlier: classes of the request's earlier errors. Only the first GO_AWAY leads to a new
             connection, and only the first missing topic or queue to a fresh route.
     """
     facts, attempts_left, waits = _facts(error), max_attempts - attempt, attempt
@@ -232,11 +234,14 @@ def decide_degraded(
     policies: RetryPolicies,
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
-    FLUSH_SLAVE_TIMEOUT (12). GIVE_UP accepts the result. A retry stores the message twice, so it
-    needs `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`."""
+    FLUSH_SLAVE_TIMEOUT (12).
+
+    GIVE_UP accepts the result. A retry stores the message twice, so it happens only with
+    `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`.
+    """
     facts = Decision(Action.GIVE_UP)
     wanted = policies.retry_not_store_ok or (
-        # A retry would find the same missing replica; RocketMQ's documentation advises against it.
+        # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
         policies.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
     )
     if not wanted or attempt >= max_attempts or now_s >= deadline_s:
@@ -251,12 +256,12 @@ def _costs_only_time(error: SendError | MessageError) -> bool:
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:
-    """Return the error's retry attribute `fact`; False if a MessageError has no such attribute."""
+    """Return an error's boolean attribute; False if a MessageError lacks the attribute."""
     return bool(getattr(error, fact, False))
 
 
 def _facts(error: SendError | MessageError) -> Decision:
-    """Return a decision to give up, with the error's facts about the broker."""
+    """Return the decision to give up, with what the error says about the broker."""
     isolate = error.isolates
     return Decision(
         Action.GIVE_UP,
@@ -285,8 +290,8 @@ def _may_retry(
     strict = ordering is Ordering.STRICT
     if isinstance(error, BrokerTooOldError) and (strict or fixed_queue):
         return False
-    # Retry an error without a code more often: the queue is missing in our route, perhaps because
-    # its master is down.
+    # An error without a code is not from a broker: the route lacks the queue, perhaps because its
+    # master is down. Such an error may be retried more than once.
     if isinstance(error, _ONCE) and code and type(error) in earlier:
         return False
     if isinstance(error, InvalidQueueError) and code and (strict or fixed_queue):
@@ -310,7 +315,7 @@ def _leaves(root: type[SendError]) -> Iterator[type[SendError]]:
 ERROR_OF_CODE: Final[dict[int, type[SendError]]] = {
     code: error for error in _leaves(SendError) for code in error.response_codes
 }
-"""{response code: error class}, for codes that do not depend on the remark."""
+"""{response code: error class}, unless REMARKS has a more specific class."""
 
 _AUTHENTICATION_16: Final = (
     r"authenticat|authoriz|signature|credential|\buser(name)?\b|datetime is null"
@@ -324,8 +329,8 @@ _TOPIC_TEXT: Final = r"the specified topic (is blank|contains illegal|is longer)
 REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple(
     (code, re.compile(pattern, re.IGNORECASE), error)
     for code, pattern, error in (
-        # ACL 1.0 sends the exception's text, ACL 2.0 sends NO_PERMISSION with the reason. A missing
-        # right for one topic is not a wrong password: the user may send to other topics.
+        # ACL 1.0 sends code 1 and the exception's text, ACL 2.0 sends code 16 (NO_PERMISSION). An
+        # AuthenticationError is fatal; a missing right for one topic is not, so it comes first.
         (1, r"AclException: (No (default )?permission for|Need admin permission)",
          PermissionDeniedError),
         (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),
@@ -336,11 +341,11 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, r"timer message is under flow control", NotStoredError),
         (1, r"accurate timer message is not enabled", NotStoredError),
         (1, r"LMQ_CONSUME_QUEUE_NUM_EXCEEDED", NotStoredError),
-        # A broker sends the first text before startAcceptSendRequestTimeStamp. A slave without a
-        # master sends the second text.
+        # The first text is a broker's before startAcceptSendRequestTimeStamp, the second a slave's
+        # without a master.
         (1, r"broker unable to service, until|no master available along with",
          ServiceNotAvailableError),
-        # The encoder throws this before the append.
+        # The broker's encoder throws this before the message is appended.
         (1, r"message body size exceeded|size of messageExtBatch exceeded", MessageIllegalError),
         # 4.x answers with SYSTEM_ERROR where 5.x has INVALID_PARAMETER.
         (1, r"request queueId\[-?\d+\] is illegal", InvalidQueueError),
@@ -352,18 +357,18 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, r"^push reply message to .*fail\.", ReplyNotTakenError),
     )
 )  # fmt: skip
-"""(response code, pattern of the remark, error class); the first match counts."""
+"""(response code, pattern of the remark, error class). The first match counts."""
 
 
 def outcome_of_code(response_code: int, remark: str | None = None) -> Outcome:
-    """Return the outcome of a send that was answered with this code."""
+    """Return the outcome of a send with this response code."""
     if response_code in SEND_STATUS:
         return Outcome.ACKED if response_code == 0 else Outcome.ACKED_DEGRADED
     return error_class(response_code, remark).outcome
 
 
 def error_class(response_code: int, remark: str | None = None) -> type[SendError]:
-    """Return the error class of a code outside SEND_STATUS; BrokerError if it is unknown."""
+    """Return the error class of a response code outside SEND_STATUS; BrokerError by default."""
     text = remark or ""
     for code, pattern, error in REMARKS:
         if code == response_code and pattern.search(text):

@@ -2,11 +2,11 @@
 
 A `Ranking` groups the brokers of a route by rank. Ranks are computed when something changes, not
 per message. Requests go to the best group. Load matters only inside the group: if the chosen broker
-is full, or has far more unanswered requests than its equals, the least loaded broker is used. While
+is full, or has far more requests in flight than its equals, the least loaded broker is used. While
 all brokers of the group are full, the request waits (`take` returns None).
 
-Each broker uses its queues in turn, whatever else changes. Java takes the next queue in the list,
-so the first queue after an excluded broker gets all messages of that broker (apache/rocketmq#5672).
+The queues of each broker are used in turn. Java skips an excluded broker's queues in a list of all
+queues, so the first queue behind them gets all their messages (apache/rocketmq#5672).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 FAR: Final = 1
-"""The broker is in another machine room, or has the weight 0: a preference, not a fault."""
+"""The broker is in another machine room, or has the weight 0. This is no fault."""
 SUSPECT: Final = 2
-"""The broker has left a request unanswered for longer than usual."""
+"""A request to the broker has been unanswered for longer than usual."""
 ISOLATED: Final = 4
-"""The broker failed, or answered late, a short time ago."""
+"""The broker failed or answered late a short time ago."""
 WORSE_HALF: Final = 8
-"""The broker is in the worse half, which profile 4.x avoids if every broker is isolated."""
+"""The broker is in the worse half while every broker is isolated (profile 4.x)."""
 SILENT: Final = 16
-"""The broker does not answer heartbeats either: it is frozen, or cut off."""
+"""The broker does not answer heartbeats: it is frozen, or cut off."""
 LAST: Final = 32
 """The request's previous attempt failed at the broker."""
 UNREACHABLE: Final = 64
 """The broker is isolated, and nothing has answered at its address since."""
-# A broker's rank is the sum of the constants that apply to it, so the gravest one decides. Java,
-# too, prefers available brokers, then reachable ones, then the others (MQFaultStrategy 5.3).
+# A broker's rank is the sum of the constants that apply, so the largest constant decides. Java also
+# prefers available brokers to reachable ones, and these to unreachable ones (MQFaultStrategy 5.3).
 
 FREE_IN_FLIGHT: Final = 16
-"""Requests in flight that a broker may always have, even if its equals are quicker."""
+"""Number of requests that a broker may have in flight however slow it is."""
 LOAD_FACTOR: Final = 1.25
-"""Limit of a broker's requests in flight beyond `FREE_IN_FLIGHT`, as a multiple of its fair share.
-So a broker that stops answering does not fill the window before it is suspect."""
+"""Limit of a broker's requests in flight above `FREE_IN_FLIGHT`, as a multiple of its fair share.
+So a broker that stops answering does not fill the engine's window before it is suspect."""
 EXPLORE: Final = 1 / 32
-"""Share of `least_latency`'s choices that are round robin, because only brokers in use have a known
-latency."""
+"""Share of `least_latency`'s choices that are round robin, so that every broker's latency is
+measured."""
 LATENCY_FLOOR_S: Final = 0.0001
 
 Target = TypeVar("Target")
@@ -65,16 +65,16 @@ class Load(Protocol):
     in_flight: int
     """Unanswered requests."""
     latency_s: float
-    """Recent latency; 0 when unknown."""
+    """The recent latency; 0 if unknown."""
     window: AimdWindow | None
-    """The limit on requests in flight, while the broker is busy."""
+    """The limit of requests in flight; None if the broker is not busy."""
 
     def room_for(self, requests: int) -> int:
-        """Return how many of these requests the window has room for."""
+        """Return how many of these requests fit into the window."""
 
 
 class RouteBroker(Generic[Target]):
-    """A broker of a route, with its queues, which are used in turn.
+    """A broker of a route, with its queues (`targets`).
 
     Attributes:
         share: the broker's fair share of the route's messages, relative to other brokers.
@@ -111,7 +111,7 @@ class Equals(Generic[Target]):
 
     def __init__(self, rank: int, brokers: list[RouteBroker[Target]], rng: Rng) -> None:
         self._choices = 0
-        """Number of choices until the limits are computed again."""
+        """Number of choices until `_most`, the limits per broker, is computed again."""
         self._most: dict[str, float] = {}
         self.rank = rank
         self.brokers = brokers
@@ -119,10 +119,9 @@ class Equals(Generic[Target]):
         self.turn = rng.randrange(len(self.slots))
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
-        """Return the chosen broker. If it is full, or has more than its limit of requests in
-        flight, return the least loaded broker with room, or None if all are full. From eight
-        brokers on, the limits are kept for several choices (a quarter of the number of brokers),
-        because computing them takes a look at every broker."""
+        """Return the chosen broker if it has room and is within its limit. Otherwise return the
+        least loaded broker with room, or None if all are full. If there are n brokers, the limits
+        are kept for n / 4 choices, because computing them takes time."""
         self._choices -= 1
         load = chosen.load
         is_within = load.in_flight <= FREE_IN_FLIGHT
@@ -139,7 +138,7 @@ class Equals(Generic[Target]):
         )
 
     def _limits(self) -> dict[str, float]:
-        """Return how many requests each broker with room may have in flight."""
+        """Return {broker name: number of requests that the broker may have in flight}."""
         loads = {
             broker.name: (broker.load.in_flight, broker.share)
             if broker.load.room_for(1)
@@ -158,25 +157,25 @@ class Equals(Generic[Target]):
 
 
 Selector = Callable[[Equals[Any], Rng], RouteBroker[Any]]
-"""A strategy of the option `queueSelector`: a function that chooses among brokers of equal rank."""
+"""A function that chooses among brokers of equal rank (option `queueSelector`)."""
 
 
 def round_robin(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose the queues in turn (Java: ThreadLocalIndex)."""
+    """Choose the brokers in turn, each once per queue (Java: ThreadLocalIndex)."""
     turn, slots = equals.turn, equals.slots
     equals.turn = turn + 1 if turn + 1 < len(slots) else 0
     return slots[turn]
 
 
 def random_queue(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose a queue at random, each with the same chance (Java: SelectMessageQueueByRandom)."""
+    """Choose the broker of a random queue (Java: SelectMessageQueueByRandom)."""
     return equals.slots[rng.randrange(len(equals.slots))]
 
 
 def least_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose the better of two random brokers, by latency times requests in flight. Many producers
-    that chose the best of all brokers would overload it (Mitzenmacher, "The Power of Two Choices in
-    Randomized Load Balancing", 2001)."""
+    """Choose the better of two random brokers, by latency times requests in flight. If all
+    producers chose the best broker, they would overload it (Mitzenmacher, "The Power of Two Choices
+    in Randomized Load Balancing", 2001)."""
     if rng.random() < EXPLORE:
         return round_robin(equals, rng)
     brokers = equals.brokers
@@ -195,8 +194,8 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose brokers in proportion to their share divided by their latency: a broker that is twice
-    as slow gets half as many messages."""
+    """Choose brokers in proportion to share / latency. A broker that is twice as slow gets half as
+    many messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)
@@ -208,15 +207,11 @@ def _drawn(brokers: list[RouteBroker[Any]], weights: list[float], rng: Rng) -> R
         remaining_weight -= weight
         if remaining_weight < 0:
             return broker
-    return brokers[-1]  # A rounding error has left some weight.
+    return brokers[-1]  # `remaining_weight` is positive by a rounding error.
 
 
 def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:
-    """Return the selector of option `queueSelector`: round_robin, random, weighted, least_latency.
-
-    Raises:
-        KeyError: no such selector.
-    """
+    """Return the selector of the option `queueSelector`."""
     selectors: dict[str, Selector] = {
         "round_robin": round_robin,
         "random": random_queue,
@@ -231,8 +226,7 @@ class Ranking(Generic[Target]):
 
     Args:
         brokers: the brokers with a master and a queue.
-        selector: chooses among brokers of equal rank (`selector_named`).
-        rng: gives random starts, so that many producers do not begin with the same queue.
+        rng: chooses the first queue, so that many producers do not begin with the same one.
     """
 
     def __init__(
@@ -242,15 +236,15 @@ class Ranking(Generic[Target]):
         self._selector = selector
         self._rng = rng
         self.best: list[RouteBroker[Target]] = []
-        """The brokers of the best rank, regardless of `FAR`."""
+        """The brokers of the best rank; `FAR` makes no difference."""
         self.usable: list[RouteBroker[Target]] = []
-        """The brokers that `take` may return with `worse`."""
+        """The brokers that `take` may choose if `worse` is set."""
         self._ranks: dict[str, int] = {}
         self._least = 0
         self._groups: dict[str | None, list[Equals[Target]]] = {}
 
     def order(self, ranks: Mapping[str, int]) -> None:
-        """Set the ranks: {broker name: rank}."""
+        """Group the brokers by `ranks`: {broker name: rank}."""
         if ranks != self._ranks:
             self._ranks = dict(ranks)
             self._least = min(ranks.values()) & ~FAR
@@ -266,17 +260,15 @@ class Ranking(Generic[Target]):
 
     @property
     def is_silent(self) -> bool:
-        """Whether all brokers are silent."""
         return bool(self._least & SILENT)
 
     def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:
-        """Return the next queue for a request, or for a group of `requests`; None if the best
-        brokers have no room, so that the request must wait.
+        """Return a queue for a group of `requests`; None if the brokers are full.
 
         Args:
             last: the broker of the failed attempt. It ranks behind all reachable brokers, but is
-                used if the others are full.
-            worse: use a worse broker, but no unreachable one, if the best brokers are full.
+                used if the other best brokers are full.
+            worse: if the best brokers are full, use a worse one that is reachable.
         """
         groups = self._groups.get(last)
         if groups is None:
@@ -309,10 +301,9 @@ def select_by(
     arg: Any,
     named: Callable[[MessageQueue], MessageQueue],
 ) -> MessageQueue:
-    """Return the queue that a user's selector chooses among the route's queues (Java:
-    MessageQueueSelector).
+    """Return the queue that a user's selector chooses (Java: MessageQueueSelector).
 
-    `named`: adds the namespace to the topic of a queue that the selector has made itself.
+    `named` adds the namespace to the topic of a queue that the selector has made itself.
 
     Raises:
         ConfigurationError: the selector did not return a queue of the route.

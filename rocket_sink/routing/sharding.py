@@ -1,12 +1,12 @@
-"""The queue of a sharding key, for one key and for a column of keys (option `shardingHash`).
+"""The queue of a sharding key, by the option `shardingHash`.
 
 `java` and `java_long` agree with Java's SelectMessageQueueByHash for a String or a Long, and
-`siphash24` agrees with the gRPC clients' own choice. Keys are texts; `java_long` hashes the text of
-a whole number as a number. With these three, a changed number of queues moves most keys.
-`rendezvous` moves as few keys as possible: it chooses a broker, weighted by its queues, and there a
-queue by jump hashing.
+`siphash24` with the gRPC clients. Keys are texts; `java_long` hashes the text of a whole number as
+a number. If the number of queues changes, these three hashes move most keys. `rendezvous` moves as
+few keys as possible: it first chooses a broker, weighted by the number of its queues, then one of
+the broker's queues by jump hashing.
 
-A lite topic's queue does not depend on the option: see `LITE_TOPIC_HASH`.
+A lite topic's queue does not depend on the option (`LITE_TOPIC_HASH`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 LITE_TOPIC_HASH: Final = "lite_topic"
 """The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the number of queues.
 
-RocketMQ's brokers (LiteShardingImpl) and proxies (SendMessageActivity) use it. A broker passes a
-lite topic's first message to waiting consumers only if this hash names the broker."""
+Brokers (LiteShardingImpl) and proxies (SendMessageActivity) use this hash. A broker wakes waiting
+consumers for a lite topic's first message only if the hash chooses one of its queues."""
 
 
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """Return the queue of the key. With strict order the key's messages go to no other queue.
+    """Return the key's home queue.
 
     Raises:
-        KeyError: no such hash.
         ValueError: the route has no queues.
     """
     if not info.ok:
@@ -54,7 +53,7 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
 def queues_for_keys(
     info: TopicPublishInfo, keys: pa.Array, sharding_hash: str = "java"
 ) -> IntArray:
-    """Return `queue_for_key` of a column, as int64 indices into `info.queues`. A null counts as the
+    """Return the home queue of each key, as int64 indices into `info.queues`. A null counts as the
     empty key."""
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
@@ -81,7 +80,7 @@ _JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[int, int], int]]]] 
     "java_long": (hashing.java_long_hash, hashing.java_index),
     LITE_TOPIC_HASH: (hashing.java_hash, hashing.jump_index),
 }
-"""{`shardingHash`, or LITE_TOPIC_HASH: (hash of a key, index of a hash among so many queues)}"""
+"""{name of the hash: (function of a key, function of hash and number of queues)}"""
 _JAVA_ARRAYS: Final[dict[str, tuple[Callable[[Any], IntArray], Callable[..., IntArray]]]] = {
     "java": (hashing.java_hash_array, hashing.java_index_array),
     "java_long": (hashing.java_long_hash_array, hashing.java_index_array),
@@ -97,10 +96,12 @@ _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
 def fallback_queue(
     info: TopicPublishInfo, home: MessageQueue, available: Callable[[str], bool]
 ) -> MessageQueue | None:
-    """Return the queue for the keys of `home` now (ordering=best_effort); None without any queue.
-    This is `home` if its broker is available, or if no broker is. Otherwise it is a queue of an
-    available broker, by rendezvous hashing of the home queue's name, so that all workers choose the
-    same queue."""
+    """Return the queue for the keys of the queue `home` at present (ordering=best_effort).
+
+    If its broker is available, or if no broker is, return `home`. Otherwise return a queue of an
+    available broker, by rendezvous hashing of the name of `home`, so that all workers choose the
+    same queue. Return None if the route has no queue.
+    """
     has_home = info.index_of(home) is not None
     if has_home and available(info.broker_of(home)):
         return home

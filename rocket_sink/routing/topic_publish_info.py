@@ -1,8 +1,9 @@
 """The writable queues of a topic's route, in the order that all clients use.
 
-Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics. The
-queue of a sharding key is an index into this order. Values are immutable; a changed `fingerprint`
-says that keys move. Queues are made on access, so that a route with a false count costs nothing.
+Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics. A
+sharding key's queue is an index into this order. Values are immutable. If the `fingerprint`
+changes, keys move to other queues. Queue objects are made on access, so that a broker that claims
+very many queues costs no memory.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
     from rocket_sink.wire.route import QueueData, QueueMapping, TopicRoute
 
 QUEUES_MAX: Final = 65_536
-"""Limit of the queues of a topic; Java has no limit."""
+"""The largest number of queues of a topic; Java has no limit."""
 BROKERS_MAX: Final = 4096
 TOPICS_MAX: Final = 10_000
-"""Limit of topics whose routes and rankings a client keeps. A topic takes 4 KiB with two brokers of
-four queues, and 35 KiB with ten brokers of sixteen. Java keeps all topics of all sends."""
+"""Limit of topics whose routes and rankings a client keeps; Java has no limit. A topic takes 4 KiB
+with two brokers of four queues, and 35 KiB with ten brokers of sixteen."""
 LOGICAL_PREFIX: Final = "__syslo__"
 NO_BROKER: Final = "__syslo__none__"
-"""The broker name of a static topic's queues without a broker (MixAll)."""
+"""The broker name of a static topic's queues that have no broker (MixAll)."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
 class TopicCache(dict[_Key, _Value]):
-    """A dictionary of at most TOPICS_MAX entries. If it is full, it drops the older half."""
+    """A dictionary of at most TOPICS_MAX entries. A full one drops its older half."""
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         if len(self) >= TOPICS_MAX and key not in self:
@@ -47,7 +48,7 @@ class TopicCache(dict[_Key, _Value]):
 class QueueList(Sequence[MessageQueue]):
     """The queues of several brokers, made on access. Lists are hashable, and equal by content.
 
-    `spans`: (broker name, number of queues) of each broker; queue ids begin at 0.
+    `spans` has (broker name, number of queues) for each broker; queue ids begin at 0.
     """
 
     __slots__ = ("_ends", "spans", "topic")
@@ -76,7 +77,7 @@ class QueueList(Sequence[MessageQueue]):
         return MessageQueue(self.topic, name, index - self._ends[span] + count)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Return the queue's index, in one pass over the brokers; None if it is not in the list."""
+        """Return the queue's index, or None. This looks at brokers, not at queues."""
         if queue.topic == self.topic:
             for (name, count), end in zip(self.spans, self._ends, strict=True):
                 if name == queue.broker_name and 0 <= queue.queue_id < count:
@@ -111,8 +112,8 @@ class TopicPublishInfo:
         queues: all writable queues, in the order of the Java client.
         masters: {broker name: address of its master}, without brokers that have no master.
         order: whether the queues are those of `orderTopicConf`.
-        queues_by_broker: {real broker name: indices in `queues`}. The queues of a static topic
-            themselves have a logical broker name.
+        queues_by_broker: {real broker name: indices in `queues`}. A static topic's queues name a
+            logical broker instead.
     """
 
     topic: str
@@ -127,8 +128,7 @@ class TopicPublishInfo:
     )
     """{queue of a static topic: (index, real broker)}, for quick look-ups."""
     is_system: bool = field(default=False, compare=False)
-    """Whether the topic has the name of its broker or cluster; brokers make such topics for
-    themselves."""
+    """Whether the topic is named like its broker or cluster, as brokers name their own topics."""
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
@@ -154,12 +154,9 @@ class TopicPublishInfo:
         cls, topic: str, template: TopicRoute, default_topic_queue_nums: int
     ) -> TopicPublishInfo:
         """Return the publish info of a topic that does not exist yet, from the route of the
-        template topic (TBW102).
-
-        Brokers create the topic when they get its first message, with at most
-        `min(default_topic_queue_nums, readQueueNums)` queues each
-        (MQClientInstance.updateTopicRouteInfoFromNameServer).
-        """
+        template topic (TBW102). A broker creates the topic at its first message, with at most
+        min(`default_topic_queue_nums`, readQueueNums) queues
+        (MQClientInstance.updateTopicRouteInfoFromNameServer)."""
         masters = _masters(template)
         spans = _data_spans(template.queues, masters, default_topic_queue_nums)
         return cls._of_spans(topic, spans, masters)
@@ -193,10 +190,8 @@ class TopicPublishInfo:
     def _of_static(
         cls, topic: str, mappings: Iterable[QueueMapping], masters: Mapping[str, str]
     ) -> TopicPublishInfo:
-        """Return the logical queues by id, each on the broker of the mapping with the newest epoch.
-
-        A queue without a broker stays in the list, on NO_BROKER, so that no key moves.
-        """
+        """Return a static topic's queues by id. If several mappings have a queue, the newest epoch
+        names its broker. A queue without a broker stays, on NO_BROKER, so that no key moves."""
         totals: dict[str, int] = {}
         hosts: dict[tuple[int, str], str] = {}
         for mapping in sorted(mappings, key=lambda mapping: mapping.epoch):
@@ -226,10 +221,8 @@ class TopicPublishInfo:
         return addresses.pop() if len(addresses) == 1 else ""
 
     def proxy(self, name_servers: Container[str]) -> str:
-        """Return the address of the proxy that gave the route; empty if a name server gave it.
-
-        A proxy gives its own address for each broker, and is asked for routes at that address.
-        """
+        """Return the address of the proxy that gave the route; empty if a name server gave it. A
+        proxy names its own address as that of every broker."""
         address = self._shared_address
         return address if len(self.masters) > 1 or address in name_servers else ""
 
@@ -240,7 +233,7 @@ class TopicPublishInfo:
         return self.static[queue][0] if queue in self.static else None
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Return the queue's real broker; the queues of static topics name a logical broker."""
+        """Return the queue's real broker. A static topic's queue names a logical broker."""
         if isinstance(self.queues, QueueList):
             return queue.broker_name
         return self.static[queue][1] if queue in self.static else queue.broker_name
@@ -253,14 +246,14 @@ def _masters(route: TopicRoute) -> Mapping[str, str]:
         )
     masters: dict[str, str] = {}
     for broker in route.brokers:
-        # The first of two entries with the same name counts, as in Java.
+        # If two entries have the same name, the first counts, as in Java.
         if broker.master is not None:
             masters.setdefault(broker.name, broker.master)
     return masters
 
 
 def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
-    """Return (broker, number of queues) in the order of `conf`; brokers need no master here."""
+    """Return (broker name, number of queues) in the order of `conf`. Brokers need no master."""
     spans: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, count = part.partition(":")
@@ -278,8 +271,8 @@ def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
 def _data_spans(
     queues: Iterable[QueueData], masters: Mapping[str, str], most: int | None
 ) -> list[tuple[str, int]]:
-    """Return (broker name, number of writable queues) of brokers with a master. `most` limits the
-    queues per broker, for a template topic."""
+    """Return (broker name, number of writable queues) of the brokers with a master. For a template
+    topic, `most` limits the number per broker."""
     spans: dict[str, int] = {}
     for data in sorted(queues, key=lambda data: data.broker_name):
         if data.writable and data.broker_name in masters:
