@@ -1,1 +1,1 @@
-"""The work of a task on its rows: encode, order, send, account for. No Spark in here."""
+"""The work of a task: encode its rows, send them in order, count them. It needs no Spark."""

@@ -1,17 +1,17 @@
 """Messages that cannot be delivered: dead letters, and later rows that are held back.
 
-In the ordered modes, after a message is given up, later rows of its sharding key in the task become
-dead letters HELD_BACK, in the same order, because they would overtake it. Rows that were refused
-before the send hold no rows back, because they can never be sent as they are.
+In the ordered modes, later rows of a given-up message's sharding key must not overtake it. In this
+task they become dead letters HELD_BACK, in row order. A refused row holds no rows back, because it
+can never be sent as it is.
 
-With `deadLetterTopic`, each dead letter is also sent as a message to that topic. A backfill reads
-the ledger only, and only errors of the ledger fail the task. A dead letter that the topic cannot
-take (no body, data that no broker takes, brokers out of reach) is in the ledger only. Attempts to
-send to the topic are in the ledger, too. A task that runs again writes its dead letters again.
+With `deadLetterTopic`, each dead letter is also sent as a message to that topic. A dead letter that
+cannot be sent there (no body, illegal data, brokers out of reach) is in the ledger only, and does
+not fail the task. The ledger also has the attempts to send to the topic. A task that runs again
+writes its dead letters again.
 
 The message has the row's body, keys, tags, sharding key and properties, and these properties:
-`DLQ_ORIGIN_TOPIC` and `DLQ_ORIGIN_MESSAGE_ID` (Java: MessageConst), `__dead_letter_id` (which is
-its message id too), `__dead_letter_reason`, `__dead_letter_code`, `__dead_letter_error`,
+`DLQ_ORIGIN_TOPIC` and `DLQ_ORIGIN_MESSAGE_ID` (Java: MessageConst), `__dead_letter_id` (also the
+message id), `__dead_letter_reason`, `__dead_letter_code`, `__dead_letter_error`,
 `__dead_letter_query` and `__dead_letter_epoch`.
 """
 
@@ -50,8 +50,8 @@ from rocket_sink.wire.properties import decode_properties, properties_of
 
 _LOG: Final = log.logger(__name__)
 _MOST_FAILURES_IN_A_ROW: Final = 50
-"""Consecutive failures after which the task sends no more dead letters to the topic: each failure
-may take `sendMsgTimeout`, and the ledger has the dead letters anyway."""
+"""The task stops sending to the topic after so many consecutive failures: each may take
+`sendMsgTimeout`, and the ledger has the dead letters anyway."""
 _WINDOW: Final = 64
 _POLL_S: Final = 0.1
 _CONTEXT: Final = {
@@ -68,10 +68,10 @@ _COPIED: Final = ("body", "tags", "keys", "sharding_key", "properties")
 
 
 class DeadLetterTopic:
-    """Sends one task's dead letters to the `deadLetterTopic`, if set, as the recorder writes them.
+    """Sends one task's dead letters to the `deadLetterTopic`, if that option is set.
 
     Args:
-        others: takes the completions of other requests that arrive during a wait.
+        others: collects the completions of other requests that `send` reads while it waits.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class DeadLetterTopic:
         self.in_flight = 0
         self.sent = 0
         self.left_out = 0
-        """Number of dead letters that are in the ledger only."""
+        """Number of dead letters that were not sent to the topic."""
 
     def send(self, letters: pa.RecordBatch) -> None:
-        """Submit ledger rows of the kind dead_letter; never raises because of their content."""
+        """Send ledger rows of the kind dead_letter; rows that no broker can take raise no error."""
         names = dict.fromkeys((*_COPIED, *_CONTEXT.values()))
         for row in letters.select(list(names)).to_pylist():
             request = None if self._failures >= _MOST_FAILURES_IN_A_ROW else self._request(row)
@@ -105,7 +105,7 @@ class DeadLetterTopic:
                 self._others += [c for c in self._engine.poll(_POLL_S) if not self.took(c)]
 
     def took(self, completion: Completion) -> bool:
-        """Return whether the completion belongs to a request of this object; if so, handle it."""
+        """Handle the completion and return True if it belongs to a request of this object."""
         if completion.token is not self:
             return False
         self._recorder.dead_letter_attempts(completion)
@@ -119,7 +119,7 @@ class DeadLetterTopic:
         return True
 
     def close(self) -> None:
-        """Log the dead letters that are missing in the topic."""
+        """Warn if dead letters are missing in the topic."""
         if self.left_out:
             _LOG.warning(
                 "%d of %d dead letters are not in the topic %s, only in the ledger",
@@ -144,8 +144,8 @@ class DeadLetterTopic:
 
 
 def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield functions that make a message of the row. The second uses only the body, in case the
-    first raises because of a property."""
+    """Yield functions that make a `Message` of the row: first with all columns, then with only the
+    body, for rows with an illegal property."""
     body = row["body"]
     if not body:
         return
@@ -163,7 +163,7 @@ _HELD_BEFORE: Final = (
     "backfill sends them in order"
 )
 _POISON: Final = (MessageIllegalError, BrokerError)
-"""Errors for which a single message of a batch may be to blame: code 13, and code 1 with a Java
+"""Errors that a single message of a batch may have caused: code 13, and code 1 with a Java
 exception."""
 
 _COLUMN_OF: Final = {
@@ -194,7 +194,7 @@ _COLUMN_TYPES: Final = {
 
 
 class DeadLetterWriter:
-    """Turns rows and requests, and the messages held back behind them, into dead letters."""
+    """Turns given-up rows and requests into dead letters, and holds back later messages."""
 
     def __init__(
         self, options: SinkOptions, recorder: LedgerRecorder, totals: RowTotals,
@@ -209,26 +209,26 @@ class DeadLetterWriter:
         self._held: dict[str, set[str]] = {}
         self._pending: dict[str, set[str]] = {}
         self.keys: dict[str, set[str]] = {}
-        """{topic: sharding keys} of this task's dead letters, except refused rows."""
+        """{topic: sharding keys} of this task's dead letters, without refused rows."""
 
     def hold(self, keys: Mapping[str, set[str]]) -> None:
-        """Hold back keys whose dead letters from earlier epochs are pending."""
+        """Hold back rows of {topic: keys} that have pending dead letters from earlier epochs."""
         for topic, names in keys.items():
             self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """Return whether one of several messages may be to blame; if so, each is sent alone."""
+        """Return whether one of several messages may have caused the error. If so, the caller sends
+        each message alone."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone
         return has_several and isinstance(completion.error, _POISON)
 
     def is_closed(self, request: PendingRequest) -> bool:
-        """Return whether the request's queue takes nothing more in this task."""
         return request.queue is not None and self._ordered.closed_by(request.queue) is not None
 
     def request(self, request: PendingRequest, completion: Completion) -> None:
-        """Give up a request that was sent, and hold back the messages that must not overtake it."""
+        """Give up a request, and hold back the messages that must not overtake it."""
         error = completion.error
         assert error is not None
         outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome
@@ -244,11 +244,11 @@ class DeadLetterWriter:
             self._hold_waiting(request, keys)
 
     def hold_back(self, request: PendingRequest) -> None:
-        """Give up a request because an earlier one was given up."""
+        """Give up a request because an earlier request was given up."""
         assert request.queue is not None
         self._hold_keys(request)
         if request.maybe_duplicate and request.first_error is not None:
-            # The request was sent before, in a batch that may be stored.
+            # The messages were sent before in a batch, and may be stored.
             first = request.first_error
             self._write(request, first, Outcome.UNKNOWN, "unknown", first.code)
             return
@@ -260,8 +260,8 @@ class DeadLetterWriter:
         self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
-        """Give up rows whose topic has no route, before they are encoded. Hold back later rows of
-        their keys, because the topic may get a route."""
+        """Give up rows whose topic has no route. Hold back later rows of their keys, because the
+        topic may get a route."""
         assert isinstance(rows.topic, str)
         keys = self._note(rows.topic, rows.order_keys())
         self._held.setdefault(rows.topic, set()).update(keys)
@@ -269,7 +269,7 @@ class DeadLetterWriter:
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
 
     def without_held(self, rows: RowBatch) -> RowBatch:
-        """Return the rows whose keys are not held; the others become dead letters."""
+        """Return the rows whose keys are not held back. The other rows become dead letters."""
         assert isinstance(rows.topic, str)
         rows = self._without(rows, self._held.get(rows.topic), _HELD_HERE)
         assert isinstance(rows.topic, str)
@@ -290,18 +290,18 @@ class DeadLetterWriter:
         return without_rows(rows, indices)
 
     def _home(self, request: PendingRequest) -> str | None:
-        """Return the only broker that the request may go to; None if there are several."""
+        """Return the broker to which strict order binds the request, or None."""
         return request.queue.broker_name if self._strict and request.queue is not None else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
-        """Hold back later messages of a given-up request's keys; return the keys."""
+        """Hold back later messages of the request's keys; return the keys."""
         keys = _keys(request)
         self._held.setdefault(request.topic, set()).update(keys)
         self.keys.setdefault(request.topic, set()).update(keys)
         return keys
 
     def _note(self, topic: Any, keys: pa.Array | None) -> set[str]:
-        """Add keys of dead letters to `self.keys`, and return them; without `ordering` add none."""
+        """Add the keys to `self.keys`, and return them. Without `ordering` there are none."""
         if not self._in_order or keys is None:
             return set()
         names = set(pc.unique(keys.drop_null()).to_pylist())
@@ -309,7 +309,7 @@ class DeadLetterWriter:
         return names
 
     def _hold_waiting(self, request: PendingRequest, keys: set[str]) -> None:
-        """Split the requests that wait for the queue into messages of held keys and the others."""
+        """Hold back waiting messages that have one of the keys; let the other messages wait on."""
         assert request.queue is not None
         kept = []
         for waiting in self._ordered.take_waiting(request.queue):
@@ -364,7 +364,7 @@ def _reason(error: SendError, outcome: Outcome) -> str:
 
 
 def dead_letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
-    """Return {column: array} of messages that this process encoded, for `dead_letter_rows`."""
+    """Return the messages as columns for `dead_letter_rows`."""
     values: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
     for message in messages:
         row = _row(message)

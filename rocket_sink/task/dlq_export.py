@@ -1,7 +1,9 @@
-"""Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file. It
-needs no Spark; the ledger's next fold, or backfill, moves the spool into the table. A dead letter's
-id consists of its group and its place in the commit log. So a second export gives the same ids, and
-the ledger shows each dead letter once."""
+"""Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file.
+
+The ledger's next fold, or backfill, moves the spool into the table. A dead letter's id consists of
+its group and its offset in the broker's commit log. So a second export gives the same ids, and the
+ledger shows each dead letter once.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ CODE: Final = "CONSUMER_GAVE_UP"
 
 
 def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
-    """Write the dead letters as dead letters of their origin topics; return their number.
+    """Write the dead letters into the ledger, for their origin topics; return their number.
 
     Args:
-        ledger: path of the ledger; the first fold makes its table.
+        ledger: the ledger's path. The table need not exist yet.
 
     Raises:
         LedgerError: the ledger cannot be written.
@@ -52,11 +54,11 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
 
 
 def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
-    """Write the dead letters as they are stored, `.parquet` or `.json` (one object a line); return
-    their number.
+    """Write the stored messages as `.parquet`, or as `.json` with an object per line; return their
+    number.
 
     Raises:
-        ConfigurationError: another kind of file.
+        ConfigurationError: the file's name has another suffix.
     """
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
@@ -72,7 +74,7 @@ def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
 
 
 def row(letter: DeadLetter) -> dict[str, Any]:
-    """Return the dead letter for JSON; a body that is not UTF-8 is shown with escapes."""
+    """Return the dead letter for JSON; bytes of the body that are not UTF-8 are escaped."""
     message = letter.message
     return {
         "group": letter.group,

@@ -1,13 +1,12 @@
-"""The queues of rows, and the encoding of rows into requests: whole columns at a time, pure.
-
-A row has one of three destinations:
-
-- its own queue (`queue_id`, `broker_name`), which never changes;
-- a home queue, which follows from its sharding key, equally in every task, epoch and language;
-- none: the engine's fault strategy spreads requests over the brokers.
+"""Encoding of rows into requests, whole columns at a time.
 
 The module splits rows into groups that may share a batch request. It gives the rows of a group
-their ids and queues, encodes them, and cuts the bytes into requests.
+their ids and queues, encodes them, and cuts the bytes into requests. A row has one of three
+destinations:
+
+- the queue that the row names (`queue_id`, `broker_name`), which never changes;
+- the home queue of its sharding key, which is equal in every task, epoch and client language;
+- none: the engine chooses queues, and avoids bad brokers.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import least_version
 
 _PART_BYTES: Final = 8 << 20
-"""Size of the parts in which input is encoded; a part's columns exist in several copies at once."""
+"""Bytes of input that are encoded at a time; several copies of them are in memory at once."""
 
 
 def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the batch in parts of a workable size, in order, without a copy."""
+    """Yield slices of the batch with about _PART_BYTES each, in order."""
     rows, size = batch.num_rows, sum(map(_bytes_of, batch.columns))
     if size <= _PART_BYTES:
         yield batch
@@ -51,14 +50,14 @@ def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _bytes_of(column: pa.Array) -> int:
-    """Return about how many bytes the decoded column takes. `nbytes` is wrong for a slice: it
-    counts all values of a view or dictionary."""
+    """Return about how many bytes the decoded column takes. `nbytes` cannot be used for views and
+    dictionaries: of a slice it counts all values."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = column.dictionary
         return int(len(column) * values.get_total_buffer_size() // max(1, len(values)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        # A view is four words, of which the first is the length of its value.
+        # A view has four 32-bit words. The first word is the length of the value.
         words = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :]
         lengths = words[: 4 * len(column) : 4][~nulls_of(column)]
         return int(lengths.sum(dtype=np.int64)) + 8 * len(column)
@@ -69,10 +68,12 @@ def _bytes_of(column: pa.Array) -> int:
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
-    """Return groups of rows that have one topic (as text), one value of the property WAIT and one
-    kind (`RowBatch.kinds`). A batch may not mix these (MessageBatch.generateFromList), and only
-    kind 0 may be in a batch. Each group is in row order. With `in_order` the groups of a topic are
-    in row order, too: a new group begins at each change."""
+    """Yield groups of rows with one topic, one value of WAIT and one kind (`RowBatch.kinds`). A
+    batch must not mix these (MessageBatch.generateFromList).
+
+    Each group is in row order. With `in_order` the groups of a topic are in row order, too: a new
+    group begins where WAIT or the kind changes.
+    """
     for group in _by_topic(rows):
         kinds = _kinds(group)
         if kinds is None:
@@ -87,7 +88,7 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
 
 
 def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
-    """Return the rows without those at the indices `refused`."""
+    """Return the rows except those at the indices `refused`."""
     if not len(refused):
         return rows
     keep = np.ones(len(rows), np.bool_)
@@ -96,7 +97,7 @@ def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
 
 
 def waits_for_store(rows: RowBatch) -> bool:
-    """Return whether the rows of a group from `split_rows` wait for the store (property WAIT)."""
+    """Return whether a group's rows wait for flush and replication (property WAIT)."""
     if rows.wait_store is None or not len(rows):
         return True
     first = rows.wait_store[0].as_py()
@@ -118,8 +119,8 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
 
 
 def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
-    """Return a number per row, which is equal for rows with the same WAIT and kind. Return None if
-    all rows wait for the store and have kind 0."""
+    """Return a number per row that stands for WAIT and kind; None if all rows have kind 0 and WAIT
+    is true."""
     kinds, patient = rows.kinds(), _patient(rows)
     if not kinds.any() and patient.all():
         return None
@@ -135,18 +136,19 @@ def _patient(rows: RowBatch) -> Mask:
 
 
 _GROUP: Final = 512
-"""Limit of single messages in a group; a limit of 256 took 1.3 times the CPU per message."""
+"""Limit of messages that are sent one by one as a group; 256 took 1.3 times the CPU per message."""
 _GROUPS: Final = 4
-"""Least number of groups that must fit into the engine's window."""
+"""Number of groups that must fit into the engine's window (`max_in_flight`)."""
 _NOT_A_QUEUE: Final = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Group numbers of n rows of one topic, for `wire.columns.group_by_queue`.
+    """The destinations of n rows of one topic, as group numbers for `wire.columns.group_by_queue`.
 
-    Groups 0..q-1 are home queues, q is "the engine chooses", q+1.. are queues that rows name.
-    `refused` are rows (indices) whose own queue does not exist; their group is q.
+    If the topic has q queues, groups 0 to q-1 are home queues, group q is "the engine chooses", and
+    groups q+1 to 2q are queues that rows name. `refused` has the indices of rows that name a queue
+    that does not exist; their group is q.
     """
 
     groups: Int64s
@@ -171,7 +173,7 @@ class Assignment:
 
 
 def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assignment:
-    """Return the destinations of rows of one topic (`info.topic`) among the queues of `info`."""
+    """Return the destinations of rows of the topic `info.topic`."""
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
     refused = np.empty(0, np.int64)
@@ -188,8 +190,7 @@ def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assign
 
 
 def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
-    """Assign rows that name a queue to the group of that queue; return the rows whose queue is
-    unknown."""
+    """Set the groups of rows that name a queue; return the indices of rows with unknown queues."""
     assert rows.queue_id is not None
     present = ~nulls_of(rows.queue_id)
     ids = ints_of(rows.queue_id, _NOT_A_QUEUE)
@@ -222,7 +223,8 @@ def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | Non
 def place_rows(
     rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
 ) -> tuple[RowBatch, Assignment, list[Refused]]:
-    """Return the rows that can be sent, their destinations, and the rows of unknown queues."""
+    """Return the rows that can be sent, their destinations, and the rows that name an unknown
+    queue."""
     placed = assign(rows, info, sharding_hash)
     if not len(placed.refused):
         return rows, placed, []
@@ -235,10 +237,10 @@ def encode_requests(
     rows: RowBatch, placed: Assignment, options: SinkOptions, ids: MessageIds, *,
     alone: bool = False,
 ) -> list[PendingRequest]:  # fmt: skip
-    """Return the requests for one group's rows; requests of one queue are in row order.
+    """Return the requests for a group of `split_rows`; requests of one queue are in row order.
 
     Args:
-        alone: send each row as a message of its own, not in a batch.
+        alone: send each row as a single message, not in a batch.
     """
     assert isinstance(rows.topic, str)
     if not len(rows):
@@ -247,7 +249,7 @@ def encode_requests(
     alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
-    # Group compressed and other bodies apart, if order allows: a request has one kind of body.
+    # A request has only compressed or only other bodies. So group these apart, if order allows.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
     groups = group_by_queue(queues, kinds * placed.group_count)
@@ -289,8 +291,8 @@ def encode_requests(
     ]
     if singles is None or options.ordering == "none":
         return requests
-    # Split groups that have a queue: a broker handles the requests of one connection in several
-    # threads, so messages of a group could be stored out of order.
+    # A broker handles the requests of one connection in several threads, so messages of a group
+    # could be stored out of order. Therefore split groups that have a queue.
     split_requests = (
         [request] if request.queue is None else request.split() for request in requests
     )
@@ -300,10 +302,8 @@ def encode_requests(
 def _with_compressed_bodies(
     rows: RowBatch, options: SinkOptions, *, is_single: bool
 ) -> tuple[RowBatch, Int64s | None]:
-    """Compress bodies for batches; return the rows, and MessageSysFlag bits if a body shrank.
-
-    A broker writes the bits of a batch request into each of its messages.
-    """
+    """Compress the bodies of rows for batches. Return the rows, and the MessageSysFlag bits of each
+    row, or None if no body shrank."""
     if is_single or not options.compress_batches:
         return rows, None
     bodies, sys_flags = compressed_column(rows.body, options)
@@ -313,7 +313,7 @@ def _with_compressed_bodies(
 
 
 def _cut_at_changes(slices: Sequence[RequestSlice], flags: Int64s) -> list[RequestSlice]:
-    """Cut slices where the bits change, because a request has one value for all its messages."""
+    """Cut slices where `flags` change, because a broker gives all messages of a batch one value."""
     parts = []
     for group, first, last in slices:
         changes = (first + 1 + np.flatnonzero(np.diff(flags[first:last]))).tolist()

@@ -1,24 +1,20 @@
-"""The client message ids (`UNIQ_KEY`) of rows without one.
+"""The client message ids (`UNIQ_KEY`) of rows without a `message_id`.
 
-With `TaskIds`, another attempt of a task gives the same rows the same ids
-(`delivery=at_least_once`). Messages that are stored twice then share one id, by which readers can
-recognise them. An id is a digest and the row's place in its batch. The digest is of the query (or
-batch write), the epoch, the partition, and all rows of the task up to the end of the batch. So no
-two rows share an id, and an attempt that gets other rows, or cuts other batches, makes other ids.
-Lanes that cut batches by the clock use `ContentIds`, which do not depend on batches but take five
-times as long.
+`TaskIds` are for `delivery=at_least_once`. If another attempt of the task gets the same batches,
+the rows get the same ids, so readers can recognise messages that are stored twice. An id is a
+digest and the row's index in its batch. The digest covers the query (or batch write), the epoch,
+the partition, and all rows of the task up to the end of the batch. So no two rows share an id, and
+an attempt with other rows or other batches makes other ids. The ids have the form of Java's
+(MessageClientIDSetter), with the digest instead of address, process and class loader, and 0 for the
+milliseconds since the month began. Tools therefore search from the start of the month
+(getNearlyTimeFromID).
 
-The ids have the form of Java's (MessageClientIDSetter), with the digest instead of address, process
-and class loader, and 0 for the milliseconds since the month began. Tools therefore search for them
-from the start of the month (getNearlyTimeFromID).
-
-With `ContentIds`, a replay of an epoch gives the same rows the same ids
-(`delivery=effectively_once`). A row's id is a 128-bit digest (BLAKE2b) of its encoded message, of
-query, epoch and partition, and of its place among equal rows of its task. The partition is included
-because equal rows in two partitions are two messages: if they shared an id, a stored one would hide
-that the other is missing. So a replay with other partitions makes other ids; rows with a
-`message_id` of their own do not have this limit. A row costs about 0.8 us (for 300 bytes) and 8
-bytes of memory until the task ends.
+`ContentIds` are for `delivery=effectively_once`, and for callers that cut batches by the clock.
+They do not depend on batches, but take five times as long: about 0.8 us for a row of 300 bytes, and
+8 bytes of memory per row until the task ends. An id is a 128-bit digest (BLAKE2b) of the encoded
+message, the query, the epoch, the partition, and the number of equal rows before it in the task.
+Without the partition, equal rows in two partitions would share an id, and a stored row would hide
+that the other is missing. So a replay with other partitions makes other ids.
 """
 
 from __future__ import annotations
@@ -50,15 +46,14 @@ class MessageIds(Protocol):
     """Makes ids for rows, in row order."""
 
     def ids(self, rows: RowBatch) -> pa.Array:
-        """Return an id per row; rows with a `message_id` of their own keep that."""
+        """Return an id for each row. Callers use it only if the row has no `message_id`."""
 
 
 class FreshIds:
     """Ids that are new in each attempt of a task, made as Java's client makes them.
 
     Args:
-        salt: tells two tasks of one process apart (Java: the class loader's hash), so that ids
-            of one process and one millisecond differ.
+        salt: a text that differs between the tasks of a process (Java: the class loader's hash).
     """
 
     def __init__(self, salt: str) -> None:
@@ -78,33 +73,32 @@ class FreshIds:
 
 
 TABLE_LANE: Final = "table"
-"""The lane of `TableProducer`, which runs without Spark."""
+"""`RunContext.lane` of a `TableProducer`."""
 _NOBODY: Final = frozenset({"local", "unknown"})
-"""Query ids of a write without a name, on the driver and in a task (`run_context`)."""
+"""Query ids of writes without a name (`run_context`)."""
 _DIGEST_BYTES: Final = 16
 _CHUNK: Final = 1 << 14
-"""Number of words per step: few enough to stay in the cache for both hashes."""
+"""Number of words per step, so that they stay in the cache for both hashes."""
 _HALF: Final = np.uint64(32)
 _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
     0, 1 << 64, (2, _CHUNK), np.uint64
 ) | np.uint64(1)
-"""Fixed numbers, because attempts on different machines must agree (numpy keeps PCG64's stream)."""
+"""Random but fixed numbers: attempts on all machines must agree (numpy keeps PCG64's stream)."""
 
 
 def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
-    """Return the source of a task's ids; None: make new ids as Java's client does (`FreshIds`).
+    """Return the source of a task's ids; None if the task needs `FreshIds`.
 
-    A write without a name gets new ids, because another such write could make equal ones. A table
-    without Spark gets them because its send is never run again, and they cost less.
+    A write without a name needs them, because another such write could make the same ids otherwise.
+    A `TableProducer` uses them because they cost less and no send is run again.
 
     Args:
-        timed: batches are cut by the clock, so another attempt may get other batches; the ids then
-            cost a digest per row.
+        timed: batches are cut by the clock, so another attempt may get other batches.
     """
     if ctx.lane == TABLE_LANE:
         return None
-    # Use the run's id for a batch write: all writes of a job share one appId, but a second write of
-    # equal rows is no replay and needs new ids.
+    # Use the run's id for a batch write. All batch writes of a job have one query id (the appId),
+    # but a second write of equal rows is no replay, so it needs other ids.
     write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
     if write in _NOBODY:
         return None
@@ -112,7 +106,7 @@ def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
 
 
 class TaskIds:
-    """The `MessageIds` of one task of a write, which depend on the batches."""
+    """Ids of one task that depend on its batches (see the module)."""
 
     def __init__(self, write: str, epoch: int, partition: int | None) -> None:
         text = json.dumps([write, epoch, partition])
@@ -138,26 +132,25 @@ def _digest(text: bytes) -> Any:
 
 
 def _fingerprints(column: pa.Array) -> Iterator[bytes]:
-    """Yield bytes that differ if the column's values differ; much faster than digests of them."""
+    """Yield bytes that differ if the column's values differ."""
     if is_text(column.type):
         yield fingerprint(lengths_of(column).view(np.uint8))
         if column.null_count:
             yield np.packbits(nulls_of(column)).tobytes()
         yield fingerprint(bytes_of(column))
         return
-    # Numbers, lists and maps are digested whole, because they are short beside the bodies.
+    # Numbers, lists and maps are short compared with the bodies, so a digest is fast enough.
     batch = pa.RecordBatch.from_arrays([column], ["c"])
     yield _digest(batch.serialize().to_pybytes()).digest()
 
 
 def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Return two multilinear hashes modulo 2**64, of the 64-bit words and of their upper halves, at
-    memory speed.
+    """Return two multilinear hashes modulo 2**64: one of the 64-bit words, one of their upper
+    halves. They are much faster than a digest.
 
-    If texts differ in the lower half of a word, their first hashes are equal with a chance of at
-    most 2**-32. If they differ in upper halves only, this holds for their second hashes, because
-    the first hash uses few bits of upper halves. An attacker gains nothing by equal hashes: they
-    only concern ids of one task.
+    If two texts differ in the lower half of a word, the first hashes are equal with a chance of at
+    most 2**-32. If they differ only in upper halves, the same holds for the second hashes. Equal
+    hashes would only affect ids of one task, so an attacker gains nothing.
     """
     words_end = len(data) & ~7
     words = data[:words_end].view(np.uint64)
@@ -177,14 +170,14 @@ Int64s: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _BYTES: Final = 16
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number, whose multiples modulo 2**64 all differ, so equal rows get different ids."""
+"""An odd number. Its multiples modulo 2**64 all differ, so equal rows get different ids."""
 
 
 class ContentIds:
-    """The `MessageIds` of one task that depend on contents only.
+    """Ids of one task that depend on the rows' contents (see the module).
 
     Args:
-        dated: put 0 where Java's ids have the milliseconds since the month began, like `TaskIds`.
+        dated: set the milliseconds since the month began to 0, as `TaskIds` does.
     """
 
     def __init__(self, ctx: RunContext, *, dated: bool = False) -> None:
@@ -217,13 +210,13 @@ class ContentIds:
 
 
 class _Seen:
-    """Counts how often each digest came before, in sorted runs that are merged as they grow."""
+    """Counts equal digests, in sorted arrays that are merged as they grow."""
 
     def __init__(self) -> None:
         self._runs: list[UInt64s] = []
 
     def ordinals(self, digests: UInt64s) -> Int64s:
-        """Return for each digest the number of equal digests before it, in all calls."""
+        """Return the number of equal digests before each digest, in this and earlier calls."""
         order = np.argsort(digests, kind="stable")
         ranked = digests[order]
         changes = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1

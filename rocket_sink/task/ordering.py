@@ -2,18 +2,17 @@
 
 A sharding key has one home queue, so order per home queue is order per key. A request waits here
 until the request before it in the queue is answered. Small requests that wait for one queue are
-joined, so many queues do not mean many small requests. When a request is given up,
+joined. When a request is given up,
 
 - its sharding keys are *held*: their later rows in this task become dead letters, in order;
-- with strict order, if the wait for its queue was in vain (`orderWaitMs`), the queue is *closed*
-for the rest of the task: its requests are held back at once, so a dead broker costs a task one
-wait, not one per request.
+- with strict order its queue is *closed* for this task, except after an error that a single message
+  may have caused. Later requests for the queue are held back at once, so a dead broker costs a task
+  one wait (`orderWaitMs`), not one per request.
 
-If too many requests wait for queues that answer, the input waits. Requests for a queue that does
-not answer must not stop the others, so they pile up, in bounded memory. A waiting request is at
-first a slice of its batch's buffer, which keeps the whole batch in memory although most of it is
-sent. So requests that still wait two batches later are copied: into memory up to a limit, then into
-a temporary file. A sink that keeps up never copies anything.
+If too many requests wait for queues that answer, the task reads no input for a while. Requests for
+a queue that does not answer must not stop other queues, so they are kept, in bounded memory. A
+waiting request is first a slice of its input batch, so it keeps the whole batch in memory. If it
+still waits two batches later, it is copied: into memory up to a limit, then into a temporary file.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from rocket_sink.rows.sort import scratch_folder
 from rocket_sink.task.pending import PendingRequest, Piece, SpillState
 
 _BATCHES_KEPT: Final = 2
-"""Number of input batches that waiting requests may keep alive."""
+"""Number of input batches that waiting requests may keep in memory."""
 
 
 class SpillBuffer:
     """The bytes of waiting requests, in memory up to a limit, else in a file.
 
     Args:
-        memory_bytes: limit of the copies in memory.
+        memory_bytes: the limit of copies in memory.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -51,12 +50,12 @@ class SpillBuffer:
         self._file: IO[bytes] | None = None
 
     def park(self, request: PendingRequest) -> None:
-        """Note that a request begins to wait."""
+        """Take a request that begins to wait."""
         request.parked = SpillState.SLICE
         self._batches[-1].append(request)
 
     def next_batch(self) -> None:
-        """Begin a new input batch; copy requests that still wait from an old batch."""
+        """Begin a new input batch; copy requests that keep an old batch in memory."""
         self._batches.append([])
         if len(self._batches) > _BATCHES_KEPT:
             for request in self._batches.popleft():
@@ -64,7 +63,7 @@ class SpillBuffer:
                     self._copy_out(request)
 
     def bring_back(self, request: PendingRequest) -> None:
-        """End a request's wait: its bytes are in memory afterwards."""
+        """End a request's wait, and read its bytes if they are in the file."""
         if request.parked is SpillState.FILE:
             request.pieces = [self._read(piece) for piece in request.pieces]
         elif request.parked is SpillState.COPY:
@@ -89,7 +88,7 @@ class SpillBuffer:
 
     def _written(self, piece: Piece) -> Piece:
         if self._file is None:
-            # The file has no name, so a killed worker leaves nothing behind.
+            # The file has no name, so it vanishes with a killed worker.
             self._file = tempfile.TemporaryFile(  # noqa: SIM115 (closed by close())
                 prefix="rocket-sink-", dir=scratch_folder()
             )
@@ -106,8 +105,7 @@ class SpillBuffer:
 
 
 _FLOW_BYTES: Final = 8 << 20
-"""Limit of bytes that wait for queues that answer; more would only be copied, or go to a file. The
-limit is several full requests (of 1 MB)."""
+"""Limit of bytes that wait for queues that answer: several full requests (of 1 MB)."""
 _STUCK_S: Final = 1.0
 """Time without an answer after which a queue no longer makes the input wait."""
 
@@ -129,14 +127,14 @@ class _Lane:
 
 
 class OrderedQueues:
-    """The waiting rooms of all home queues of a task.
+    """The waiting requests of all home queues of a task.
 
     Args:
         max_messages, max_bytes: limits of a request into which waiting requests are joined.
-        memory_bytes: limit of the bytes that wait in memory; the rest waits in a temporary file.
+        memory_bytes: limit of the bytes that wait in memory; more bytes go to a temporary file.
 
     Attributes:
-        max_messages: as above; behind a proxy it is lower.
+        max_messages: the limit, which the caller lowers if there is a proxy.
     """
 
     def __init__(
@@ -152,28 +150,28 @@ class OrderedQueues:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that are not submitted yet."""
+        """Number of waiting requests."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
     def is_full(self) -> bool:
-        """Whether the caller should read no input for now: more than `_flow_bytes` bytes wait for
-        queues that answer. Requests for a stuck queue do not count, so they stop no other queue."""
+        """Whether the caller should read no input for now, because too many bytes wait for queues
+        that answer. Requests for a stuck queue do not count, so they stop no other queue."""
         now_s = self._clock()
         flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
 
     def next_batch(self) -> None:
-        """Begin a new input batch; free old batches that waiting requests keep in memory."""
+        """Begin a new input batch."""
         self._overflow.next_batch()
 
     def closed_by(self, queue: MessageQueue) -> SendError | None:
-        """Return the error that closed the queue for the rest of the task, or None."""
+        """Return the error for which the queue is closed, or None if it is not closed."""
         lane = self._lanes.get(queue)
         return lane.closed_by if lane else None
 
     def add(self, request: PendingRequest) -> PendingRequest | None:
-        """Take a request; return the request that may be submitted now, if any."""
+        """Take a request. Return it if it may be submitted now, None if it has to wait."""
         assert request.queue is not None
         lane = self._lanes.setdefault(request.queue, _Lane())
         if lane.in_flight is None and not lane.waiting:
@@ -192,9 +190,9 @@ class OrderedQueues:
     def answered(
         self, queue: MessageQueue, again: Iterable[PendingRequest] = ()
     ) -> PendingRequest | None:
-        """End the request in flight; return the next one to submit, if any.
+        """End the queue's request in flight; return the next request to submit, or None.
 
-        `again` has parts of the answered request, which go before all waiting requests.
+        `again` has parts of the answered request to send before all waiting requests.
         """
         lane = self._lanes[queue]
         lane.in_flight = None
@@ -204,13 +202,13 @@ class OrderedQueues:
         following = lane.waiting.popleft()
         self._overflow.bring_back(following)
         now_s = self._clock()
-        # Parts of the answered request have not waited, so they have no `waits_since_s`.
+        # A part from `again` has not waited, so its `waits_since_s` is 0.
         if following.waits_since_s:
             following.waited_ms = (now_s - following.waits_since_s) * 1000
         return lane.give_out(following, now_s)
 
     def close_queue(self, queue: MessageQueue, error: SendError) -> None:
-        """Take no more requests for the queue in this task."""
+        """Close the queue for this task; the caller must `add` no more requests for it."""
         self._lanes[queue].closed_by = error
 
     def take_waiting(self, queue: MessageQueue) -> list[PendingRequest]:
@@ -223,13 +221,13 @@ class OrderedQueues:
         return requests
 
     def put_back(self, queue: MessageQueue, requests: Iterable[PendingRequest]) -> None:
-        """Let requests that `take_waiting` returned wait again, in that order."""
+        """Let requests from `take_waiting` wait again, in order."""
         lane = self._lanes[queue]
         for request in requests:
             self._overflow.park(request)
             lane.waiting.append(request)
 
     def close(self) -> None:
-        """Drop everything; for a task that has ended."""
+        """Drop all requests and delete the file."""
         self._lanes.clear()
         self._overflow.close()

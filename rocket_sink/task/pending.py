@@ -1,8 +1,7 @@
-"""Requests of the task body that are not answered yet: encoded messages with queue and attempts.
+"""Requests of a task that are not answered yet.
 
-A `PendingRequest` holds its messages as a batch's body has them (`rocket_sink.wire.batch`), and no
-rows. Dead letters are decoded from these bytes, so the rows of an input batch are freed as soon as
-they are encoded.
+A `PendingRequest` holds encoded messages, in the format of `rocket_sink.wire.batch`. Dead letters
+are decoded from these bytes, so the rows are freed as soon as they are encoded.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _SHORT: Final = struct.Struct(">h")
 
 
 class Piece(NamedTuple):
-    """Neighbouring messages of one encoded batch.
+    """Consecutive messages of one encoded batch.
 
-    `offsets` has the start of each message in `data` and the last end; it need not begin at 0.
+    `offsets` has the start of each message in `data`, and the end of the last one.
     """
 
     data: pa.Buffer
@@ -50,18 +49,16 @@ class Piece(NamedTuple):
         return self.data.slice(start, int(self.offsets[-1]) - start)
 
     def detached(self) -> Piece:
-        """Copy the messages into a buffer of their own, so that other messages' memory can be
-        freed."""
+        """Return a copy in a buffer of its own, so that the batch's buffer can be freed."""
         return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
 
     def singles(self) -> Iterator[Piece]:
-        """Yield a piece per message."""
         for index in range(self.message_count):
             yield Piece(self.data, self.offsets[index : index + 2])
 
 
 class DecodedMessage(NamedTuple):
-    """A message of a piece; `properties` is the wire text."""
+    """A decoded message; `properties` is the wire text."""
 
     body: bytes
     flag: int
@@ -75,12 +72,12 @@ class DecodedMessage(NamedTuple):
         return None
 
     def order_key(self) -> str | None:
-        """Return the key whose messages stay in order: the sharding key, or the lite topic."""
+        """Return the key whose messages stay in order: the sharding key, else the lite topic."""
         return self.property(SHARDING_KEY) or self.property(LITE_TOPIC)
 
 
 def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
-    """Read one message of a piece that this process encoded."""
+    """Decode one message of a piece."""
     start, end = int(piece.offsets[index]), int(piece.offsets[index + 1])
     raw = piece.data.slice(start, end - start).to_pybytes()
     _total, _magic, _crc, flag, body_length = _HEAD.unpack_from(raw)
@@ -91,17 +88,17 @@ def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
 
 
 class SingleColumns(NamedTuple):
-    """The columns of a group of single messages, in addition to its piece."""
+    """The messages of a group of single messages, as columns."""
 
     body: pa.Array
     properties: pa.Array
-    """The wire property strings, binary."""
+    """Wire property strings, as binary."""
     message_ids: pa.Array
     flag: int | Int64s
     least_version: int
-    """MQVersion ordinal of the oldest broker that supports the properties; 0: any."""
+    """MQVersion ordinal of the oldest broker that knows the properties; 0: any broker."""
     sys_flag: int | Int64s | None = None
-    """MessageSysFlag bits; set once the bodies have their final form (compressed)."""
+    """MessageSysFlag bits; None until the bodies are compressed as the options say."""
 
     def slice(self, first: int, last: int) -> SingleColumns:
         """Return the messages `first` to `last` (exclusive), without a copy."""
@@ -115,7 +112,7 @@ class SingleColumns(NamedTuple):
 
 
 class SpillState(enum.Enum):
-    """The place of a waiting request's bytes (`rocket_sink.task.ordering`)."""
+    """The location of a waiting request's bytes (`rocket_sink.task.ordering`)."""
 
     NOT = "not waiting"
     SLICE = "slices of their batches"
@@ -125,19 +122,22 @@ class SpillState(enum.Enum):
 
 @dataclass(eq=False)
 class PendingRequest:
-    """Messages that will travel in one request.
+    """Messages that are sent as one request, or as a group of single messages.
 
     Attributes:
-        queue: the home queue, or the row's own; None lets the engine choose.
-        fixed: the queue was the row's own choice (`queue_id`): it never changes.
-        timed: messages with a delay, a time, a priority or a lite topic, which no batch carries.
-        alone: each message is sent by itself: a half message, or one of a refused batch, in which
-            one message may be to blame.
-        waits_for_store: the messages' WAIT, which is one value per batch.
+        queue: the home queue, or the queue that the rows name; None lets the engine choose.
+        fixed: the rows name the queue (`queue_id`), so it never changes.
+        sharded: `queue` is a home queue.
+        timed: the messages have a delay, a delivery time, a priority or a lite topic, so they
+            cannot be in a batch.
+        alone: the messages must be sent one by one: half messages, or messages of a batch that was
+            refused.
+        waits_for_store: the property WAIT of all messages.
         lacks_keys: at least one message of a batch has no keys.
-        attempts: number of attempts so far, over all submissions.
+        attempts: number of attempts in all submissions.
+        submissions: how often the request was given to the engine.
         maybe_duplicate: an earlier submission ended without a known outcome.
-        first_error: the first failed submission's error.
+        first_error: the error of the first submission that failed.
     """
 
     topic: str
@@ -154,16 +154,16 @@ class PendingRequest:
     first_error: SendError | None = None
     parked: SpillState = SpillState.NOT
     number: int = 0
-    """Number of the submission in its task attempt; in a group, the number of its first message."""
+    """The request's number in the task attempt; for a group, the number of its first message."""
     columns: SingleColumns | None = None
-    """The columns of messages that are sent as a group of single ones, or have left a group."""
+    """The messages as columns, if they are a group of single messages, or have left a group."""
     waits_since_s: float = 0.0
-    """Time at which the request began to wait for its turn in the queue (the task's clock)."""
+    """Time at which the request began to wait for its queue; 0 if it never waited."""
     waited_ms: float = 0.0
-    """Time that the request waited for its turn in the queue before it was submitted."""
+    """Time that the request waited for its queue."""
     lacks_keys: bool = False
     sys_flag: int = 0
-    """MessageSysFlag bits of each message, whose body in the pieces is compressed accordingly."""
+    """MessageSysFlag bits of each message. They say how the bodies in the pieces are compressed."""
     message_count: int = field(init=False)
     byte_count: int = field(init=False)
 
@@ -173,11 +173,11 @@ class PendingRequest:
 
     @property
     def requests(self) -> int:
-        """Number of requests on the wire in one attempt."""
+        """Number of requests on the wire in an attempt."""
         return 1 if self.columns is None else self.message_count
 
     def bodies(self) -> Sequence[pa.Buffer]:
-        """Return the request body as buffers to write in order; nothing is copied."""
+        """Return the request body as consecutive buffers, without a copy."""
         return [piece.body for piece in self.pieces]
 
     @lazy
@@ -192,11 +192,8 @@ class PendingRequest:
         return decode_message(piece, piece.message_count - 1).property("UNIQ_KEY") or ""
 
     def messages(self, places: Iterable[int] | None = None) -> Iterator[DecodedMessage]:
-        """Decode messages, one by one. This is slow, so batches and groups are sent undecoded.
-
-        Args:
-            places: places in a group; None: all messages.
-        """
+        """Yield decoded messages: those at the indices `places` of each piece, by default all. This
+        is slow, so batches and groups are sent without it."""
         for piece in self.pieces:
             for index in range(piece.message_count) if places is None else places:
                 message = decode_message(piece, index)
@@ -206,7 +203,7 @@ class PendingRequest:
                 yield message
 
     def can_absorb(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
-        """Return whether `other`, the next in the same queue, fits into this request."""
+        """Return whether the next request of the same queue fits into this one."""
         return (
             self.topic == other.topic
             and self.sharded == other.sharded
@@ -221,7 +218,6 @@ class PendingRequest:
         )
 
     def absorb(self, other: PendingRequest) -> None:
-        """Append the messages of `other`."""
         self.pieces.extend(other.pieces)
         self.message_count += other.message_count
         self.byte_count += other.byte_count
@@ -234,13 +230,13 @@ class PendingRequest:
         ]
 
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
-        """Return a request of the messages whose flag is true; None if all flags are false."""
+        """Return a request of the messages whose flag is true; None if no flag is."""
         singles = [single for piece in self.pieces for single in piece.singles()]
         kept = [single for single, keep in zip(singles, wanted, strict=True) if keep]
         return self._like(kept, alone=self.alone) if kept else None
 
     def take_part(self, first: int, last: int) -> PendingRequest:
-        """Move messages from the group to a new request, and return the request."""
+        """Move the group's messages `first` to `last` (exclusive) to a new request; return it."""
         assert self.columns is not None
         [piece] = self.pieces
         part = self._like([Piece(piece.data, piece.offsets[first : last + 1])], alone=True)

@@ -1,15 +1,14 @@
-"""The queue list that a strictly ordered query keeps, independent of the present route.
+"""The queue list that a strictly ordered query keeps, even if the topic's route changes.
 
-A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once,
-which makes the list shorter, and every key would move unnoticed. So the query pins the list of its
-first task: in memory for the task, and in a note beside the ledger (of the kind `queues`) for other
-tasks and epochs. Without a ledger each task pins the list of its own route.
+A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once.
+The list would become shorter, and every key would move unnoticed. So the query pins the list of
+its first task: in memory for the task, and in a note beside the ledger (of the kind `queues`) for
+other tasks and epochs. Without a ledger each task pins the list of its own route.
 
-A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, a different
-number of queues on a present broker, or a different `shardingHash` are a change: `onRouteChange`
-decides. A static topic's queues are on a logical broker, which keeps them while they move from one
-real broker to another. A backfill uses the list of the query whose dead letters it sends
-(`spark.backfill.home_queues`).
+If a pinned broker is missing, its keys wait (`orderWaitMs`). If there are new queues, another
+number of queues on a present broker, or another `shardingHash`, `onRouteChange` decides. A static
+topic's queues are on a logical broker, so they do not change when they move to another real broker.
+A backfill uses the list of the query whose dead letters it sends (`spark.backfill.home_queues`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Spans = tuple[tuple[str, int], ...]
 
 
 class Pinned(NamedTuple):
-    """A query's fixed list of a topic's queues, and the hash that finds a key's queue in it."""
+    """A pinned list of a topic's queues, and the `shardingHash` that it was pinned with."""
 
     queues: QueueList
     sharding_hash: str
@@ -44,17 +43,16 @@ class Queues(Protocol):
     """The source of a topic's queues for strict order."""
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the queues for strict order; `info` is the topic's present route."""
+        """Return the topic's queues for strict order; `info` is the present route."""
 
 
 class GivenQueues:
-    """Known lists of queues, from the query whose dead letters are sent again."""
+    """The queue lists of the query whose dead letters a backfill sends again."""
 
     def __init__(self, lists: Mapping[str, QueueList]) -> None:
         self._lists = lists
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the topic's known list, or the present queues if there is none."""
         return self._lists.get(info.topic) or queues_of(info)
 
 
@@ -73,10 +71,12 @@ class QueueSnapshots:
         self._pinned: dict[str, Pinned] = {}
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return this query's list of the topic's queues.
+        """Return the pinned list of the topic's queues. If the queues have changed and
+        `onRouteChange=allow`, pin the present list first.
 
         Raises:
             DeliveryError: the topic's queues changed and `onRouteChange=fail`.
+            LedgerError: the note cannot be read or written.
         """
         pinned = self._pinned.get(info.topic) or self.pin(info)
         self._pinned[info.topic] = pinned
@@ -91,7 +91,7 @@ class QueueSnapshots:
         return self._pinned[info.topic].queues
 
     def load(self, topic: str) -> Pinned | None:
-        """Return the queues that the ledger has for the topic; None if no task has pinned any.
+        """Return the topic's queues from the ledger; None if no task has pinned any.
 
         Raises:
             LedgerError: the note cannot be read.
@@ -104,9 +104,8 @@ class QueueSnapshots:
             return None if note is None else _parsed(topic, note)
 
     def pin(self, info: TopicPublishInfo) -> Pinned:
-        """Return the queues that the ledger has for the topic; pin the present ones if it has none.
-
-        Tasks start together and may see different routes: the first task that writes decides.
+        """Return the topic's queues from the ledger; pin the present queues if it has none. If
+        several tasks pin at once, the first write counts.
 
         Raises:
             LedgerError: the note cannot be read or written.
@@ -147,7 +146,7 @@ def _changed(topic: str, change: str) -> str:
 
 
 def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
-    """Return the route with these queues; queues of a missing broker cannot be reached."""
+    """Return the route with these queues, even if their brokers are missing from it."""
     homes: dict[str, range] = {}
     start = 0
     for name, count in queues.spans:
@@ -157,12 +156,12 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
 
 
 def is_static(info: TopicPublishInfo) -> bool:
-    """Return whether the queues have logical brokers; such queues may move between real brokers."""
+    """Return whether the topic is static: its queues have logical brokers."""
     return not isinstance(info.queues, QueueList)
 
 
 def queues_of(info: TopicPublishInfo) -> QueueList:
-    """Return the queues of a route as a list by broker; a static topic has logical brokers."""
+    """Return the queues of a route as a list, in which a static topic has logical brokers."""
     return QueueList(info.topic, _spans(info))
 
 
@@ -173,8 +172,7 @@ def _spans(info: TopicPublishInfo) -> Spans:
 
 
 def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
-    """Return a text about the change of queues; empty if there is none, or brokers are only
-    missing."""
+    """Describe the changes of the queues, except missing brokers; empty if there are none."""
     spans = pinned.queues.spans
     pinned_counts, counts = dict(spans), dict(now)
     new = [f"{name} has {count} queues" for name, count in now if name not in pinned_counts]

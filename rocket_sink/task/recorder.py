@@ -1,7 +1,7 @@
 """The recorder of a task, which makes ledger rows (Arrow) of the task's events.
 
-It gathers attempts, because a small ledger batch costs as much as a large one. It writes dead
-letters at once, in order, because they must be durable before anything depends on them.
+It gathers attempts, because a small record batch costs as much as a large one. It writes dead
+letters at once and in order, because they must be durable before anything depends on them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ if TYPE_CHECKING:
     from rocket_sink.routing.fault import Isolation
 
 _GATHERED: Final = 500
-"""Number of attempts in one ledger batch."""
+"""Number of attempts that are gathered for a record batch."""
 
 
 class LedgerRecorder:
-    """Records the events of a task attempt as ledger rows, and hands these to `emit`.
+    """Records the events of a task attempt as ledger rows.
 
     Args:
         emit: called with record batches of `LEDGER_SCHEMA`, in order.
-        intents: also write a row for each request before its answer is awaited, so that the sends
-            of a killed worker show up. Leave it off if rows count only after the task has
-            succeeded.
-        again: an earlier attempt without a record in the ledger may have sent the rows, so each
-            stored row counts as possibly stored twice.
+        intents: also write a row for each request before its answer is awaited, so that the ledger
+            shows the sends of a killed worker. Useless if `emit` drops rows of a failed task.
+        again: an earlier attempt that left no record may have sent the rows, so each stored row
+            counts as a possible duplicate.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class LedgerRecorder:
         self._attempts: list[tuple[AttemptRecord, int, bool, GroupFacts | None]] = []
         self._requests = self._letters = self._letter_sends = 0
         self.on_dead_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
-        """Called with each batch of dead letters after it was handed to the ledger."""
+        """Called with each batch of dead letters after `emit`."""
 
     @property
     def task_name(self) -> str:
-        """The unique name of this task attempt."""
+        """A unique name of the task attempt."""
         ctx = self._ctx
         parts = (
             ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id, ctx.worker,
@@ -79,14 +78,13 @@ class LedgerRecorder:
         return self._ctx.query_id
 
     def submitted(self, request: PendingRequest) -> None:
-        """Number a request, and reserve numbers for the requests into which it may be split."""
+        """Give a request its number, and reserve numbers for the messages of a group."""
         request.number = self._requests + 1
         self._requests += request.requests
         if self._intents is not None:
             self._intents.append(request)
 
     def attempts(self, completion: Completion) -> None:
-        """Record the attempts of a completed request."""
         request: PendingRequest = completion.token
         doubtful, facts = False, None
         if completion.stored is not None and request.columns is not None:
@@ -105,7 +103,7 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def dead_letter_attempts(self, completion: Completion) -> None:
-        """Record the attempts of a request to the dead-letter topic; their numbers are negative."""
+        """Record the attempts of a request to the dead-letter topic, with a negative number."""
         self._letter_sends -= 1
         self._attempts += [
             (attempt, self._letter_sends, False, None) for attempt in completion.attempts
@@ -114,15 +112,15 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
-        """Record refused rows of the batch `rows` as dead letters."""
+        """Record the refused rows of the batch `rows` as dead letters."""
         refused_rows = rows.take(_indices(refused))
         texts = pa.array([refusal.text for refusal in refused], pa.string())
         codes = pa.array([refusal.code for refusal in refused], pa.string())
         self.rows(refused_rows, reason="data", codes=codes, texts=texts)
 
     def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
-        """Record rows that become dead letters before they are encoded; `codes` and `texts` of
-        their errors are columns, or one value for all rows."""
+        """Record rows that become dead letters before they are encoded. `codes` and `texts` of the
+        errors are columns, or one value for all rows."""
         columns: dict[str, Any] = rows.columns()
         if isinstance(rows.topic, str):
             columns["topic"] = rows.topic
@@ -134,17 +132,15 @@ class LedgerRecorder:
         self, columns: Mapping[str, Any], count: int, *, first: tuple[str, str],
         last: tuple[str, str],
     ) -> None:  # fmt: skip
-        """Record messages given up after they were encoded; `first` and `last` error are (code,
-        text)."""
+        """Record encoded messages that become dead letters. The errors are (code, text)."""
         self._letter({**columns, **_error_columns(*first, *last)}, count)
 
     def isolations(self, isolations: Sequence[Isolation]) -> None:
-        """Record the brokers that were isolated while the task ran."""
         if isolations:
             self._emit(isolation_rows(isolations, self._ctx))
 
     def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
-        """Record the accounts of the task attempt: its last row."""
+        """Record the counts of the task attempt as its last row."""
         self.flush()
         counts = {name: value for name, value in summary.as_dict().items() if name != "codes"}
         if self._again:
@@ -160,7 +156,7 @@ class LedgerRecorder:
         )
 
     def flush_intents(self) -> None:
-        """Write a row for each submitted request; called before waiting for answers."""
+        """Write a row for each submitted request; call this before waiting for answers."""
         requests, self._intents = self._intents, [] if self._intents is not None else None
         if requests:
             self._emit(
@@ -175,7 +171,7 @@ class LedgerRecorder:
             )
 
     def flush(self) -> None:
-        """Hand over all gathered rows."""
+        """Write all gathered rows."""
         self.flush_intents()
         self._flush_attempts()
 
@@ -220,12 +216,12 @@ def _indices(refused: Sequence[Refused]) -> Any:
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
-    """Return the secrets that no text may show, from all places that the options name."""
+    """Return the values of all secret options, which no text in the ledger may show."""
     secrets = []
     for option in OPTIONS:
         value = getattr(options, option.attribute)
         if isinstance(value, Secret) and value:
-            # A secret that cannot be read here was not used here, so no text can have it.
+            # A secret that cannot be read here was not used here, so no text shows it.
             with contextlib.suppress(OptionError):
                 secrets.append(resolve_secret(option.name, value).reveal())
     return tuple(secrets)

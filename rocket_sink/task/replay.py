@@ -1,20 +1,19 @@
-"""The look-up of rows that may have been sent before, so that stored ones are not sent again. If an
-epoch was begun before (`ledger.epoch_starts`: the first epoch after a restart, or a task's later
-attempt), each row is looked up at every broker of its topic. Two look-ups per request, of its first
-and its last message, would not be enough:
+"""The look-up of rows by id in an epoch that was begun before, so that no row is stored twice.
 
-- A broker that is killed in the middle of a batch keeps the first part of the batch (observed). So
-the first message says nothing about the last. The last message would prove only the earlier rows of
-its own request. The broker may also keep the next message with none or some of its properties
-(observed; `StoredMessage.torn`); that message is sent again, whole.
+An epoch was begun before if it is the first after a restart, or if this is a later attempt of the
+task (`ledger.epoch_starts`). Then each row is looked up at every broker of its topic. It would not
+be enough to look up the first and the last message of each request:
+
+- A broker that is killed while it writes a batch keeps the first messages of the batch (observed),
+  and perhaps the next one without some of its properties (observed; `StoredMessage.torn`). Such a
+  torn message is sent again.
 - Nobody knows which rows an earlier request had. The replay may cut other batches, and a request
-may have gone in halves, message by message, or to another broker. The ledger has the first id and
-the number of a request's messages. But a request may be on the wire before its ledger row is
-written, so a request without a row can have any of the rows.
+  may have been split, or sent to another broker. The ledger may lack a request that was sent,
+  because its ledger row is written later.
 
-To look up requests, all ids would have to be durable before the send, 33 bytes a row, in every
-epoch, although few run again. Look-ups cost about 60 CPU seconds of the client per million rows
-that two brokers do not have, and twice as much for rows that they have (measured with
+To look up requests, the sink would have to make all ids durable before each send, in every epoch,
+although few epochs run again. A look-up of a million rows takes about 60 CPU seconds of the client
+if two brokers do not have the rows, and twice as much if they do (measured with
 `rocket_sink.testing`, 2,500 to 10,000 rows).
 """
 
@@ -61,13 +60,13 @@ _LOG: Final = log.logger(__name__)
 
 
 class ReplayCheck:
-    """Gives the rows of one task their ids, and leaves out stored rows.
+    """Gives the rows of one task their ids, and removes rows that are stored already.
 
     Args:
-        ids: makes for each row the same id as in an earlier attempt.
+        ids: gives each row the same id as in an earlier attempt.
 
     Raises:
-        ConfigurationError: there is no ledger, so nobody knows which epochs were begun before.
+        ConfigurationError: there is no ledger, which knows the epochs that were begun before.
     """
 
     def __init__(
@@ -84,11 +83,11 @@ class ReplayCheck:
         self._starts = EpochStarts(resolve_path(options.ledger), ctx) if options.ledger else None
         self._begun = False
         self._noted: dict[str, frozenset[str]] = {}
-        """{topic: brokers that a later attempt will ask}"""
+        """{topic: brokers that a later attempt will look at}, as noted in the ledger."""
         self._stored: StoredMessages | None = None
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
-        """Return the rows that no broker has stored, each with its `message_id`; count the others.
+        """Return the rows that no broker has stored, with their ids; count the stored rows.
 
         Raises:
             DeliveryError: a broker does not answer the look-ups.
@@ -121,16 +120,16 @@ class ReplayCheck:
         return unsent_rows
 
     def check(self) -> None:
-        """Check before each request that the run may still send.
+        """Check before each request that the run may still send, and note new brokers.
 
         Raises:
-            CheckpointError: a later run of the query has begun, so this run sends nothing more.
+            CheckpointError: a later run of the query has begun, so this run must send nothing more.
             LedgerError: the ledger's folder cannot be written.
         """
         if self._starts is None:
             return
         self._starts.check()
-        # Note new brokers of a route, because they may be away when the epoch is replayed.
+        # A new broker may have left the route when the epoch is replayed, so note it now.
         routes, now_s, is_new = self._engine.routes, self._engine.clock(), False
         for topic, noted in self._noted.items():
             info = routes.get(topic, now_s)
@@ -143,14 +142,14 @@ class ReplayCheck:
     def rest_of(
         self, request: PendingRequest, broker: str, totals: RowTotals
     ) -> list[PendingRequest]:
-        """Return the messages of a batch that a killed broker did not store; count the others.
+        """Return the messages of a batch that a killed broker did not store; count the stored ones.
 
-        A broker writes message after message. It may have stored the first of the missing messages
-        without some properties; that message is counted as possibly stored twice.
+        The broker may have stored the first missing message without some of its properties, so this
+        message is counted as a possible duplicate.
 
         Args:
-            broker: name of the killed broker. The route may lack it: a name server forgets a broker
-                when its connection closes, and learns of it some time after it is back (seen).
+            broker: name of the killed broker. The route may lack it (observed): a name server
+                forgets a broker when the connection closes, and learns of its return with a delay.
 
         Raises:
             DeliveryError: a broker does not answer the look-ups.
@@ -183,8 +182,8 @@ class ReplayCheck:
         return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note, before the first send, that this attempt begins. If there was an earlier attempt,
-        prepare the look-ups."""
+        """Note in the ledger that this attempt begins. If there was an earlier one, prepare the
+        look-ups."""
         self._begun = True
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None
@@ -198,11 +197,11 @@ class ReplayCheck:
 
 
 def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
-    """Return the ids of torn messages that have all properties that were sent: they lack only
-    properties that the broker adds, which come last.
+    """Return the ids of torn messages that have all properties that were sent. They lack only
+    properties that the broker adds at the end.
 
     Args:
-        texts: {id: properties that were sent (wire text)}.
+        ids, texts: the ids and the wire properties of the messages that were sent.
     """
     return {
         message_id

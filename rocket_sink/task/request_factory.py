@@ -1,4 +1,4 @@
-"""Conversion of pending requests to engine requests, with their wire form and their queues."""
+"""Conversion of a task's pending requests to requests of the engine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NO_WAIT: Final = encode_properties({WAIT: "false"})
 
 
 class RequestFactory:
-    """Makes `SendRequest`s for one task.
+    """Makes the `SendRequest`s of one task.
 
     Args:
-        half_properties: wire text that makes messages half messages; empty for ordinary messages.
+        half_properties: properties (wire text) that make half messages; empty for other messages.
     """
 
     def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
@@ -40,7 +40,7 @@ class RequestFactory:
         self._moved: set[tuple[str, str | None]] = set()
 
     def send_request(self, request: PendingRequest) -> SendRequest:
-        """Return the request for the engine: a batch, a single message, or a group of these."""
+        """Return the engine's request: a batch, a single message, or a group of single messages."""
         too_big = request.byte_count > self._options.request_max_bytes
         if request.columns is not None and request.message_count > 1:
             send = self._group(request, request.columns)
@@ -78,19 +78,20 @@ class RequestFactory:
     def note_move(
         self, request: PendingRequest, stored: MessageQueue, summary: TaskSummary
     ) -> None:
-        """Count the keys of a request that was stored elsewhere than in its home queue."""
+        """Count the request's keys as moved if it was not stored in its home queue."""
         if request.sharded and stored != request.queue:
             for message in request.messages():
                 self._moved.add((request.topic, message.order_key()))
             summary.moved_keys = len(self._moved)
 
     def note_answer(self, completion: Completion) -> None:
-        """Change the outcome of a half message without an answer to NOT_SENT: the ledger does not
-        have the message, so it is never committed. Check that an answer says where the half message
-        is stored, because the commit needs this place.
+        """Check the completion of half messages, and correct its outcome.
+
+        A half message without an answer is not in the ledger, so it is never committed. Therefore
+        UNKNOWN becomes NOT_SENT. The commit needs the offset id of a stored half message.
 
         Raises:
-            DeliveryError: a broker stored a half message and does not say where.
+            DeliveryError: the answer for a stored half message has no readable offset id.
         """
         if not self._half_properties:
             return
@@ -122,7 +123,7 @@ class RequestFactory:
             send.choose = HomeQueueSelector(request.queue)
 
     def _body(self, request: PendingRequest, message: DecodedMessage) -> tuple[bytes, int]:
-        """Return the body and its flag bits; bodies that left a group are compressed already."""
+        """Return the body and its flag bits. A message that left a group is compressed already."""
         columns = request.columns
         if columns is None or columns.sys_flag is None:
             return compressed(message.body, self._options)
@@ -146,7 +147,7 @@ class RequestFactory:
 
 
 class _Group:
-    """A request's messages as a `SendRequest.group`, from which the engine may take messages."""
+    """A `SendRequest.group`, from which the engine may take messages."""
 
     in_parts = False
 
@@ -162,12 +163,10 @@ class _Group:
 
 
 class HomeQueueSelector:
-    """Chooses a queue for a request that has a home queue. If its broker is unavailable, the whole
-    request moves, so its messages keep their order.
+    """Chooses a queue for a request that has a home queue (`routing.sharding.fallback_queue`).
 
-    The choice is that of `routing.sharding.fallback_queue`, with one addition: while no broker is
-    available, an attempt avoids the broker of the previous attempt. If the whole machine is slow,
-    all brokers look ill, and a dead broker among them would use up all attempts.
+    While no broker is available, an attempt also avoids the broker of the previous attempt. Without
+    this rule, when a slow machine makes all brokers look bad, a dead broker would get all attempts.
     """
 
     __slots__ = ("_home", "_last")
@@ -196,8 +195,7 @@ def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
 
 
 def compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array, Any]:
-    """Compress many bodies; return them with their flag bits, as one number for all or one per
-    body."""
+    """Compress many bodies. Return them, and their flag bits: 0 for all, or one number per body."""
     longest = int(lengths_of(bodies).max(initial=0))
     if options.compress_type == "none" or longest < options.compress_over_bytes:
         return bodies, 0

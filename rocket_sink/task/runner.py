@@ -1,7 +1,7 @@
-"""The runner that the lanes share in a worker: an engine of the pool, a task body, a spool.
+"""The runner of a task attempt, which all ways of writing share (a *lane*, e.g. foreachBatch).
 
 A lane calls `TaskRunner.feed` for each batch, then `finish`, or `abort` after any error. The runner
-opens nothing before the first row: an empty partition costs nothing and leaves no file.
+opens nothing before the first row, so an empty partition costs nothing and leaves no file.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from rocket_sink.task.worker_heap import freeze_once
 
 
 class TaskRunner:
-    """A task attempt from its first batch to its end; every end gives the engine back to the pool.
+    """A task attempt from its first batch to its end, with an engine from the pool.
 
     Args:
-        emit: takes the ledger rows; None: they are spooled under the ledger's path, or dropped if
+        emit: takes the ledger rows. None: they are spooled under the ledger's path, or dropped if
             no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
         timed: the caller cuts its batches by the clock, so another attempt of the task makes other
             batches.
-        again: an earlier attempt without a record in the ledger may have sent the rows.
+        again: an earlier attempt that left no record may have sent the rows.
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
-        hands_over: the caller gives the ledger rows in `handed` to Spark if this process cannot
-            reach the ledger (`ledgerVia`).
+        hands_over: if this process cannot reach the ledger (`ledgerVia`), the caller gives the
+            ledger rows in `handed` to Spark.
         token: checks, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
 
@@ -70,7 +70,7 @@ class TaskRunner:
         self._keeps_dead_letters = keeps_dead_letters
         self._hands_over = hands_over
         self.handed: HandedRows | None = None
-        """Ledger rows that Spark must bring to the driver; known after `finish`."""
+        """Ledger rows that Spark must bring to the driver; set by `finish`."""
         self._token = token
         self._streaming_query = streaming_query
         self._ctx = ctx
@@ -84,7 +84,7 @@ class TaskRunner:
             self._pending_keys = PendingKeys(resolve_path(options.ledger))
 
     def feed(self, batch: pa.RecordBatch, plan: ColumnPlan) -> None:
-        """Send a batch; the first one opens engine and spool."""
+        """Send a batch."""
         if not batch.num_rows:
             return
         if self._body is None:
@@ -92,11 +92,11 @@ class TaskRunner:
         self._body.feed(batch)
 
     def drive(self) -> bool:
-        """Read answers while the caller gathers rows; return whether more answers are expected."""
+        """Read answers while the caller gathers rows; return whether answers are outstanding."""
         return self._body is not None and self._body.drive()
 
     def finish(self) -> TaskSummary:
-        """Await all answers, make the ledger rows durable, give the engine back."""
+        """Await all answers, and make the ledger rows durable."""
         if self._body is None:
             return TaskSummary()
         summary = self._body.finish()
@@ -111,7 +111,7 @@ class TaskRunner:
         return summary
 
     def abort(self) -> None:
-        """End after an error; never raises, so that users see the caller's own error."""
+        """End after an error. This never raises, so that users see the first error."""
         try:
             if self._body is not None:
                 self._body.abort()
@@ -129,7 +129,7 @@ class TaskRunner:
             hands_over=self._hands_over,
         )  # fmt: skip
         self._claim_app_id()
-        # Earlier attempts of the task are on record only if their rows were kept (`keeps_failed`).
+        # An earlier attempt of the task left a record only if `keeps_failed`.
         repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
         again = self._again or (repeated and not rows.keeps_failed)
         pool = self._pool = self._pool or worker_pool()
@@ -154,7 +154,7 @@ class TaskRunner:
         )  # fmt: skip
 
     def _claim_app_id(self) -> None:
-        """Claim the appId for a stream; a batch write, also one in foreachBatch, claims none."""
+        """Claim the appId for a streaming query; batch writes claim none, even in foreachBatch."""
         options = self._options
         if not options.app_id or not options.ledger or self._ctx.lane == "batch":
             return

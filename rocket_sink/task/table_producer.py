@@ -1,6 +1,5 @@
-"""A producer for rows that are columns already (pyarrow, pandas, polars, DuckDB). It needs no Spark
-and sends with the task body of the Spark lanes. So a message costs as much as a row of a Spark
-task, a tenth of the cost of a message of `Producer`."""
+"""A producer for tables (pyarrow, pandas, polars, DuckDB), without Spark. It sends as a Spark task
+does, so a message takes a tenth of the CPU that a message of `Producer` takes."""
 
 from __future__ import annotations
 
@@ -39,12 +38,12 @@ _LETTER_SCHEMA: Final = pa.schema([LEDGER_SCHEMA.field(name) for name in _LETTER
 
 @dataclass(frozen=True)
 class TableResult:
-    """The result of sending a table; it prints as the accounts."""
+    """The result of sending a table. Printing it shows the summary."""
 
     summary: WriteSummary
     dead_letters: pa.Table = field(repr=False)
-    """Rows that were not delivered, in the ledger's columns for dead letters (`reason`,
-    `last_error`, ... and those of the row contract, so that they can be sent again)."""
+    """The rows that were not delivered, with the ledger's columns for dead letters: `reason`,
+    `last_error`, ..., and the columns of the row contract, so that they can be sent again."""
 
     def __str__(self) -> str:
         return str(self.summary)
@@ -56,18 +55,18 @@ class TableResult:
 class TableProducer:
     """Sends tables; a context manager. Threads may share it: each send has connections of its own.
 
-    All options of the Spark lanes count, `ordering` among them (rows of a key keep their order
-    within one `send`). Rows that cannot be sent are returned, and with the option `ledger` also
-    spooled; a Spark session with that ledger takes them in (`Ledger.sync`). In the ledger, each
-    producer of each process is a query (`<appId>/<id>` with the option `appId`), and each send an
-    epoch.
+    All options of the Spark sink work. With `ordering`, rows of a key keep their order within one
+    `send`. Rows that cannot be sent are returned. With the option `ledger` they are also spooled,
+    and a Spark session with that ledger moves them into the table (`Ledger.sync`). In the ledger,
+    each producer of a process is a query, named `<appId>/<id>` if the option `appId` is set, and
+    each send is an epoch.
 
     Args:
-        options: parsed options, or give them by name (`nameServer=...`, `topic=...`).
+        options: parsed options; or pass options by name (`nameServer=...`, `topic=...`).
     """
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
-        """Make the producer; raises OptionError, ConfigurationError. It connects nowhere yet."""
+        """Check the options, and connect nothing yet; raises OptionError, ConfigurationError."""
         if options is not None and more:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
@@ -83,7 +82,7 @@ class TableProducer:
         self._closed = False
 
     def send(self, data: Any) -> TableResult:
-        """Send all rows, and wait until each has ended.
+        """Send all rows. Return when each row is delivered or is a dead letter.
 
         Args:
             data: a `pa.Table`, `RecordBatch` or `RecordBatchReader`, an iterable of batches of one
@@ -94,11 +93,11 @@ class TableProducer:
             DeliveryError: the options turn dead letters into errors (`onInvalid`, `onFailure`,
                 `maxFailures`, `maxFailureRatio`).
             SendError: a fatal one (credentials, TLS), or no name server answers.
-            LedgerError: the ledger's folder cannot be written; nothing was sent, unless it failed
-                at the end.
+            LedgerError: the ledger's folder cannot be written. Nothing was sent, except if the
+                folder failed only at the end.
         """
         batches, ledger = _batches(data), self.options.ledger
-        # There is no other process; the token only shows that this one can write the ledger.
+        # Without a driver, the token only checks that this process can write the ledger.
         token = ledger_token(resolve_path(ledger), spools=True) if ledger else None
         context, letters = self._context(), list[pa.RecordBatch]()
         spool = SpoolWriter(ledger, context) if ledger else None
@@ -133,7 +132,7 @@ class TableProducer:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Unregister and disconnect. A second call does nothing."""
+        """Close the connections. A second call does nothing."""
         self._closed = True
         self._pool.close()
 
@@ -159,7 +158,7 @@ class TableProducer:
             return RunContext(query_id, run_id, self._sends, lane=TABLE_LANE)
 
     def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> tuple[TaskSummary, int]:
-        """Feed the batches; return the accounts and the number of rows."""
+        """Send the batches; return the summary and the number of rows."""
         plan: ColumnPlan | None = None
         rows, context = 0, trace_context()
         for batch in batches:
@@ -173,7 +172,7 @@ class TableProducer:
 
 
 def _properties(context: Mapping[str, str], rows: int) -> pa.MapArray:
-    """Return the context of the current span as the properties of each row."""
+    """Return a column of properties, with the trace context in each row."""
     row = pa.scalar(list(context.items()), pa.map_(pa.string(), pa.string()))
     return pa.repeat(row, rows)
 

@@ -1,12 +1,12 @@
-"""The task body of all lanes: Arrow record batches in, requests out, ledger rows back.
+"""The work of one task: take Arrow record batches, send requests, write ledger rows.
 
     feed(batch)  normalise, validate, refuse bad rows, assign ids and queues, encode, cut, submit
-    finish()     await every answer, settle the accounts, raise if a row is unaccounted for
-    abort()      after an error: give up requests in flight, keep sent messages on record
+    finish()     await every answer, raise if a row is unaccounted for
+    abort()      after an error: give up requests in flight, record the messages that were sent
 
-One thread drives it, together with the engine. Python code runs per request or per given-up row,
-never per sent row. The engine's window, `requestMaxBytes` and the limits of
-`rocket_sink.task.ordering` bound the memory, whatever the input.
+One thread calls the task and its engine. Python code runs per request or per given-up row, never
+per sent row. The engine's window, `requestMaxBytes` and the limits of `rocket_sink.task.ordering`
+bound the memory.
 
 If `feed` and `finish` return, each row was delivered or is a dead letter. If they raise, the task
 fails, and Spark retries or fails the epoch. Fatal errors (wrong credentials, a wrong port) are
@@ -51,26 +51,25 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.1
 _FIFO: Final = "expected type is FIFO"
-"""A proxy's remark on a batch (DefaultTopicMessageTypeValidator): only a single message's request
-has the sharding key."""
+"""A proxy's remark if it refuses a batch for a FIFO topic (DefaultTopicMessageTypeValidator): it
+sees sharding keys only in requests of single messages."""
 
 
 class TaskSender:
     """Sends the rows of one task.
 
     Args:
-        engine: leased by the caller, who gives it back after `finish` or `abort`.
-        recorder: takes the ledger rows.
-        ids: makes the ids of rows without one.
+        engine: the caller gives it back to the pool after `finish` or `abort`.
+        ids: makes the ids of rows without a `message_id`.
         replay: gives all rows ids, and removes rows that an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
-        keeps_dead_letters: the recorder keeps dead letters without a ledger, too.
-        queues: the topics' queues for strict order; None: those pinned for the query.
+        keeps_dead_letters: the recorder keeps dead letters even if there is no ledger.
+        queues: the topics' queues for strict order; None: the queues pinned for the query.
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail, or a row is unaccounted for.
-        SendError: a fatal one; or no name server answers; or the topic of the option is unknown.
+        SendError: a fatal one; or no name server answers; or the option's topic has no route.
     """
 
     def __init__(
@@ -116,31 +115,27 @@ class TaskSender:
 
     @property
     def summary(self) -> TaskSummary:
-        """The accounts so far."""
         return self._totals.summary
 
     @property
     def letter_keys(self) -> Mapping[str, set[str]]:
-        """{topic: sharding keys} whose order depends on this task's dead letters."""
+        """{topic: sharding keys} of this task's dead letters, whose later rows must wait."""
         return self._dead_letters.keys
 
     def feed(self, batch: pa.RecordBatch) -> None:
-        """Take rows; return when each row is submitted, or waits for its turn within the limits."""
+        """Take rows. Return when each is submitted or waits, within the limits of memory."""
         for part in parts_of(batch):
             self._feed(normalise(part, self._plan))
 
     def drive(self) -> bool:
-        """Read answers; called from time to time while the caller gathers rows. An answer counts as
-        arrived when it is read, so an unread answer makes its broker look slow.
-
-        Returns: whether there are answers to come.
-        """
+        """Read answers; return whether answers are outstanding. Call this from time to time while
+        you gather rows: an answer that is read late makes its broker look slow."""
         if self._awaits_answers:
             self._poll(0.0)
         return self._awaits_answers
 
     def finish(self) -> TaskSummary:
-        """Await every answer and settle the accounts; the task has succeeded if this returns."""
+        """Await every answer. The task has succeeded if this returns."""
         for rows in self._sorter.sorted_rows():
             self._send(rows)
         while self._awaits_answers or self._ordered.waiting:
@@ -150,8 +145,8 @@ class TaskSender:
         return self.summary
 
     def abort(self) -> None:
-        """End after an error, without waiting. Record and count the messages that were sent, and
-        check no limits. Rows that were not sent count in `rows_in` only."""
+        """End after an error, without waiting. Record and count the messages that were sent. Rows
+        that were not sent are counted in `rows_in` only."""
         completions = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in completions:
             if not self._is_beside(completion):
@@ -201,7 +196,7 @@ class TaskSender:
         self._recorder.isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:
-        """Send rows of one topic with one WAIT, all batched or all one by one."""
+        """Send a group of `split_rows`."""
         assert isinstance(rows.topic, str)
         topic = with_namespace(self._options.namespace, rows.topic)
         rows = self._dead_letters.without_held(rows.with_(topic=topic))
@@ -221,8 +216,8 @@ class TaskSender:
         try:
             info = self._engine.publish_info(topic)
         except NoRouteError as error:
-            # The option's topic is that of all rows. Fail the task: if every row became a dead
-            # letter, the query would consume its whole source.
+            # The option's topic is the topic of all rows. If all became dead letters, the query
+            # would consume its whole source. So fail the task.
             if self._options.topic:
                 raise
             self._dead_letters.rows(rows, error)
@@ -231,14 +226,15 @@ class TaskSender:
         return self._pinned(info) if self._options.ordering == "strict" else info
 
     def _limit_batches(self, info: TopicPublishInfo) -> None:
-        """Make smaller batches from now on if there is a proxy."""
+        """Make smaller batches from now on if the route is a proxy's."""
         options = self._options
         if options.request_max_messages > PROXY_BATCH and info.proxy(options.name_servers):
             self._options = options.with_(requestMaxMessages=PROXY_BATCH)
             self._ordered.max_messages = PROXY_BATCH
 
     def _is_system(self, rows: RowBatch, info: TopicPublishInfo) -> bool:
-        """Refuse rows whose topic column names a topic that brokers made for themselves."""
+        """Return whether the topic column names a topic that brokers created for their own use. If
+        so, refuse the rows."""
         if not info.is_system or self._options.topic or self._options.allow_system_topics:
             return False
         try:
@@ -248,7 +244,7 @@ class TaskSender:
         return True
 
     def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route with the queues that the query's first task saw, for strict order."""
+        """Return the route with the pinned queues, for strict order."""
         queues = self._queues.queues(info)
         return info if queues == info.queues else with_queues(info, queues)
 
@@ -277,7 +273,7 @@ class TaskSender:
         self.summary.requests += request.requests
         self._recorder.submitted(request)
         if self._limited:
-            # `submit` may wait for the rate limit: first record the requests that are on the wire.
+            # `submit` may wait for the rate limit, so first record the requests on the wire.
             self._recorder.flush_intents()
         self._engine.submit(self._requests.send_request(request))
 
@@ -290,15 +286,14 @@ class TaskSender:
                 self._complete(completion)
 
     def _is_beside(self, completion: Completion) -> bool:
-        """Return whether the completion is of a trace or of the dead-letter topic; if so, handle
-        it."""
+        """Handle the completion and return True if it is of a trace or of the dead-letter topic."""
         is_trace = self._traces is not None and self._traces.took(completion)
         return is_trace or self._letter_topic.took(completion)
 
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
         self._recorder.attempts(completion)
-        # An attempt of a group counts as one attempt of each of its messages.
+        # An attempt of a group counts as one attempt per message.
         attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
         request.attempts += attempts
         self.summary.attempts += attempts * request.requests
@@ -330,7 +325,8 @@ class TaskSender:
             self._traces.note(completion, request.messages, half=self._half)
 
     def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
-        """Give the request up; or return requests that send all or some of its messages again."""
+        """Return requests that send all or some of the messages again; if there are none, the
+        request was given up, or its messages are stored."""
         error = completion.error
         assert error is not None
         if error.fatal:

@@ -1,11 +1,10 @@
-"""The accounts of a task: every row that came in must be found in one column.
+"""The counts of a task's rows. Every row must be counted in exactly one column:
 
     rows_in = acked + degraded + dead + unknown + filtered
 
-`dead` holds rows that are certainly not stored by this attempt (refused, never sent, held back);
-`unknown` those whose last attempt got no valid answer. Both are dead letters in the ledger.
-
-`WriteSummary` is the result of a batch write, for terminals and notebooks.
+`dead` counts rows that this attempt has certainly not stored (refused, never sent, held back).
+`unknown` counts rows whose last attempt got no valid answer. The ledger has a dead letter for each
+of these rows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ COUNTS: Final = (
     "rows_in", "acked", "degraded", "dead", "unknown", "filtered", "invalid", "held_back",
     "duplicates_possible", "found_stored", "requests", "attempts",
 )  # fmt: skip
-"""Columns of the ledger's epoch rows."""
+"""The counts in the ledger's epoch rows."""
 
 _WORDS: Final = {
     "rows_in": "rows in",
@@ -43,8 +42,8 @@ _WORDS: Final = {
 
 
 def exceeds(given_up: int, ratio: float, rows: int) -> bool:
-    """Return whether more than this ratio of the rows was given up; exact, because in floats 29 is
-    more than 0.29 * 100."""
+    """Return whether more than this ratio of the rows was given up. Fractions are exact; with
+    floats, 29 is more than 0.29 * 100."""
     return given_up > Fraction(str(ratio)) * rows
 
 
@@ -53,7 +52,7 @@ _ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
 
 @dataclass(frozen=True)
 class WriteSummary:
-    """The accounts of a batch write: rows_in = acked + degraded + dead + unknown + filtered."""
+    """The result of a batch write: rows_in = acked + degraded + dead + unknown + filtered."""
 
     query_id: str
     ledger: str
@@ -81,7 +80,7 @@ class WriteSummary:
 
     @property
     def adds_up(self) -> bool:
-        """Whether each row has a place in the accounts."""
+        """Whether every row is counted in one of the columns."""
         parts = self.acked + self.degraded + self.dead + self.unknown + self.filtered
         return self.rows_in == parts
 
@@ -91,7 +90,7 @@ class WriteSummary:
         return self.rows_in == self.acked + self.degraded + self.filtered
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return (label, value) for printing, without zeros that mean "nothing happened"."""
+        """Return (label, value) for printing, without most of the counts that are 0."""
         counts = [(name, getattr(self, name)) for name in COUNTS]
         shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
         per_s = self.rows_in / self.duration_s if self.duration_s else 0
@@ -119,7 +118,7 @@ class WriteSummary:
 
 @dataclass
 class TaskSummary:
-    """The accounts of a task, in rows unless the name says otherwise."""
+    """The counts of a task: numbers of rows, except where the name says otherwise."""
 
     rows_in: int = 0
     acked: int = 0
@@ -128,14 +127,14 @@ class TaskSummary:
     unknown: int = 0
     filtered: int = 0
     invalid: int = 0
-    """Rows of `dead` that were refused before anything was sent."""
+    """Rows of `dead` that were refused before they were sent."""
     held_back: int = 0
-    """Rows of `dead` that were held back because an earlier row of the key, or its queue, was given
-    up."""
+    """Rows of `dead` that were held back: an earlier row of the key was given up, or the queue was
+    closed."""
     duplicates_possible: int = 0
-    """Delivered rows that an earlier attempt may have stored too."""
+    """Delivered rows that an earlier attempt may have stored, too."""
     found_stored: int = 0
-    """Rows of `acked` that were sent earlier, or got no answer, and were found by their ids."""
+    """Rows of `acked` that were found by id: an earlier attempt stored them, or no answer came."""
     requests: int = 0
     attempts: int = 0
     body_bytes: int = 0
@@ -146,7 +145,7 @@ class TaskSummary:
 
     @property
     def accounted(self) -> int:
-        """Number of rows with an outcome."""
+        """Number of rows that are counted in a column."""
         return self.acked + self.degraded + self.dead + self.unknown + self.filtered
 
     @property
@@ -159,18 +158,15 @@ class TaskSummary:
 
 
 def sums_of(accounts: Sequence[Any]) -> dict[str, Any]:
-    """Return the sums of tasks' accounts ({name: value}), and the first error."""
+    """Return the sums of several tasks' counts, and the first error, as {name: value}."""
     sums: dict[str, Any] = {n: sum(account[n] or 0 for account in accounts) for n in COUNTS}
     errors = (account["first_error"] for account in accounts)
     return {**sums, "first_error": next(filter(None, errors), "")}
 
 
 class RowTotals:
-    """Counts rows and enforces the limits of dead letters.
-
-    Raises from every method that counts dead letters:
-        DeliveryError: the options say that this row, or this many rows, must fail the task.
-    """
+    """Counts rows. Methods that count dead letters raise DeliveryError if the options say that such
+    a row, or so many rows, must fail the task."""
 
     def __init__(self, options: SinkOptions, *, keeps_dead_letters: bool) -> None:
         self._options = options
@@ -186,12 +182,12 @@ class RowTotals:
             self.summary.duplicates_possible += rows
 
     def found_stored(self, rows: int) -> None:
-        """Count rows that an earlier attempt at the epoch has stored; they are not sent again."""
+        """Count rows that an earlier attempt has stored, so they are not sent again."""
         self.summary.acked += rows
         self.summary.found_stored += rows
 
     def torn(self, rows: int) -> None:
-        """Count rows of which a broker may have stored a part; they are sent again, whole."""
+        """Count rows that a broker may have stored in part, and that are sent again."""
         self.summary.duplicates_possible += rows
 
     def invalid(self, codes: Mapping[str, int], example: str) -> None:
@@ -210,14 +206,14 @@ class RowTotals:
         self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
 
     def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
-        """Count rows of a request that was in flight when the task failed; check no limits."""
+        """Count rows of a request that was in flight when the task failed, without limits."""
         if outcome.delivered:
             self.delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
         elif outcome is Outcome.UNKNOWN:
             self.summary.unknown += rows
 
     def check_balance(self) -> None:
-        """Raise unless every row is accounted for and the share of dead letters is allowed."""
+        """Raise if a row is not accounted for, or if the share of dead letters is too large."""
         summary, options = self.summary, self._options
         if summary.rows_in != summary.accounted:
             raise self._error(

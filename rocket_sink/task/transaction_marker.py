@@ -1,6 +1,9 @@
-"""The mark in a half message, by which any process can look up the ledger's decision on it. The
-half messages of a ledger have one producer group: brokers ask any client of the group, and each
-client can read the ledger (`rocket_sink.spark.transactions`)."""
+"""The mark in a half message, which names the task attempt that sent the message.
+
+A broker asks any client of the producer group whether to commit a half message. All half messages
+of a ledger have one group. So any client can read the mark, and look up the decision in the ledger
+(`rocket_sink.spark.transactions`).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from rocket_sink.rows.contract import HALF_BYTES
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG, encode_properties
 
 TRANSACTION_PROPERTY: Final = "ROCKET_SINK_TRANSACTION"
-"""Query, run, epoch, partition and task attempt, as a JSON list; consumers see it, too."""
+"""The property with the mark. Consumers see the property, too."""
 
 
 @dataclass(frozen=True)
 class HalfMark:
-    """The mark in a half message: the task attempt that sent it."""
+    """The mark in a half message; its text is a JSON list of the fields."""
 
     query_id: str
     run_id: str
@@ -36,7 +39,7 @@ class HalfMark:
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> HalfMark | None:
-        """Return the mark in a message's properties; None if it has none, or an unreadable one."""
+        """Return the mark in a message's properties; None if there is no readable mark."""
         try:
             query, run, epoch, partition, attempt = json.loads(properties[TRANSACTION_PROPERTY])
             return cls(str(query), str(run), int(epoch), partition, attempt)
@@ -53,7 +56,7 @@ def check_group(ledger_id: str, options: SinkOptions) -> str:
 
 
 def half_properties(ctx: RunContext, group: str) -> str:
-    """Return the wire text of the properties that make a task attempt's messages half messages.
+    """Return the properties (wire text) that make a task attempt's messages half messages.
 
     Raises:
         ConfigurationError: the query's name is too long for a property.
@@ -69,11 +72,8 @@ def half_properties(ctx: RunContext, group: str) -> str:
 
 
 def needs_append(options: SinkOptions, lane: str) -> None:
-    """Refuse a lane that does not decide on an epoch's half messages by one append.
-
-    Raises:
-        ConfigurationError: `delivery=transactional` in such a lane.
-    """
+    """Raise ConfigurationError for `delivery=transactional`. Lanes call this if no single append to
+    the ledger decides on an epoch's half messages."""
     if options.delivery == "transactional":
         raise ConfigurationError(
             f"delivery=transactional needs the one ledger append that decides on an epoch, and "
