@@ -80,10 +80,10 @@ TOPIC_ISOLATION_MS: Final = 30_000
 """Isolation of a topic on a broker. It gives the client time to look up a route that no longer
 names the broker."""
 EXTENSION_S: Final = 1.0
-"""Extensions of an isolation that are shorter are not reported. So a thousand requests that fail
-together cause one event."""
+"""Shortest extension of an isolation that makes another event, so that a thousand requests which
+fail together make only one."""
 _FORGOTTEN_S: Final = 600.0
-"""An unreachable broker that no process probes is dropped so long after its isolation."""
+"""Time after an isolation until an unreachable broker that no process probes is removed."""
 _PAIR: Final = "\x00"
 """Separates topic and broker in the name of a topic's entry."""
 

@@ -77,7 +77,7 @@ class QueueList(Sequence[MessageQueue]):
         return MessageQueue(self.topic, name, index - self._ends[span] + count)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Return the queue's index, or None. This looks at brokers, not at queues."""
+        """Return the queue's index, or None, in one pass over the brokers."""
         if queue.topic == self.topic:
             for (name, count), end in zip(self.spans, self._ends, strict=True):
                 if name == queue.broker_name and 0 <= queue.queue_id < count:
@@ -260,8 +260,8 @@ def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
         number = count.split(":")[0].strip()
         if not name or not number.isdecimal() or len(number) > 10:
             raise RemoteProtocolError(
-                f"orderTopicConf of topic {topic!r} has {part[:80]!r} where broker:queues stands; "
-                "mend it with mqadmin updateOrderConf",
+                f"orderTopicConf of topic {topic!r} has {part[:80]!r} instead of broker:queues; "
+                "correct it with mqadmin updateOrderConf",
                 topic=topic,
             )
         spans.setdefault(name, int(number))

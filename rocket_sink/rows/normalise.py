@@ -201,7 +201,7 @@ def _properties(array: pa.Array) -> pa.MapArray | None:
 def _with_context(
     properties: pa.MapArray | None, context: Mapping[str, pa.Array], count: int
 ) -> pa.MapArray | None:
-    """Return the map with the columns' values as properties, too; skip empty values."""
+    """Add the columns `traceparent` and `tracestate` to the properties, without empty values."""
     names, values, rows = [], [], []
     if properties is not None:
         own_names, own_values, offsets = entries_of(properties)

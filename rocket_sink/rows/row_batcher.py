@@ -237,8 +237,8 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
-    """Return the list type by the first element, or of structs by each field's first value; null if
-    all lists are empty."""
+    """Return the type of the lists, from the first element; from each field's first value if the
+    elements are structs. Return null if all lists are empty."""
 
     def elements() -> Iterator[Any]:
         return (element for values in lists for element in values or () if element is not None)

@@ -113,7 +113,7 @@ def _pairs(properties: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:
-    """Return the event time in ms; None if the property, which any program may set, has none."""
+    """Return the event time in ms; None if the property is missing, or is no time."""
     try:
         ms = int(properties[EVENT_TIME_PROPERTY])
     except (KeyError, ValueError):

@@ -1,8 +1,8 @@
 """Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file.
 
 The ledger's next fold, or backfill, moves the spool into the table. A dead letter's id consists of
-its group and its offset in the broker's commit log. So a second export gives the same ids, and the
-ledger shows each dead letter once.
+its group and its offset message id. So a second export gives the same ids, and the ledger shows
+each dead letter once.
 """
 
 from __future__ import annotations

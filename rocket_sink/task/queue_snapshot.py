@@ -7,7 +7,7 @@ other tasks and epochs. Without a ledger each task pins the list of its own rout
 
 If a pinned broker is missing, its keys wait (`orderWaitMs`). If there are new queues, another
 number of queues on a present broker, or another `shardingHash`, `onRouteChange` decides. A static
-topic's queues are on a logical broker, so they do not change when they move to another real broker.
+topic's queues are on a logical broker, so a move to another real broker is no change.
 A backfill uses the list of the query whose dead letters it sends (`spark.backfill.home_queues`).
 """
 
@@ -140,7 +140,7 @@ def _parsed(topic: str, note: Any) -> Pinned:
 def _changed(topic: str, change: str) -> str:
     return (
         f"ordering=strict: the queues of the topic {topic!r} changed under the query ({change}), "
-        "so keys would move to other queues and overtake themselves. Restore the former queues; or "
+        "so keys would move to other queues and lose their order. Restore the former queues; or "
         "let the consumers drain the topic, and set onRouteChange=allow"
     )
 

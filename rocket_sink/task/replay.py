@@ -52,8 +52,8 @@ _ADVICE: Final = (
 )
 _TORN: Final = (
     "%s was killed while it wrote: it kept %d of %d messages of the topic %s. The others are sent "
-    "again. It may also have kept the body of the next one, without its id and other properties; "
-    "docs/guarantees/effectively-once.md says how brokers are told to keep none"
+    "again. It may also have kept the body of the next message, without its id and other "
+    "properties; docs/guarantees/effectively-once.md says how to prevent this"
 )
 _ANY_TIME: PriorAttempts = PriorAttempts(0, {})
 _LOG: Final = log.logger(__name__)

@@ -206,7 +206,7 @@ class RowTotals:
         self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
 
     def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
-        """Count rows of a request that was in flight when the task failed, without limits."""
+        """Count rows of a request that was in flight when the task failed. No limits apply."""
         if outcome.delivered:
             self.delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
         elif outcome is Outcome.UNKNOWN:
