@@ -83,7 +83,6 @@ class RowBatch:
         return replace(self, **changes)
 
     def topic_of(self, row: int) -> str | None:
-        """Return the topic of a row."""
         return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
 
     def kinds(self) -> npt.NDArray[np.int8]:
@@ -162,7 +161,6 @@ class RowBatch:
         )
 
     def has_event_time(self, row: int) -> bool:
-        """Return whether the row has an event time."""
         return self.event_time_ms is not None and bool(self.event_time_ms[row].is_valid)
 
     def _value(self, column: str, row: int) -> Any:

@@ -65,7 +65,6 @@ class DecodedMessage(NamedTuple):
     properties: str
 
     def property(self, name: str) -> str | None:
-        """Return the value of a property, or None."""
         for part in self.properties.split("\x02"):
             if part.startswith(name) and part[len(name) : len(name) + 1] == "\x01":
                 return part[len(name) + 1 :]

@@ -156,7 +156,7 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
 
 
 def is_static(info: TopicPublishInfo) -> bool:
-    """Return whether the topic is static: its queues have logical brokers."""
+    """Return whether the topic is static, so that its queues have logical brokers."""
     return not isinstance(info.queues, QueueList)
 
 
