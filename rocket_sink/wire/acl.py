@@ -1,4 +1,4 @@
-"""Request signatures, which are the same for ACL 1.0 and 2.0 (AclClientRPCHook).
+"""Request signatures (AclClientRPCHook). ACL 1.0 and 2.0 use the same signatures.
 
 A signature (HMAC-SHA1, Base64) covers the values of all header fields in the order of their names,
 without separators, and then the body. It is weak: `a="1", b="23"` has the signature of
@@ -23,8 +23,8 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 (a field's name)
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _UNSIGNED: Final = (SIGNATURE, UNIQUE_KEY_QUERY)
-"""Fields that the signature does not cover. Brokers up to 5.0.0 always leave UNIQUE_KEY_QUERY out;
-later brokers do so if the request's version is at most 4.9.3 (PlainAccessResource)."""
+"""Fields that the signature does not cover. Brokers after 5.0.0 leave out UNIQUE_KEY_QUERY only if
+the request's version is at most 4.9.3 (PlainAccessResource)."""
 
 SignedBody = Body | Iterable[Body] | None
 
@@ -63,13 +63,13 @@ class Credentials:
         return fields
 
     def masked(self, text: str) -> str:
-        """Mask the credentials in a peer's text: error texts of ACL 2.0 contain the name of an
-        unknown user, those of ACL 1.0 the user whose signature is wrong."""
+        """Mask the credentials in a peer's text. Error texts of brokers name a user who is unknown
+        (ACL 2.0), or whose signature is wrong (ACL 1.0)."""
         token = (self._token.reveal(),) if self._token is not None else ()
         return masked(text, (self.access_key, self._secret.reveal(), *token))
 
     def signer(self) -> Signer:
-        """Return a signer. Credentials do not keep one, because a keyed HMAC cannot be pickled."""
+        """Return a new signer. Credentials keep none: they must pickle, and an HMAC cannot."""
         return Signer(self.fields(), self._secret)
 
 
@@ -91,7 +91,7 @@ class Signer:
         return {**self.fields, SIGNATURE: self.signature(canonical_fields(signed), body)}
 
     def signature(self, content: str, body: SignedBody) -> str:
-        """Return the signature over a canonical text and the body's buffers."""
+        """Return the signature over `content` (`canonical_fields`) and the body's buffers."""
         mac = self._keyed.copy()
         mac.update(content.encode())
         if body is not None:
@@ -101,9 +101,9 @@ class Signer:
 
 
 def canonical_fields(ext: Mapping[str, str]) -> str:
-    """Return the values of the header fields, in the order of their names.
+    """Return the values of the signed header fields, joined in the order of their names.
 
-    Java orders text by UTF-16 code units, Python by code points; they differ beyond U+FFFF.
+    The order is Java's, by UTF-16 code units. Python's own order differs beyond U+FFFF.
     """
     names = (name for name in ext if name not in _UNSIGNED)
     return "".join([ext[name] for name in sorted(names, key=lambda name: name.encode("utf-16-be"))])

@@ -56,11 +56,11 @@ def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Raise MessageError (INVALID_BATCH) unless one batch may contain the messages.
+    """Raise MessageError (INVALID_BATCH) if the messages cannot be in one batch.
 
     Java requires one topic, one wait-store flag, no delay level and no retry topic
-    (MessageBatch.generateFromList). Timed messages, priorities and lite topics are refused, too,
-    because a broker reads them from the batch's own properties only, and would ignore them.
+    (MessageBatch.generateFromList). Delivery times, priorities and lite topics are refused, too:
+    brokers read these from the properties of the batch, and ignore those of the messages in it.
     """
     if not messages:
         raise MessageError("a batch has no messages", code="INVALID_BATCH")
@@ -85,7 +85,7 @@ def check_batch(messages: Sequence[Message]) -> None:
 
 
 def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
-    """Yield the messages of a batch body lazily, because 8 MiB can hold 380,000.
+    """Yield the messages of a batch body one by one, because 8 MiB can hold 380,000.
 
     Raises:
         RemoteProtocolError: lengths contradict each other, or properties are not UTF-8.

@@ -121,7 +121,7 @@ _V4_3_0: Final = 273
 def mq_version(major: int, minor: int, patch: int) -> int:
     """Return the ordinal of a release in MQVersion.java, from 4.0.0 on.
 
-    The list has two entries per release (snapshot, then release), and minor and patch from 0 to 9.
+    The enum has two entries per release (snapshot, then release); minor and patch go from 0 to 9.
     """
     return _V4_3_0 + 2 * (major * 100 + minor * 10 + patch - 430)
 

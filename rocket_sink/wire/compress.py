@@ -18,7 +18,7 @@ from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.headers import DEFAULT_LIMITS
 
 DEFAULT_LEVEL: Final = -1
-"""The number that stands for the type's level in `_DEFAULT_LEVELS`."""
+"""The level that stands for the default of the compression type (`_DEFAULT_LEVELS`)."""
 INFLATE_CAP: Final = DEFAULT_LIMITS.body_bytes
 
 _LZ4_MAGIC: Final = bytes.fromhex("04224d18")
@@ -86,8 +86,8 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
     if kind is CompressionType.ZLIB:
         return zlib.compress(body, level)
     if kind is CompressionType.LZ4:
-        # Write independent blocks of 4 MiB (or of the body's size, if smaller), as Java's
-        # LZ4FrameOutputStream does, which has no level. By default the library links blocks.
+        # Java reads only independent blocks, and the library links blocks by default. Java writes
+        # blocks of 4 MiB, without a level (LZ4FrameOutputStream).
         lz4 = _library("lz4.frame")
         size = lz4.BLOCKSIZE_MAX4MB
         return bytes(lz4.compress(body, block_size=size, block_linked=False))
@@ -130,7 +130,7 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> by
     if len(data) > cap:
         raise RemoteProtocolError(f"a body inflates to more than {cap} bytes")
     if not complete:
-        raise RemoteProtocolError(f"a {kind.name} body ends before its stream does")
+        raise RemoteProtocolError(f"a {kind.name} body is cut short")
     return data
 
 
@@ -181,8 +181,8 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 
 def _trailing(name: str, count: int) -> RemoteProtocolError:
-    """Return the error for bytes after the first frame. Clients write one frame; Java would read
-    on, and fail or decode another frame."""
+    """Return the error for bytes after the first frame. Clients write one frame; Java would try to
+    decode the bytes, too."""
     return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 

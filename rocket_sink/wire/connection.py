@@ -3,10 +3,10 @@
 The caller owns the socket and the clock. It writes the heads that the `send_*` methods return, each
 followed by its body, and reports when a request is written (`mark_written`). It passes received
 bytes (`receive_data`), and calls `expire` when deadlines pass. Each request leaves the table
-exactly once: `Answered`, `Expired`, `Lost`, withdrawn, or oneway and written.
+exactly once: it is answered, expired, lost, withdrawn, or oneway and written.
 
-Each connection has its own request table. Java has one for all connections, so that an answer on
-one connection can complete a request of another.
+Each connection has its own request table. With Java's common table, an answer on one connection can
+complete a request of another.
 
     OPEN --violation by the peer--> BROKEN --close--> CLOSED
     OPEN --close--> CLOSED
@@ -37,8 +37,7 @@ from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
 
 
 class Answered(NamedTuple):
-    """The response to the request of `token`; `sent_s` is the time that was passed to
-    `mark_written`."""
+    """The response to the request of `token`; `sent_s` is the time of its `mark_written`."""
 
     token: object
     frame: Frame
@@ -46,7 +45,7 @@ class Answered(NamedTuple):
 
 
 class AnsweredMany(NamedTuple):
-    """Responses to requests of one group (`Connection.open_group`), all of success."""
+    """Successful responses to requests of one group (`Connection.open_group`)."""
 
     token: object
     answers: Answers
@@ -81,15 +80,15 @@ Event = Answered | AnsweredMany | PeerRequest | LateAnswer | ForeignAnswer | Vio
 
 
 class Expired(NamedTuple):
-    """A request whose deadline has passed; `written`: it was written in full."""
+    """A request or group whose deadline has passed. `written`: all its bytes were written."""
 
     token: object
     written: bool
 
 
 class Lost(NamedTuple):
-    """A request, or the unanswered rest of a group, that was in flight when the connection ended;
-    `written`: it was written in full."""
+    """A request or group that was unanswered when the connection ended. `written`: all its bytes
+    were written. `grouped`: it is a group."""
 
     token: object
     written: bool
@@ -97,10 +96,7 @@ class Lost(NamedTuple):
 
 
 class Pending:
-    """A request in flight, or a group of requests, in the request table.
-
-    `settled` is true once it has left the table.
-    """
+    """An entry of the request table: a request or a group. `settled`: it has left the table."""
 
     __slots__ = (
         "count", "deadline_s", "grouped", "latest_s", "oneway", "opaque", "sent_s", "settled",
@@ -112,7 +108,7 @@ class Pending:
     ) -> None:
         self.opaque = opaque
         self.count = count
-        """Requests that are not answered yet."""
+        """Number of unanswered requests."""
         self.grouped = self.oneway = False
         self.token = token
         self.deadline_s = deadline_s
@@ -123,7 +119,7 @@ class Pending:
 
 
 OPAQUES: Final = 2**31
-"""Number of opaque ids: the ids are Java's non-negative ints."""
+"""Number of opaque ids, which are the non-negative ints of Java."""
 
 
 class OpaqueIds:
@@ -213,7 +209,7 @@ class Connection:
         self._unwritten: deque[Pending] = deque()
         self._written_oneway: list[Pending] = []
         self._in_groups = 0
-        """Number of requests of groups in flight. If there are none, answers are read singly."""
+        """Group requests in flight. If there are none, answers are read one by one."""
         self._earliest_s: float | None = None
         self._error: RemoteProtocolError | None = None
         self.state = ConnectionState.OPEN
@@ -231,8 +227,8 @@ class Connection:
     ) -> int:
         """Add a request to the table and return its opaque id.
 
-        Callers that make the head themselves (SendTemplate) use this, and must write the heads in
-        the order of these calls.
+        This is for callers that make the head themselves (SendTemplate). They must write the heads
+        in the order of their calls.
 
         Args:
             latest_s: the latest deadline to which `expire` may extend the request's deadline.
@@ -292,7 +288,7 @@ class Connection:
         return head
 
     def respond(self, request: Frame, code: int, *, remark: str | None = None) -> bytes:
-        """Return the response frame to a peer's request; empty if the request was oneway."""
+        """Return the bytes of the response to a peer's request; empty for a oneway request."""
         self._check_open()
         if request.is_oneway:
             return b""
@@ -303,8 +299,8 @@ class Connection:
         """Mark this request, and all requests before it, as written in full.
 
         Raises:
-            LocalProtocolError: no unwritten request has this token. All are marked then, because a
-                written request that counts as unwritten would be sent twice.
+            LocalProtocolError: no unwritten request has this token. All requests are then marked as
+                written, so that none is sent twice.
         """
         unwritten = self._unwritten
         while unwritten:
@@ -318,7 +314,7 @@ class Connection:
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
 
     def expect_no_answer(self) -> None:
-        """Mark the latest request as oneway; it leaves the table when it is written."""
+        """Mark the latest request as oneway: `take_written_oneway` removes it once written."""
         self._unwritten[-1].oneway = True
 
     @property
@@ -331,7 +327,7 @@ class Connection:
         return [pending.token for pending in written if self._settle(pending)]
 
     def cancel(self, token: object) -> None:
-        """Remove the latest request, because its frame will not be written."""
+        """Remove the latest request, whose frame will not be written."""
         pending = self._unwritten.pop()
         assert pending.token is token
         self._settle(pending)
@@ -339,8 +335,8 @@ class Connection:
     def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
         """Remove all unwritten requests except `keep` from the table, and return their tokens.
 
-        The requests can then move to another connection. `keep` is partly written: the caller has
-        to write its rest, or to close the connection.
+        The requests can then move to another connection. `keep` is the token of a partly written
+        request: the caller must write the remainder, or close the connection.
         """
         tokens: list[object] = []
         kept: deque[Pending] = deque()
@@ -400,7 +396,7 @@ class Connection:
         return Answered(pending.token, frame, pending.sent_s)
 
     def _answered_many(self, answers: Answers, events: list[Event]) -> None:
-        """Append events for the answers, one per run of answers to the same group."""
+        """Append an event for each run of answers to one group, and for each other answer."""
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]
         start = 0
@@ -436,8 +432,8 @@ class Connection:
         deadline has passed.
 
         Args:
-            extended_s: the new deadline of requests that were written before the last bytes came,
-                because a live peer may still process them. Their `latest_s` limits it.
+            extended_s: a later deadline for requests that were written before the last bytes came.
+                The peer is alive and may still process them. Their `latest_s` limits it.
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
@@ -451,7 +447,7 @@ class Connection:
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
-            # Drop expired requests: `mark_written` stops at the first request with its token.
+            # Drop expired requests: `mark_written` would stop at one if its token is used again.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)
@@ -474,7 +470,7 @@ class Connection:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The time of the next call of `expire`, at or before the earliest deadline."""
+        """The time to call `expire`, at or before the earliest deadline."""
         return self._earliest_s if self._pending else None
 
     @property

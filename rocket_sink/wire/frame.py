@@ -49,7 +49,7 @@ _HEADER_LENGTH_MASK: Final = 0xFFFFFF
 
 
 class NeedData(enum.Enum):
-    """The type of NEED_DATA: the buffer holds no complete frame."""
+    """The type of NEED_DATA, which means that the buffer holds no complete frame."""
 
     NEED_DATA = "NEED_DATA"
 
@@ -58,7 +58,7 @@ NEED_DATA: Final = NeedData.NEED_DATA
 
 
 def check_lengths(header_length: int, body_length: int) -> None:
-    """Raise LocalProtocolError if servers would close the connection for such a frame."""
+    """Raise LocalProtocolError for a frame so long that servers would close the connection."""
     length = 4 + header_length + body_length
     if 4 + length > DEFAULT_LIMITS.frame_bytes or header_length > DEFAULT_LIMITS.header_bytes:
         raise LocalProtocolError(
@@ -92,7 +92,7 @@ def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
 
 
 class Answers(Protocol):
-    """Several answers of success that were read together."""
+    """Several successful answers that were read together."""
 
     def __len__(self) -> int: ...
 
@@ -108,14 +108,14 @@ class Answers(Protocol):
 
 
 class Shapes(Protocol):
-    """Known forms of headers, which need no parsing (`wire.columns.answers`)."""
+    """Known forms of headers, to read them without parsing (`wire.columns.answers`)."""
 
     def read(self, header: bytes) -> Frame | None:
         """Return the frame without its body; None if the header has no known form."""
 
     def read_many(self, data: bytes | bytearray, at: int) -> tuple[Sequence[Answers], int]:
-        """Return the frames from `at` on if many have one form, grouped by length, and their total
-        size in bytes."""
+        """Return the frames from `at` on, grouped by length, and their total size in bytes. Return
+        ([], 0) if only few frames in a row have a known form."""
 
     def learn(self, frame: Frame, header: bytes) -> None:
         """Learn the form of a header that was parsed in full."""
@@ -145,9 +145,9 @@ class FrameReader:
         if self._error is not None:
             raise self._error
         if self._at == len(self._data):
-            self._data = bytes(data)  # `bytes` copies `data` unless `data` is bytes already.
+            self._data = bytes(data)  # no copy if `data` is bytes
         elif type(self._data) is bytearray:
-            # Deleting the front of a bytearray only moves its start: a long frame is copied once.
+            # Deleting the front of a bytearray copies nothing, so a long frame is copied once.
             del self._data[: self._at]
             self._data += data
         else:
@@ -156,8 +156,8 @@ class FrameReader:
         self._at = 0
 
     def next_answers(self) -> Sequence[Answers]:
-        """Return the next frames, grouped by length, if they are answers of success of one form;
-        else nothing. `next_frame` reads other frames."""
+        """Return the next frames, grouped by length, if many successful answers of a known form
+        follow. Otherwise return nothing, and leave the frames to `next_frame`."""
         if self._shapes is None:
             return []
         answers, read_bytes = self._shapes.read_many(self._data, self._at)

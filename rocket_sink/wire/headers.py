@@ -2,10 +2,9 @@
 
 A command is a request (flag bit 0 clear) or a response (bit 0 set); bit 1 marks a oneway request.
 
-JSON (RemotingSerializable): unknown fields are ignored, as in Java. Header fields (`extFields`) are
-text; integers and booleans become Java's text, nulls are left out, other values are refused.
-Python's `json` accepts NaN, repeated keys and lone surrogates, and raises RecursionError or
-ValueError for deep nesting and long integers; here each of these is a RemoteProtocolError.
+JSON (RemotingSerializable): unknown fields are ignored, as in Java. Header fields (`extFields`)
+become text: integers and booleans as Java writes them. Nulls are left out, other values are
+refused. NaN, repeated keys, lone surrogates, deep nesting and long integers are refused, too.
 
 ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs.
 
@@ -13,8 +12,8 @@ ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs
     int remark length, remark, int length of all pairs,
     then pairs of: short name length, name, int value length, value        (UTF-8, big-endian)
 
-Empty values are not written, because Java reads an empty text as null (`readStr`): a signature that
-covers it would not match. Codes and versions of more than 16 bits are refused; Java truncates them.
+Empty values are not written: Java reads them as null (`readStr`), and would compute another
+signature. Codes and versions of more than 16 bits are refused; Java truncates them.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ Body = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on received data, which bound the memory and time that one frame can cost. Data beyond
-    a limit is a RemoteProtocolError.
-    """
+    """Limits on received data, for the memory and time of one frame. Data beyond a limit raises
+    RemoteProtocolError."""
 
     frame_bytes: int = 16 * 1024 * 1024
     """The whole frame with its length field (Java: com.rocketmq.remoting.frameMaxLength)."""
@@ -71,9 +69,9 @@ DEFAULT_LIMITS: Final = Limits()
 class Frame:
     """A command of the remoting protocol; `ext` has its header fields as text.
 
-    Only its creator changes a frame; it is not frozen, because frozen frames take three times as
-    long to make. `body` is None, never empty. `language` and `code` may be unknown numbers.
-    `serialize` is the serialisation of a received header, which the response must have, too.
+    Only its creator changes a frame. The class is not frozen, because that takes three times as
+    long to construct. A missing body is None, not empty. `code` and `language` may be unknown
+    numbers. A response must have the `serialize` of its request.
     """
 
     code: int
@@ -103,7 +101,7 @@ def response_to(
     ext: Mapping[str, str] | None = None,
     body: Body | None = None,
 ) -> Frame:
-    """Return the response to a peer's request, with its opaque and serialisation."""
+    """Return the response to `request`, with the request's opaque id and serialisation."""
     return Frame(
         code, ext, body, request.opaque, RESPONSE_FLAG, remark, serialize=request.serialize
     )
@@ -141,8 +139,8 @@ _STRING_OR_NUMERIC_KEY: Final = re.compile(
 
 
 _MOST_VALUES: Final = 500_000
-"""Limit of values in a JSON text, which bounds memory: an empty list takes 3 bytes on the wire, but
-64 in memory. Ten times the topics of a large cluster fit."""
+"""Limit of values in a JSON text. It bounds memory: an empty list takes 3 bytes on the wire, but 64
+in memory. Ten times the topics of a large cluster fit."""
 
 
 class _Refused(ValueError):
@@ -225,7 +223,7 @@ def _check_depth(data: bytes, limit: int) -> None:
 
 def _check_surrogates(value: Any) -> None:
     if isinstance(value, str):
-        value.encode()  # UnicodeEncodeError is a ValueError
+        value.encode()  # raises UnicodeEncodeError, a ValueError
     elif isinstance(value, dict):
         for key, item in value.items():
             key.encode()
@@ -238,8 +236,8 @@ def _check_surrogates(value: Any) -> None:
 def quote_numeric_keys(data: bytes) -> bytes:
     """Return fastjson's text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
 
-    Name servers write bare integer keys, unless the request asks for strict JSON
-    (GetRouteInfoRequestHeader.acceptStandardJsonOnly, or a version from 4.9.4 on). Strings stay
+    Name servers write bare integer keys if the request does not ask for strict JSON (by
+    GetRouteInfoRequestHeader.acceptStandardJsonOnly, or by a version from 4.9.4 on). Strings stay
     unchanged. The time is linear in the input.
 
     Raises:
@@ -291,7 +289,7 @@ def encode_json_header(frame: Frame) -> bytes:
 
 
 _HOLE: Final = -987_654_321
-"""A number in the place of a value. No text of a header looks like a key with this number, because
+"""The placeholder of a value. No text of a header can look like a key with this number, because
 quotes in texts are escaped."""
 
 
@@ -299,7 +297,7 @@ def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
     """Return the pieces of a JSON header around the values of some fields and the opaque id.
 
     Args:
-        holes: names of the fields, in the header's order; new fields follow the others.
+        holes: names of the fields, in the header's order. Fields that `frame` lacks come last.
     """
     ext: dict[str, Any] = {**(frame.ext or {}), **dict.fromkeys(holes, _HOLE)}
     text, parts, quote = encode_json_header(replace(frame, ext=ext, opaque=_HOLE)).decode(), [], ""
@@ -312,20 +310,20 @@ def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
 
 
 _LONG: Final = 1024
-"""A header of more bytes consists mostly of the ids of a batch's messages."""
+"""Headers of more bytes consist mostly of message ids (the answer to a batch)."""
 _IDS_KEY: Final = b'"msgId":"'
 _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 
 
 def decode_json_header(header: bytes, limits: Limits) -> Frame:
-    """Return the command in `header`, without its body.
+    """Decode a header to a frame without body.
 
     Raises:
         RemoteProtocolError: not a JSON header within `limits`.
     """
     ids = None
     if len(header) > _LONG:
-        # Cut the ids out: a batch of 3,000 messages has 100 kB of them, which JSON reads slowly.
+        # Cut out the ids before parsing: a batch of 3,000 messages has 100 kB of them.
         start = header.find(_IDS_KEY) + len(_IDS_KEY)
         end = header.find(b'"', start)
         if len(_IDS_KEY) <= start <= end and not header[start:end].translate(None, _IDS_ALPHABET):
@@ -358,7 +356,7 @@ def _int32(value: Any, name: str) -> int:
 
 
 def _language(name: Any) -> int:
-    # Take unknown languages, because a later release may add some.
+    # A later release may add languages.
     return _LANGUAGES.get(name, LanguageCode.OTHER) if isinstance(name, str) else LanguageCode.OTHER
 
 
@@ -446,7 +444,7 @@ def _utf8(text: str, what: str) -> bytes:
 
 
 def decode_binary_header(header: bytes, limits: Limits) -> Frame:
-    """Return the command in `header`, without its body.
+    """Decode a header to a frame without body.
 
     Raises:
         RemoteProtocolError: inconsistent lengths, text that is not UTF-8, repeated or missing

@@ -1,13 +1,13 @@
-"""Message ids: the client's (UNIQ_KEY) and the broker's (offset message id); recall handles.
+"""Client message ids (UNIQ_KEY), broker message ids (offset message ids), and recall handles.
 
 A client id (MessageClientIDSetter) is upper-case hex of address (4 or 16 bytes), process id (2), a
 32-bit number (4; Java: a class loader's hash), milliseconds since the start of the month (4), and a
 counter (2). A broker id (MessageDecoder.createMessageId) has address (4 or 16), port (4), and
 commit-log offset (8).
 
-The caller passes the address, process id, time, and 32 random bits. The random bits keep ids unique
-between containers, whose process ids are often equal, and after a fork, if the child makes a new
-`MessageIds`. A recall handle (RecallMessageHandle, version 1) names a timed message to recall.
+The caller passes the address, process id, time, and 32 random bits (`class_hash`). The random bits
+keep ids unique between containers, which often have equal process ids. A forked child must make a
+new `MessageIds`. A recall handle (RecallMessageHandle, version 1) names a timed message to recall.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFFSET_IDS: Final = re.compile(rb"(?:[0-9a-fA-F]{32}(?:[0-9a-fA-F]{24})?(?:,(?=
 class MessageIds:
     """Client message ids of one process; not thread-safe.
 
-    After 65,536 ids in one millisecond the time part grows by 1 ms; Java's ids repeat then.
+    After 65,536 ids in one millisecond, the time in the ids grows by 1 ms. Java repeats ids then.
 
     Args:
         tz: the time zone of months; None: the local one, as in Java.
@@ -43,7 +43,7 @@ class MessageIds:
         self._ip, self._pid, self._class_hash, self._tz = ip, pid, class_hash, tz
         self._prefix = ""
         self._start_ms = self._end_ms = 0
-        """The month of `_now_ms`."""
+        """Start and end of the month of `_now_ms`."""
         self._now_ms = 0
         self._now_prefix = ""
         """The common prefix of the ids of this millisecond."""
@@ -60,7 +60,7 @@ class MessageIds:
         return f"{self._now_prefix}{counter:04X}"
 
     def several(self, count: int, now_ms: int) -> list[str]:
-        """Return `count` new ids; this takes a third of the time of as many calls of `next`."""
+        """Return `count` new ids, in a third of the time that calls of `next` take."""
         ids: list[str] = []
         while len(ids) < count:
             if now_ms > self._now_ms or self._remaining == 0:
@@ -78,7 +78,7 @@ class MessageIds:
         if self._now_ms >= self._end_ms:
             self._start_ms = month_start_ms(self._now_ms, self._tz)
             self._end_ms = month_start_ms(self._start_ms + _LONGER_THAN_A_MONTH_MS, self._tz)
-            # Use a new prefix, because an id of another month may have the same time and counter.
+            # The times in ids repeat each month. A new prefix keeps the ids different.
             self._prefix = id_prefix(self._ip, self._pid, self._class_hash)
             self._class_hash += 1
         self._now_prefix = f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}"
@@ -92,7 +92,7 @@ def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:
 
 
 def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
-    """Return the start of the month of `now_ms`; Java uses the local time zone (None)."""
+    """Return the start of the month of `now_ms`; `tz` None is local time, as in Java."""
     now = datetime.fromtimestamp(now_ms // 1000, tz)
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return int(start.timestamp() * 1000)
@@ -127,7 +127,7 @@ def decode_offset_message_id(text: str) -> OffsetId:
 
 
 def check_offset_message_ids(ids: Iterable[bytes]) -> None:
-    """Raise RemoteProtocolError unless all `ids` are message ids of brokers."""
+    """Raise RemoteProtocolError if one of `ids` is not a broker's message id."""
     joined = b",".join(ids)
     if not _OFFSET_IDS.fullmatch(joined):
         for text in joined.split(b","):
@@ -144,8 +144,7 @@ _VERSION: Final = "v1"
 
 
 class RecallHandle(NamedTuple):
-    """The parts of a recall handle: `deliver_ms` is the delivery time as text, `message_id` the
-    client id (UNIQ_KEY)."""
+    """The parts of a recall handle. `deliver_ms` is text; `message_id` is the client's id."""
 
     topic: str
     broker_name: str
@@ -160,7 +159,7 @@ def decode_recall_handle(text: str) -> RecallHandle:
         MessageError: INVALID_RECALL_HANDLE.
     """
     try:
-        # Add padding, because Java's decoder takes base64 without it, too.
+        # Add padding: Java's decoder does without it, Python's does not.
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         items = raw.decode().split(" ")
     except (binascii.Error, ValueError):

@@ -50,7 +50,7 @@ LEAST_VERSIONS: Final = {
 """{property: MQVersion ordinal of the oldest broker that supports it}; older brokers ignore it."""
 
 ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
-"""Limit of a message's properties in UTF-8 bytes; brokers need the remainder for their own."""
+"""Limit of a message's properties in UTF-8 bytes. Brokers add properties of their own."""
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
@@ -94,8 +94,8 @@ def properties_of(
 ) -> str:
     """Return the wire text of a message's fields and user properties.
 
-    `message_id` becomes UNIQ_KEY unless the message has an id. `extra` has the producer's own
-    properties (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which take precedence.
+    UNIQ_KEY is the message's own id, else `message_id`. `extra` has the producer's properties
+    (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which take precedence.
 
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
@@ -144,7 +144,7 @@ def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] 
 
 
 def least_version(text: str) -> int:
-    """Return the MQVersion ordinal of the oldest broker that supports these properties; 0: any."""
+    """Return the MQVersion ordinal of the oldest broker that supports the properties; 0 for any."""
     properties = decode_properties(text)
     return max((LEAST_VERSIONS.get(name, 0) for name in properties), default=0)
 

@@ -64,7 +64,7 @@ def send_message_v2(
 ) -> Frame:
     """Make the request that sends a message or a batch (SendMessageRequestHeaderV2).
 
-    `properties` is wire text; a batch has only WAIT. Without `body` the caller writes the body.
+    `properties` is wire text, for a batch only WAIT. If `body` is None, the caller writes the body.
     """
     return request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
@@ -169,7 +169,7 @@ def unregister_client(*, client_id: str, producer_group: str) -> Frame:
 
 
 def get_route(topic: str) -> Frame:
-    """Ask for a topic's route, which servers since 4.9.4 send as strict JSON."""
+    """Ask for a topic's route. Name servers from 4.9.4 on answer in strict JSON."""
     return request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
     )
@@ -235,7 +235,7 @@ def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
 
 
 def _of(queue: MessageQueue) -> dict[str, Value]:
-    """Return the header fields of a queue. The queue of a probe has no broker name."""
+    """Return the header fields of a queue. `bname` is empty for the queue of a probe."""
     return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
 
 
@@ -244,9 +244,8 @@ def query_message(
 ) -> Frame:
     """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
 
-    The index has hashes, so the answer may contain messages of other keys. The frame's version is
-    4.9.3, because brokers of all versions then check a signature without UNIQUE_KEY_QUERY
-    (`wire.acl`).
+    The index contains hashes, so the answer may contain messages of other keys. The frame has the
+    version 4.9.3, for which all brokers leave UNIQUE_KEY_QUERY out of the signature (`wire.acl`).
     """
     frame = request(
         RequestCode.QUERY_MESSAGE,
@@ -291,5 +290,5 @@ def create_topic(
 
 
 def get_broker_runtime_info() -> Frame:
-    """Ask for a broker's statistics, `dispatchBehindBytes` (4.9, 5.x) among them."""
+    """Ask for a broker's statistics, such as `dispatchBehindBytes` (4.9, 5.x)."""
     return request(RequestCode.GET_BROKER_RUNTIME_INFO, {})

@@ -1,8 +1,8 @@
 """Decoders of the answers of brokers and name servers.
 
-Each takes the answer's frame and raises RemoteProtocolError for missing or malformed fields; only
-`decode_send_answer` raises InvalidAnswerError, because the message may be stored. Callers check the
-response code first.
+Each takes the answer's frame and raises RemoteProtocolError if a field is missing or malformed.
+`decode_send_answer` raises InvalidAnswerError instead, because the message may be stored. Callers
+check the response code first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_REGION: Final = "DefaultRegion"
 
 
 class SendAnswer(NamedTuple):
-    """A broker's answer to a send that it has stored."""
+    """A broker's answer that it has stored a message or a batch."""
 
     code: int
     status: str
@@ -59,7 +59,7 @@ class SendAnswer(NamedTuple):
 
 
 class SharedHeader(NamedTuple):
-    """The parts of a header that are equal in many answers."""
+    """The header values that are equal in many answers."""
 
     ext: Mapping[str, str]
     version: int
@@ -69,8 +69,8 @@ class SharedHeader(NamedTuple):
 class SendAnswerFrame(Frame):
     """A send answer that `AnswerShape` has decoded.
 
-    There is one per message, so constant fields are class attributes, and `ext` is made on access,
-    for hooks.
+    There is one per message. To save time, constant fields are class attributes, and `ext` is made
+    only when a hook reads it.
     """
 
     __slots__ = ("_shared", "answer")
@@ -85,7 +85,6 @@ class SendAnswerFrame(Frame):
 
     @property
     def ext(self) -> Mapping[str, str]:  # type: ignore[override]
-        """The header fields, in the order of the first such answer."""
         answer = self.answer
         ext = {
             **self._shared.ext,
@@ -112,7 +111,7 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
     """Decode the answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and similar requests.
 
     Raises:
-        InvalidAnswerError: the code means stored, but ids or offsets are missing.
+        InvalidAnswerError: the message is stored, but the answer lacks valid ids or offsets.
         LocalProtocolError: the code is not in SEND_STATUS.
     """
     if type(frame) is SendAnswerFrame:
@@ -144,7 +143,7 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
 
 
 def _offset(text: str | None) -> int:
-    """Return a non-negative 64-bit number, or -1."""
+    """Return the 64-bit number in `text`; -1 if it is missing, negative or malformed."""
     if text is None or len(text) > 19 or not (text.isascii() and text.isdigit()):
         return -1
     value = int(text)

@@ -28,8 +28,8 @@ from rocket_sink.wire.headers import (
 )
 
 NAME_MAX_CHARACTERS: Final = 255
-"""Limit of the name of a broker, cluster or scope. Java has no limit. By default a broker has its
-host's name (BrokerIdentity), of at most 255 characters."""
+"""Longest name of a broker, cluster or scope. Java has no limit. By default a broker has its host's
+name (BrokerIdentity), of at most 255 characters."""
 
 
 def checked_name(what: str, name: str) -> str:
@@ -108,7 +108,7 @@ class TopicRoute:
 
 
 def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str, str]]:
-    """Return (name, address) of each broker, because brokers of two clusters may share a name."""
+    """Return (name, address) of each broker. Brokers of two clusters may share a name."""
     return {(name, address) for name in brokers for address in brokers[name].values()}
 
 
@@ -194,7 +194,7 @@ def _list(value: dict[str, Any], name: str, limit: int) -> list[Any]:
 
 def _optional(item: Any, name: str, kind: type) -> Any:
     if not isinstance(item, dict):
-        raise RemoteProtocolError(f"a part of the route is no JSON object with the field {name}")
+        raise RemoteProtocolError(f"an entry of the route is no JSON object with the field {name}")
     value = item.get(name)
     if value is None or (isinstance(value, kind) and value is not True):
         return value
@@ -206,7 +206,7 @@ def _optional(item: Any, name: str, kind: type) -> Any:
 def _required(item: Any, name: str, kind: type) -> Any:
     value = _optional(item, name, kind)
     if value is None or value == "":
-        raise RemoteProtocolError(f"a part of the route has no {name}")
+        raise RemoteProtocolError(f"an entry of the route has no {name}")
     return value
 
 
@@ -241,7 +241,7 @@ def _address(address: Any) -> str:
 
 
 def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
-    """Return the body of a fake name server's answer; `legacy_keys`: in the form before 4.9.4."""
+    """Return the body of a fake name server's answer; `legacy_keys`: bare integer keys."""
     value: dict[str, Any] = {
         "brokerDatas": [
             {

@@ -1,6 +1,6 @@
-"""Templates for the heads of send requests: the hot path of single messages.
+"""Templates for the heads (lengths and header) of send requests: the hot path of single messages.
 
-There is one template per producer group and topic. Its heads equal those of
+A template belongs to one producer group and topic. It writes the bytes of
 `encode_head(send_message_v2(...))`, except that credentials come before the other fields.
 """
 
@@ -18,10 +18,10 @@ from rocket_sink.wire.headers import cut_json_header
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _SMALL: Final = 8 * 1024 * 1024
-"""Size up to which lengths are not checked; it is far below the frame limit."""
+"""Size of a frame in bytes up to which its lengths need no check. The limit is 16 MiB."""
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
-"""Fields that differ between the heads of a template (SendMessageRequestHeaderV2), in order: queue
-id, system flag, birth time, flag, properties, broker name."""
+"""Fields that differ between requests of a template, in the header's order: queue id, system flag,
+birth time, flag, properties, broker name (SendMessageRequestHeaderV2)."""
 
 
 class SendTemplate:
@@ -63,13 +63,14 @@ class SendTemplate:
             self._start, self._before_sys_flag, self._before_born, self._before_flag, before,
             after, middle, self._end,
         ) = cut_json_header(model, _HOLES)  # fmt: skip
-        # `head` leaves out empty properties, and puts a signature behind the broker's name.
+        # Cut off the properties' key, because `head` leaves out empty properties, and the quotes of
+        # properties and broker name, because `encode_basestring` adds quotes.
         self._before_properties = before.removesuffix(',"i":"')
         self._before_broker, self._middle = after[1:-1], middle[1:]
 
     @property
     def takes_columns(self) -> bool:
-        """Whether column kernels may write the heads of many messages (`fill_frames`)."""
+        """Whether `fill_frames` may write the heads of many messages: JSON without signatures."""
         return self._serialize == "json" and self._signer is None
 
     def head(
@@ -84,7 +85,7 @@ class SendTemplate:
         flag: int = 0,
         body: SignedBody = None,
     ) -> bytes:
-        """Return the bytes before the body; `body` itself is only needed for a signature.
+        """Return the bytes of a request before its body. Only a signature needs `body`.
 
         Raises:
             LocalProtocolError: the frame is too long, or the properties are not valid Unicode.
@@ -163,7 +164,7 @@ class SendTemplate:
         sys_flag: int = 0,
         flag: int = 0,
     ) -> Frame:
-        """Return the request as a frame that may be changed, without signature, id and body."""
+        """Return the request without signature, opaque id and body; the caller may change it."""
         frame = send_message_v2(
             queue_id=queue_id,
             born_ms=born_ms,
@@ -178,7 +179,7 @@ class SendTemplate:
         return frame
 
     def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:
-        """Return the head of a frame that `frame` has made, and hooks may have changed."""
+        """Return the head of a frame made by `frame`, which hooks may have changed."""
         ext = dict(frame.ext or {})
         if self._signer is not None:
             ext.update(self._signer(ext, body))

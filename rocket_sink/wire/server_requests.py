@@ -106,8 +106,8 @@ def decode_pushed_reply(frame: Frame) -> PushedReply:
 
 
 def reply_address(request: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the topic and the properties by which a broker routes the reply to a request message
-    with these properties (MessageUtil.createReplyMessage).
+    """Return the topic and the routing properties of a reply (MessageUtil.createReplyMessage).
+    `request` has the properties of the received request message.
 
     Raises:
         MessageError: NOT_A_REQUEST: a property of requests is missing.

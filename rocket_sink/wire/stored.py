@@ -6,7 +6,7 @@
     int body length, body, byte topic length (short with the second magic), topic,
     short properties length, properties
 
-A bad message raises RemoteProtocolError; Java's decoder stops there without an error.
+A malformed message raises RemoteProtocolError; Java's decoder stops there without an error.
 
 A broker that is killed during a write leaves zeros after the written bytes. At restart it checks
 only the body's CRC (CommitLog.checkMessageAndReturnSize), so it keeps a message that is complete
@@ -83,7 +83,7 @@ class StoredMessage:
 
 
 class Allowance:
-    """A memory limit (bytes) for the decoded messages of one or several answers: an answer of
+    """A memory limit (bytes) for the decoded messages of one or several answers. An answer of
     500 kB can hold gigabytes of compressed bodies."""
 
     __slots__ = ("remaining_bytes",)
@@ -118,7 +118,7 @@ def decode_stored(
     Args:
         allowance: a memory limit shared with other answers; None: `limits.answer_bytes` for this
             answer.
-        wanted: selects messages; bodies of others are not inflated.
+        wanted: selects messages; the bodies of other messages are not inflated.
         bodies: if False, bodies are empty, and not inflated.
 
     Raises:
@@ -137,8 +137,8 @@ def decode_stored(
 def decode_poll(
     buffer: Body, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int | None]:
-    """Return the first messages in the body of a pull's answer (at least one, up to
-    `Limits.poll_bytes`), and the queue offset of the first message beyond that limit, if any.
+    """Return the first messages in a pull's answer, up to `Limits.poll_bytes` but at least one, and
+    the queue offset of the first message beyond that limit (None if all fit).
 
     Args:
         begin: messages with smaller offsets are left out. They come with a pull from the middle of
@@ -273,7 +273,7 @@ def _inflated(message: StoredMessage, body: bytes, limits: Limits) -> bytes:
     except RemoteProtocolError as error:
         raise RemoteProtocolError(
             f"the message at offset {message.queue_offset} of queue {message.queue_id} of "
-            f"{clean(message.topic, 127)}: {error}; begin behind it to read on"
+            f"{clean(message.topic, 127)}: {error}; to read on, begin at the next offset"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Message traces in the format of RocketMQ's dashboard (TraceDataEncoder): one line per event.
 
-0x01 separates fields, and 0x02 ends a line. A trace message has many lines; its index keys are all
-message ids and keys in them. Its topic is RMQ_SYS_TRACE_TOPIC, or the option `traceTopic`.
+0x01 separates fields, and 0x02 ends a line. A trace message has many lines. Its index keys are the
+message ids and keys of all its lines. Its topic is RMQ_SYS_TRACE_TOPIC, or the option `traceTopic`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _FORMS: Final[dict[type[Trace], str]] = {
 
 
 def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the body texts and keys of as few trace messages as the limits allow.
+    """Yield (body, index keys) of as few trace messages as the limits allow.
 
     Raises:
         LocalProtocolError: a field holds a separator.
@@ -93,7 +93,7 @@ def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]
     body_bytes = key_bytes = 0
     for trace in traces:
         line = _encode_line(trace)
-        # If an id contains blanks, its parts become keys, as in the property that Java writes.
+        # Blanks separate keys, so the words of an id with blanks become keys, as in Java.
         own = f"{trace.message_id} {trace.keys}"
         own_bytes = len(own.encode()) + 1
         is_full = body_bytes + len(line) > _BODY_MAX or key_bytes + own_bytes > _KEYS_MAX

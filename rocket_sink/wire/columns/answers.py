@@ -1,9 +1,9 @@
 """Fast reading of successful answers, one by one or many as columns.
 
 The answers of one broker have the same fields in the same order, and differ in few values. So the
-first answer gives a regular expression (`AnswerShape`). A later answer costs one match, and a run
-of answers one array operation. Headers that do not match are parsed in full. All ways give the same
-result (tested).
+first answer is made into a regular expression (`AnswerShape`). Reading a later answer takes one
+match, and reading many answers in a row takes a few array operations. Headers that do not match are
+parsed in full. The results are equal (tested).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from rocket_sink.wire.headers import RESPONSE_FLAG, Frame, language_name
 from rocket_sink.wire.responses import SendAnswer, SendAnswerFrame, SharedHeader, decode_send_answer
 
 _SHAPED_BYTES: Final = 1024
-"""Length of the longest header that gets a pattern; longer headers have the ids of a batch."""
+"""Headers of this length or more get no pattern: they have the ids of a batch."""
 _AT_ONCE: Final = 16
 """Smallest number of answers that are read as columns; fewer are cheaper to read singly."""
 _SHAPES: Final = 8
-"""Limit of patterns that a stream learns; headers that change more often are parsed in full."""
+"""Limit of patterns per connection. Headers of further forms are parsed in full."""
 _LENGTHS: Final = 4
 """Limit of different frame lengths that are read together."""
 
 
 class SendAnswers:
-    """n answers to single messages, all stored, as columns.
+    """n successful answers to single messages, as columns.
 
     Attributes:
         opaques, queue_ids, queue_offsets: int64.
-        texts: {header field: ASCII bytes, all of one length}; `msgId` is always there.
+        texts: {header field: ASCII texts of one length}; `msgId` is always present.
     """
 
     __slots__ = ("_answer", "_shared", "opaques", "queue_ids", "queue_offsets", "texts")
@@ -63,7 +63,6 @@ class SendAnswers:
         return len(self.opaques)
 
     def take(self, indices: Any) -> SendAnswers:
-        """Return the answers that an index array or a mask selects."""
         return SendAnswers(
             self._answer, self._shared, self.opaques[indices], self.queue_ids[indices],
             self.queue_offsets[indices],
@@ -132,8 +131,7 @@ def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Byt
         differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
         if end - start > 1:
             differs[:, start] |= digits[:, 0] == _ZERO
-    # Search for the first different row only if there is one, because the search takes as long as
-    # the steps above.
+    # Usually no row differs, and the search for one takes as long as all steps above.
     return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
 
 
@@ -149,18 +147,15 @@ class PlainAnswers:
         return len(self.opaques)
 
     def take(self, indices: Any) -> PlainAnswers:
-        """Return the answers that an index array or a slice selects."""
         return PlainAnswers(self._frame, self.opaques[indices])
 
     def frame(self, index: int) -> Frame:
-        """Return an answer as a frame."""
         return replace(self._frame, opaque=int(self.opaques[index]))
 
 
 class AnswerShape:
-    """The pattern of one peer's answers of success, made from the first answer. Answers to sends
-    have fields; answers to END_TRANSACTION have none (`is_plain`).
-    """
+    """The pattern of one peer's successful answers, made from the first answer. Answers to sends
+    have header fields; answers to END_TRANSACTION have none (`is_plain`)."""
 
     __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
 
@@ -190,7 +185,7 @@ class AnswerShape:
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """Return the shape of a header; None if the header is not that of a usual answer."""
+        """Return the shape of an answer; None if it reports a failure or has unusual JSON."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
         try:
@@ -200,7 +195,7 @@ class AnswerShape:
         return shape if shape.read(header) is not None else None
 
     def read_many(self, frames: Bytes, header_at: int) -> SendAnswers | PlainAnswers | None:
-        """Return the leading frames that have this shape, as columns; None if there are none.
+        """Return the frames before the first of another shape, as columns; None if there are none.
 
         Args:
             frames: (n, bytes of a frame), one complete frame per row.
@@ -289,8 +284,8 @@ class AnswerShapes:
     def _read_mixed(
         self, data: bytes | bytearray, at: int
     ) -> tuple[list[SendAnswers | PlainAnswers], int]:
-        """Read frames of several lengths; frames of one form differ in length because queue
-        offsets have more or fewer digits."""
+        """Read frames of one form but of several lengths: queue offsets in them have more or fewer
+        digits."""
         if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
         begin, starts = at, defaultdict[int, list[int]](list)

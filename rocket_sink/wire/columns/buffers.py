@@ -149,7 +149,7 @@ def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
 
 
 def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
-    """Return one piece with the content of neighbouring pieces, or none if they are empty."""
+    """Pack neighbouring pieces into one piece; return no piece if all are empty."""
     fields: list[bytes | Fixed] = []
     for piece in run:
         if fields and isinstance(piece, bytes) and isinstance(fields[-1], bytes):

@@ -11,9 +11,9 @@ Each message gets the inner form of a batch (MessageDecoder.encodeMessage)::
     properties   int16     length in bytes, at most 32,767
     properties
 
-So any run of rows of an `EncodedBatch` is the body of one SEND_BATCH_MESSAGE request: a slice of
-one buffer, written without a copy. `rocket_sink.rows.checks` has checked the values; only the limit
-of the properties' int16 is checked again.
+So consecutive rows of an `EncodedBatch` are the body of a SEND_BATCH_MESSAGE request: a slice of
+one buffer, without a copy. `rocket_sink.rows.checks` has checked the values. Only the length of the
+properties is checked here again.
 
 This module also makes columns of client message ids (MessageClientIDSetter.createUniqID, see
 `wire.ids`), groups rows by queue, and cuts the groups into requests.
@@ -45,7 +45,7 @@ from rocket_sink.wire.ids import id_prefix
 
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _NTP_STEP_MS: Final = 1_000_000
-"""If the clock went back by less than this, the time part is 0 (MessageClientIDSetter)."""
+"""A time that is less than this before `start_ms` counts as `start_ms` (MessageClientIDSetter)."""
 
 
 def _hex_of_16_bits() -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -62,8 +62,8 @@ def message_id_column(
 ) -> pa.StringArray:
     """Return `count` consecutive ids, beginning with `counter`.
 
-    The counter wraps at 65,536, like Java's short. At each wrap the time part grows by 1 ms, so
-    that the ids of a column differ. The caller adds `count` to its counter.
+    The counter wraps at 65,536, like Java's short. At each wrap the time in the ids grows by 1 ms,
+    so that ids do not repeat. The caller adds `count` to its counter.
     """
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
     times = _span_ms(start_ms, now_ms) + (counters >> 16)
@@ -83,12 +83,12 @@ def _span_ms(start_ms: int, now_ms: int) -> int:
 
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
-    """Return each row, of an even number of bytes, as upper-case hex."""
+    """Return the bytes of each row (an even number) as upper-case hex."""
     return _text_column(_HEX_16[np.ascontiguousarray(digests).view(">u2")])
 
 
 def _text_column(text: npt.NDArray[np.uint32]) -> pa.StringArray:
-    """Return each row of words, of four characters each, as a string."""
+    """Return each row as a string; each number in it holds four characters."""
     width = text.shape[1] * 4
     if text.nbytes > INT32_MAX:
         raise ValueError(f"{len(text)} ids do not fit one Arrow string array")
@@ -137,8 +137,8 @@ def cut_requests(
 ) -> list[RequestSlice]:
     """Cut each group into as few slices as the two limits allow, in order.
 
-    `offsets` are those of the encoded messages (n + 1), `bounds` those of `QueueGroups`
-    (queues + 1). A message larger than `max_bytes` gets a slice of its own.
+    `offsets` are `EncodedBatch.offsets`, `bounds` are `QueueGroups.bounds`. A message larger than
+    `max_bytes` gets a slice of its own.
     """
     sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
     counts = np.diff(bounds)
@@ -174,7 +174,7 @@ class MessageColumns:
     """Columns of n messages of one topic. Only `flags` may have nulls, which count as 0.
 
     `body` is binary, large binary or a string type (its UTF-8 bytes). `properties` are wire
-    property strings, or, which is faster, the pieces of `property_pieces`.
+    property strings or, faster, the result of `property_pieces`.
     """
 
     topic: str
@@ -200,7 +200,6 @@ class EncodedBatch:
 
     @lazy
     def data(self) -> pa.Buffer:
-        """The buffer of the encoded messages."""
         return self.messages.buffers()[2] or pa.py_buffer(b"")
 
     def body(self, first: int, last: int) -> memoryview:
@@ -218,7 +217,7 @@ def encode_columns(columns: MessageColumns) -> EncodedBatch:
     """Encode the messages, in their order.
 
     Raises:
-        LocalProtocolError: a property string is longer than an int16 can say.
+        LocalProtocolError: a property string is longer than PROPERTIES_MAX_BYTES.
     """
     properties = columns.properties
     if isinstance(properties, pa.Array):

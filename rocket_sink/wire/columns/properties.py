@@ -40,8 +40,8 @@ from rocket_sink.wire.properties import (
 Column: TypeAlias = "pa.Array | None"
 
 EVENT_TIME_PROPERTY: Final = "__event_time_ms"
-"""The user property of a row's event time. The birth time (BORN_TIMESTAMP) is not used, because it
-changes the retention of the message (FLINK-31006)."""
+"""The user property for a row's event time. The message's birth time is not used for it, because
+that would change the message's retention (FLINK-31006)."""
 _WAIT: Final = {True: b"WAIT\x01true\x02", False: b"WAIT\x01false\x02"}
 
 _FIELDS: Final = {
@@ -65,7 +65,7 @@ _FIELDS: Final = {
 class PropertyPieces:
     """The property strings of n rows in pieces, and the size of each string.
 
-    `encode_columns` takes the pieces, which saves a copy of every string.
+    `encode_columns` takes the pieces as they are, which saves a copy of each string.
     """
 
     pieces: tuple[Piece, ...]

@@ -1,8 +1,8 @@
-"""Frames of many single messages (SEND_MESSAGE_V2), made for a whole group.
+"""Frames of many single messages (SEND_MESSAGE_V2), made together.
 
-The headers of a group are made from the texts that all share, and from columns of the values that
-differ (properties, opaque ids, flags). Python code runs per message only with credentials (the
-signature covers the body) and in the binary serialisation.
+A header consists of texts that are equal in all frames, and of columns of values that differ
+(properties, opaque ids, flags). Python code runs per message only to sign it, or to write the
+binary serialisation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SingleMessages:
         body: binary or large binary, in its final form (compressed or not).
         properties: the wire property strings (binary, UTF-8, no nulls).
         sys_flag, flag: one value for all messages, or n values (int64).
-        suffix: properties to append to those of each message.
+        suffix: wire text to append to the properties of each message.
     """
 
     body: pa.Array
@@ -63,7 +63,7 @@ class SingleMessages:
         return int(lengths_of(self.body).sum())
 
     def bytes_of(self, indices: Int64s) -> int:
-        """Return the size of some bodies in bytes."""
+        """Return the total size of these bodies in bytes."""
         return int(lengths_of(self.body)[indices].sum())
 
     def frames(
@@ -111,7 +111,7 @@ def fill_frames(
 
     Args:
         frame: has the fields that all frames share.
-        columns: {header field: its value in each frame, or in all}, in the order of the header.
+        columns: {header field: its values, or one value for all frames}, in the header's order.
         bodies: binary; None: the frames have no bodies.
 
     Raises:
@@ -134,8 +134,8 @@ def fill_frames(
 
 
 def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> pa.Buffer:
-    """Join the pieces of each row behind the two lengths of a frame (`wire.frame`). `lengths`:
-    bytes of header and body."""
+    """Join the pieces of each row, with the two lengths of a frame (`wire.frame`) before them.
+    `lengths`: bytes of header and body together."""
     prefix = np.empty((len(lengths), 2), ">u4")
     prefix[:, 0] = lengths + 4
     prefix[:, 1] = header_bytes
@@ -150,7 +150,7 @@ def _list(values: Ints, count: int) -> list[int]:
 
 
 def _text(values: pa.Array | Ints) -> Piece:
-    """Return the values as the contents of JSON strings; numbers are decimal."""
+    """Return the values as the contents of JSON strings."""
     if isinstance(values, int):
         return str(values).encode()
     if isinstance(values, np.ndarray):
@@ -159,14 +159,14 @@ def _text(values: pa.Array | Ints) -> Piece:
 
 
 def _sizes(piece: Piece) -> Any:
-    """Return the size of the piece in each row in bytes: a number, or an array."""
+    """Return the bytes of the piece in each row: an array, or a number if all are equal."""
     if isinstance(piece, bytes):
         return len(piece)
     return piece.dtype.itemsize if isinstance(piece, np.ndarray) else lengths_of(piece)
 
 
 def _json_text(texts: pa.Array) -> pa.Array:
-    """Escape UTF-8 texts for JSON strings; the quotes are not added."""
+    """Escape UTF-8 texts for JSON strings, without adding quotes."""
     texts = as_binary(texts)
     present = np.unique(bytes_of(texts)[_ESCAPED[bytes_of(texts)]])
     # Escape the backslash first, because the other escapes contain one.
