@@ -21,7 +21,7 @@ _HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": 
 
 
 def pushed_reply(send: Frame, now_ms: int) -> Frame:
-    """Make PUSH_REPLY_MESSAGE_TO_CLIENT of a SEND_REPLY_MESSAGE_V2 (ReplyMessageProcessor)."""
+    """Return the request that pushes a sent reply to the requester (ReplyMessageProcessor)."""
     ext = send.ext or {}
     fields = {long: ext.get(short, "0") for long, short in _HEADER.items()}
     fields["storeTimestamp"] = str(now_ms)
@@ -147,7 +147,7 @@ class FakeBroker:
         self._loop.call(self._check_transactions)
 
     def _check_transactions(self) -> None:
-        # Run on the loop's thread, because a client may end a transaction meanwhile.
+        # Run in the loop's thread, which also ends transactions.
         for half in self._halves.messages():
             self._send_all(encode_frame(self._halves.check(half)))
 
@@ -225,7 +225,7 @@ class FakeBroker:
         )
 
     def _reply(self, request: Frame) -> Frame:
-        """Store the reply and push it to every client; the requester knows the correlation id."""
+        """Store the reply and push it to every client. The requester knows its correlation id."""
         answer = self._send(request)
         if answer.code == ResponseCode.SUCCESS:
             self.send_request(pushed_reply(request, now_ms()))

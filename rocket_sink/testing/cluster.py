@@ -110,11 +110,11 @@ class FakeCluster:
         self._unregistered = set(self._topics)
 
     def register(self, *names: str) -> None:
-        """Let brokers (by default all) register again, with their topics."""
+        """Register brokers (by default all) again, with their topics."""
         self._unregistered -= set(names or self._topics)
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """Return the stored messages of a topic by broker, in the order of storing."""
+        """Return a topic's stored messages, broker by broker, in the order of storing."""
         return [message for broker in self.brokers for message in broker.store.messages(topic)]
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class FakeCluster:
         return replace(response_to(request, ResponseCode.SUCCESS), body=body)
 
     def _cluster_info(self) -> dict[str, object]:
-        """Return a ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
+        """Return the fields of a ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
         registered = [
             candidate for candidate in self.brokers if candidate.name not in self._unregistered
         ]

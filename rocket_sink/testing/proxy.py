@@ -36,7 +36,7 @@ _LENGTH = 4
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes to forward; `frame` is set if they are one readable frame."""
+    """Bytes to forward; `frame` is set if the bytes are one readable frame."""
 
     data: bytes
     frame: Frame | None = None
@@ -47,16 +47,17 @@ class Cutter:
 
     def __init__(self) -> None:
         self._prefix = b""
-        """The forwarded part of the next frame's length."""
+        """Forwarded bytes of the next frame's length field."""
         self._remaining = 0
-        """Bytes of a partly forwarded frame that are still to come."""
+        """Number of bytes that a partly forwarded frame lacks."""
         self._buffer = bytearray()
         """The incomplete frame that is held back."""
 
     def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
-        """Yield the pieces to forward now. With `whole`, hold each frame, from the next one on,
-        until it is complete; all later calls must set `whole`, too. Other streams than frames (TLS)
-        are forwarded unchanged.
+        """Yield the pieces to forward now.
+
+        With `whole`, hold back each frame, from the next one on, until it is complete. Later calls
+        must then set `whole`, too. A stream without frames (TLS) is forwarded unchanged.
         """
         while data:
             if self._remaining:
@@ -144,8 +145,8 @@ class FaultProxy:
     def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
         """Apply a behaviour to the next `times` sends (None: all), each with this chance.
 
-        If the behaviour has `stores=False` (the default of Answer), the request is not forwarded;
-        else it is forwarded, and only the answer is changed.
+        A request is not forwarded if the behaviour has `stores=False` (the default of Answer).
+        Otherwise the request is forwarded, and only the answer is changed.
         """
         self.script.add(behaviour, matches=is_send, times=times, chance=chance)
         self._scripted = True
@@ -156,7 +157,7 @@ class FaultProxy:
         self._scripted = True
 
     def on_route(self, change: Callable[[Frame], Frame]) -> None:
-        """Change the answers to route queries."""
+        """Forward `change(answer)` for each answer to a route query."""
         self.change_route = change
         self._scripted = True
 
@@ -278,7 +279,7 @@ class FaultProxy:
 
 
 class _Connection:
-    """A connection through the proxy. It keeps the behaviours for answers by opaque id."""
+    """A connection through the proxy. It keeps {opaque id: behaviour of the answer}."""
 
     def __init__(self, client: socket.socket, server: socket.socket, proxy: FaultProxy) -> None:
         self._client, self._server, self._proxy = client, server, proxy
@@ -356,7 +357,7 @@ def _reset(sock: socket.socket) -> None:
 
 
 class FaultProxies:
-    """A proxy for a name server, which changes routes to lead to a proxy for each broker.
+    """A proxy for a name server. It changes routes so that they lead to a proxy for each broker.
 
     Args:
         address: the address of the real name server, "host:port".
@@ -385,7 +386,7 @@ class FaultProxies:
         return self.front.address
 
     def of(self, address: str) -> FaultProxy:
-        """Return the proxy of the broker at this address; make it if it is missing."""
+        """Return the proxy of the broker at this address; make one if there is none."""
         with self._lock:
             if address not in self._proxies:
                 self._proxies[address] = FaultProxy(address, seed=self._seed)

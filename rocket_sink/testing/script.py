@@ -1,8 +1,8 @@
 """Behaviours of scripted servers and of the proxy: values, rules, and their execution.
 
-The first rule of a `Script` that matches a request and is not used up decides; without such a rule
-the server answers normally. Random generators are seeded, so that runs can be repeated. `perform`
-executes a behaviour on a connection.
+The first rule of a `Script` that matches a request decides. If no rule matches, the server answers
+normally. Random generators are seeded, so that runs can be repeated. `perform` executes a behaviour
+on a connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ SEND_CODES = frozenset(
 
 
 def is_send(frame: Frame) -> bool:
-    """Return whether the request sends messages."""
     return frame.code in SEND_CODES
 
 
@@ -126,19 +125,18 @@ class Script:
         times: int | None = 1,
         chance: float = 1.0,
     ) -> None:
-        """Add a rule for the next `times` matching requests (None: all), each with `chance`."""
+        """Add a rule for the next `times` matching requests (None: all), each with this chance."""
         if times == 0:
             return
         with self._lock:
             self._rules.append(_Rule(behaviour, matches, times, chance))
 
     def clear(self) -> None:
-        """Remove all rules."""
         with self._lock:
             self._rules.clear()
 
     def decide(self, request: Frame) -> Behaviour | None:
-        """Return the behaviour for this request; None: answer normally."""
+        """Return the behaviour for this request; None if the server shall answer normally."""
         with self._lock:
             for rule in self._rules:
                 if not rule.matches(request) or self._random.random() >= rule.chance:
@@ -161,7 +159,7 @@ class ClientConnection(Protocol):
         """Send bytes, in order."""
 
     def drip(self, data: bytes, seconds_per_byte: float) -> None:
-        """Send bytes one by one; other answers come after them."""
+        """Send bytes one by one; later answers wait for them."""
 
     def reset(self) -> None:
         """Close with RST."""

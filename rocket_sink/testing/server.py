@@ -37,17 +37,15 @@ class Peer:
         self.outgoing = bytearray()
         self.closed = False
         self.holds_back = False
-        """Whether answers are gathered, to be sent together."""
+        """Whether `flush` waits, so that several answers are sent together."""
         self._late: deque[tuple[bytes, float]] = deque()
-        """Bytes to send, with their seconds per byte (0: send at once); those behind dripping bytes
-        wait."""
+        """The queue of (bytes to send, seconds per byte). 0 seconds sends all bytes at once."""
 
     def send(self, data: bytes) -> None:
-        """Send bytes, in order."""
         self.drip(data, 0.0)
 
     def drip(self, data: bytes, seconds_per_byte: float) -> None:
-        """Send bytes one by one; other answers come after them."""
+        """Send bytes one by one; later answers wait for them."""
         self._late.append((data, seconds_per_byte))
         if len(self._late) == 1:
             self._send_late()
@@ -64,7 +62,6 @@ class Peer:
                 return
 
     def reset(self) -> None:
-        """Close with RST."""
         self.port.loop.drop(self, reset=True)
 
     def drop(self) -> None:
@@ -103,7 +100,6 @@ class Port:
         self.loop.watch(listener, self)
 
     def reset_peers(self) -> None:
-        """Reset the open connections; new ones are accepted."""
         for peer in list(self.peers):
             peer.reset()
 
@@ -167,10 +163,10 @@ class Loop:
         completion.result()
 
     def reserve_port(self) -> int:
-        """Return the number of a port, which this loop keeps until it stops.
+        """Reserve a port until the loop stops, and return its number.
 
-        A socket that is bound and does not listen refuses connections. It keeps the number from
-        other processes while a server of this loop is down.
+        A socket is bound to the port and does not listen. So no other process gets the port while
+        its server is down, and connections are refused.
         """
         self._reserved.append(_bound_socket())
         return int(self._reserved[-1].getsockname()[1])
@@ -198,7 +194,7 @@ class Loop:
         self.forget(peer.socket)
 
     def thaw(self, port: Port) -> None:
-        """Handle the frames that came while the port was frozen; send a peer's answers together."""
+        """Handle the frames that came while the port was frozen; send the answers together."""
         port.frozen = False
         for peer in list(port.peers):
             peer.holds_back = True

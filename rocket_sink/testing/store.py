@@ -34,7 +34,7 @@ class MemoryStore:
         self._end = 0
 
     def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
-        """Append the message or batch of a send request that has SEND_MESSAGE_V2's field names."""
+        """Append the message or batch of a request with the field names of SEND_MESSAGE_V2."""
         ext = request.ext or {}
         body = bytes(request.body or b"")
         sys_flag = int(ext.get("f", "0"))
@@ -86,7 +86,6 @@ class MemoryStore:
         return [m for m in self._log.values() if m.topic == topic]
 
     def forget(self, topic: str) -> None:
-        """Delete a topic's messages."""
         for queue in [queue for queue in self._queues if queue[0] == topic]:
             for message in self._queues.pop(queue):
                 self._log.pop(message.commit_log_offset)
@@ -102,8 +101,7 @@ class MemoryStore:
         self._queues[torn.topic, torn.queue_id][torn.queue_offset] = torn
 
     def recall(self, message_id: str) -> bool:
-        """Remove the timed message with this client id from the log; return whether there was
-        one."""
+        """Remove the timed message with this client id; return False if there is none."""
         for message in self._log.values():
             properties = message.properties
             if TIMERS & properties.keys() and properties.get(UNIQ_KEY) == message_id:
@@ -122,7 +120,7 @@ class MemoryStore:
 
 
 def encode_message(message: StoredMessage) -> bytes:
-    """Return the message's bytes in an answer; the body is not compressed."""
+    """Return the bytes of the message in an answer, without compression."""
     return encode_stored(
         replace(
             message, sys_flag=message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
@@ -185,7 +183,6 @@ def _body(messages: list[StoredMessage]) -> bytes | None:
 
 
 def now_ms() -> int:
-    """Return the milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -231,11 +228,9 @@ class Halves:
         return response_to(request, ResponseCode.SUCCESS)
 
     def messages(self) -> list[StoredMessage]:
-        """Return the half messages that are neither committed nor rolled back."""
         return list(self._open.values())
 
     def lose(self) -> None:
-        """Delete all half messages, as when their part of the commit log is deleted."""
         for half in self._store.messages(HALF_TOPIC):
             self._store.remove(half.commit_log_offset)
         self._open.clear()
