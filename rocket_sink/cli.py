@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line of the command `name`; return the exit code."""
+    """Run `command` under this name; return the exit code. `arguments` replaces `sys.argv`."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     escape_what_streams_lack()
     ignore_odd_sizes()
@@ -114,7 +114,7 @@ def _failed(error: Exception, argv: Sequence[str]) -> int:
 
 
 def _forget_stdout() -> None:
-    """Discard further output, also at exit: the reader of the pipe is gone (`| head`)."""
+    """Discard further output, also at exit. The reader of the pipe has ended, as in `| head`."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

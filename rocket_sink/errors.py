@@ -2,9 +2,9 @@
 
 docs/reference/errors.md lists all of them with their codes. The four classes directly below
 `SendError` say what is known of a message: not sent, rejected, degraded, or perhaps stored. Class
-attributes say how to retry; `rocket_sink.routing.retry` decides by them. All errors pickle, because
-Spark passes them between processes. The first argument is the text; facts are keyword arguments and
-become attributes.
+attributes tell `rocket_sink.routing.retry` whether and how to retry. All errors pickle, because
+Spark passes them between processes. The first argument is the text. Facts are keyword arguments,
+and become attributes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Isolate(enum.Enum):
 class RocketSinkError(Exception):
     """Base class of the package's errors.
 
-    `code` is a stable name for ledgers and metrics: the class's name, as CONNECTION_LOST for
-    ConnectionLostError, unless the class sets another.
+    `code` is a stable name for ledgers and metrics. By default it is made from the class's name:
+    CONNECTION_LOST for ConnectionLostError.
     """
 
     code: str = "ROCKET_SINK_ERROR"
@@ -74,7 +74,7 @@ class RocketSinkError(Exception):
             setattr(self, name, value)
 
     def copy(self) -> Self:
-        """Return a copy to be raised beside this error, with facts and a traceback of its own."""
+        """Return a copy that can be raised in another place, with a traceback of its own."""
         duplicate = type(self)(self.text, **self.facts)
         duplicate.__cause__ = self.__cause__
         return duplicate
@@ -117,7 +117,7 @@ class MessageError(RocketSinkError):
     isolates: ClassVar[Isolate] = Isolate.NOTHING
 
     def about(self, topic: Any, keys: Any, body: Any) -> MessageError:
-        """Return the error with the message's topic, keys and size, which may be of any type."""
+        """Return the error with these facts of the message; values of wrong types are left out."""
         facts: dict[str, Any] = {}
         if isinstance(topic, str):
             facts["topic"] = topic

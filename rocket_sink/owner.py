@@ -20,7 +20,7 @@ import psutil
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
 _SAME_START_MS: Final = 2000
-"""Tolerance of start times without /proc, where they are wall-clock times."""
+"""Tolerance of start times without /proc: these are wall-clock times."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Owner:
         return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
 
     def is_alive(self) -> bool | None:
-        """Return whether the process lives; None if it belongs to another host, boot or pid
-        namespace, which cannot be seen from here."""
+        """Return whether the process lives; None if this cannot be seen from here, because the
+        process is of another host, boot or pid namespace."""
         me = this_process()
         if (self.boot, self.pid_namespace) != (me.boot, me.pid_namespace):
             return None
@@ -68,7 +68,6 @@ class Owner:
         return abs(start - self.start) <= (0 if self.boot else _SAME_START_MS)
 
     def describe(self) -> str:
-        """Return the owner as text for messages."""
         return f"process {self.pid} on {self.host}"
 
 
@@ -143,8 +142,8 @@ def _start_of(pid: int) -> int:
 
 
 def _ticks(path: Path) -> int:
-    """Return field 22 of `stat` (proc(5)). Count from the last bracket, because the process's name
-    before it may have blanks and brackets."""
+    """Return field 22 of `stat` (proc(5)), counted from the last bracket. It ends the process's
+    name, which may have blanks and brackets."""
     fields = path.read_bytes().rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         raise ProcessLookupError(f"{path}: a zombie")

@@ -1,9 +1,9 @@
 """A pyarrow file system of a folder that others may write to. It follows no link below that folder.
 
-A user who can write to a ledger's folder can put a link, a pipe or a device where its files are
-expected. So this file system opens the folders on the way to a file one by one (`openat` with
-O_NOFOLLOW): nobody can replace a folder between the check and the use. It lists no links, and opens
-only plain files and folders. The folder itself and those above it may be links.
+A user who can write to a ledger's folder can put a link, a pipe or a device in the place of a file.
+So this file system opens the folders on the path of a file one by one (`openat` with O_NOFOLLOW):
+nobody can replace a folder between the check and the use. It opens only plain files and folders.
+The folder itself and the folders above it may be links.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyarrow import fs
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""O_NONBLOCK: opening a pipe must not wait for its other end."""
+"""Flags to open a file. With O_NONBLOCK, opening a pipe does not wait for its other end."""
 _DEEPEST: Final = 6
 """Depth to which folders are listed; a ledger needs four, for its quarantine."""
 _KINDS: Final = {stat.S_IFREG: fs.FileType.File, stat.S_IFDIR: fs.FileType.Directory}
@@ -32,8 +32,9 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     """The handler of a `pyarrow.fs.PyFileSystem`; paths are absolute and below `root`.
 
     Raises from all methods:
-        OSError: from `os`; PermissionError for a path that is not below the folder, or leads
-            through a link, or to something else than a plain file or folder.
+        OSError: from `os`.
+        PermissionError: the path is not below the folder, leads through a link, or leads to
+            something that is neither a plain file nor a folder.
     """
 
     def __init__(self, root: str) -> None:
@@ -126,7 +127,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
 
         Return False if `replace` is False and the file exists.
         """
-        # The name is random: two writers of one partial file would mix their texts.
+        # The name is random, because two writers of one partial file would mix their texts.
         part = f"{path}.{uuid.uuid4().hex}.part"
         with self.open(part, "xb") as file:
             file.write(data)
@@ -188,11 +189,11 @@ def plain_files(root: str) -> fs.FileSystem:
 
 
 def check_plain(root: str, *folders: str) -> None:
-    """Check that these folders below `root` have plain files and folders only, before a reader that
-    follows links and waits for pipes (delta-rs, DuckDB, Java) reads them.
+    """Check that these folders below `root` have only plain files and folders. Call this before
+    delta-rs, DuckDB or Java read them, which follow links and wait for pipes.
 
     Raises:
-        OSError: PermissionError names the first link, pipe or device, or a folder that is too deep.
+        PermissionError: names the first link, pipe or device, or a folder that is too deep.
     """
     for folder in folders:
         path = f"{root}/{folder}"
@@ -209,9 +210,9 @@ def check_plain(root: str, *folders: str) -> None:
 
 
 def _walk(handle: int, path: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield (path, entry) of all that is in a folder, and in its subfolders down to a depth.
+    """Yield (path, entry) of all entries of a folder and of its subfolders, down to a depth.
 
-    The listing has the entries' types, so no call per file is needed: a Delta log has thousands of
+    Use the types in the listing: a call per file would be slow, as a Delta log has thousands of
     files.
     """
     with os.scandir(handle) as entries:

@@ -1,8 +1,8 @@
 """Private files, and locks on them, in folders that other users may write to.
 
-Another user may have put something at the path: a link to one of our files, a blocking pipe, a file
-which that user can lock. So this module opens only plain files of this user, and does not change
-foreign text in them.
+Another user may have put something at the path: a link to one of our files, a pipe that blocks, or
+a file that the other user can lock. So this module opens only plain files of this user. It does not
+overwrite text that it did not write.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MOST_TEXT: Final = 512
 def open_private(path: Path) -> int:
     """Open a plain file of this user for reading and writing, or create it with mode 0600.
 
-    The file may also belong to the folder's owner, so that root can use the files of a user. The
-    mode of a file of this user is changed to 0600, because others who can open it could lock it.
-
-    Return a descriptor, which the caller closes.
+    Return a descriptor, which the caller closes. The file may also belong to the folder's owner, so
+    that root can use the files of a user. A file of this user gets the mode 0600, because others
+    who can open a file can lock it.
 
     Raises:
-        OSError: from `os.open`; PermissionError for a link, a file with several names, a file that
-            is not plain, or a file of another user.
+        OSError: from `os.open`.
+        PermissionError: the file is a link, has several names, is not plain, or belongs to another
+            user.
     """
     try:
         handle = os.open(path, _FLAGS, 0o600)
@@ -77,8 +77,8 @@ def _refused(path: Path, what: str) -> PermissionError:
 class FileLock:
     """A kernel lock (`flock`) on a file, which the kernel releases when the process ends.
 
-    The file is never removed, because two processes could then lock two files of one name. It
-    contains the name of the process that holds the lock.
+    The file is never removed: two processes could then lock two files of the same name. It contains
+    the identity of the process that holds the lock (`Owner`).
 
     Raises from `acquire`:
         OSError: from `open_private`.

@@ -18,7 +18,7 @@ def table(
 ) -> Table:
     """Return a table. Columns of numbers, and those in `numbers` (blank-separated), align right.
 
-    If the table is wider than the terminal even with every cell broken at its blanks, each row
+    Cells of wide tables are broken at blanks. If that does not suffice for the terminal, each row
     becomes lines of `column value` pairs: nothing is cut, and no word that fits a line is broken.
     """
     from rich import box
@@ -52,8 +52,7 @@ def table(
 
 
 def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
-    """Return the `_repr_html_` of a value as a table; the first column has the headings of the
-    rows."""
+    """Return an HTML table for `_repr_html_`; the first column has the headings of the rows."""
     lines = "".join(
         f"<tr><th style='text-align:left'>{html.escape(clean(heading))}</th>"
         + "".join(
@@ -79,7 +78,7 @@ def html_grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 _BETWEEN: Final = 3
-"""The terminal's blank columns between two columns of the table."""
+"""Blanks between two columns."""
 _NARROW: Final = 20
 
 
@@ -97,13 +96,13 @@ def _widths(source: Table, room: int) -> list[int] | None:
     spare = room - sum(widths) - _BETWEEN * len(widths)
     if spare < 0 and source.row_count:
         return None
-    # Room goes to cells first: a heading reads well on two lines, a time does not.
+    # Widen for cells before headings: a heading reads well on two lines, a time does not.
     for wanted in (cells, longest):
         while spare > 0 and (short := [n for n, width in enumerate(widths) if width < wanted[n]]):
             for n in short[:spare]:
                 widths[n] += 1
             spare -= min(spare, len(short))
-    # Refuse narrow columns with a long text, which would have one word a line.
+    # Refuse narrow columns with long texts: these would have one word a line.
     towers = (
         width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)
     )

@@ -19,7 +19,7 @@ TEXT_MAX_BYTES: Final = 2048
 _CUT_MARK: Final = "..."
 _MASK: Final = "***"
 _SHORTEST_SECRET: Final = 4
-"""Shorter secrets are not masked: they would match too much."""
+"""Secrets of fewer characters are not masked: they would match too much."""
 _CLOSE: Final = 0.75
 """The lowest likeness (0 to 1) of close names. At 0.6 `jsn` would be close to `since`."""
 _SHORTEST_START: Final = 3
@@ -56,15 +56,15 @@ def clean_lines(text: str) -> str:
 
 
 def clean_trace(trace: str) -> str:
-    """Clean and indent a traceback, so that none of its lines looks like a log record."""
+    """Clean and indent a traceback, so that no line of it looks like a log record."""
     return "\n".join(f"  {clean(line)}" for line in trace.rstrip("\n").split("\n"))
 
 
 def counted(
     count: int, noun: str, singular: str = "", plural: str = "", of: int | None = None
 ) -> str:
-    """Return the count and its noun, as `1 row` or `2 rows`, and the verb, if there is one. The
-    number `of` (default: `count`) decides between the verbs `singular` and `plural`."""
+    """Return the count with its noun, as `1 row` or `2 rows`, and with the verb `singular` or
+    `plural`, if these are given. The number `of` (default: `count`) decides which verb."""
     verb = singular if (count if of is None else of) == 1 else plural
     return f"{count:,} {noun}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
 
@@ -95,14 +95,14 @@ def storable(
     max_bytes: int = TEXT_MAX_BYTES,
 ) -> str | None:
     """Return `text` for the ledger: clean, with credentials and `secrets` masked, and cut to
-    `max_bytes` of UTF-8 (then it ends in `...`)."""
+    `max_bytes` of UTF-8. A cut text ends in `...`."""
     if text is None:
         return None
     if isinstance(text, bytes):
         text = text[: 8 * max_bytes].decode(errors="replace")
     text = masked(text, secrets)
-    # Mask before the final cut at `max_bytes`: a credential that is cut is not recognised. The
-    # first cut, far behind `max_bytes`, only limits the work.
+    # Mask before the cut at `max_bytes`, because a cut credential is not recognised. The cut at
+    # 8 times that size only limits the work.
     text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))
     encoded = text.encode()
     if len(encoded) <= max_bytes:
@@ -112,8 +112,7 @@ def storable(
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the name in `known` that a mistyped `name` probably means; None if no name is close.
-    The beginning of a single known name is close, too: `name` of `name-server`.
-    """
+    The beginning of exactly one known name is close, too: `name` for `name-server`."""
     names = list(known)
     if near := difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE):
         return near[0]
@@ -125,7 +124,7 @@ def is_misspelled(name: str, word: str) -> bool:
     """Return whether a name was probably meant to be `word`: `shardKey` for `sharding_key`.
 
     A name that differs only in case is not misspelled. The parts of both names are compared in
-    pairs, so that `order_id` is not taken for `order_by`, nor `message` for `message_id`.
+    pairs. So `order_id` is not taken for `order_by`, nor `message` for `message_id`.
     """
     if name.replace("_", "").lower() == word.replace("_", ""):
         return name.lower() != word
