@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
         raise MissingPackageError(
             f"{name} needs the package {error.name}, which is not installed here: pip install "
-            "rocket-sink brings the packages that it needs, --no-deps or a zip file does not",
+            "rocket-sink installs the packages that it needs, but --no-deps or a zip file does not",
             package=error.name,
         ) from error
     globals()[name] = value

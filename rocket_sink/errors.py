@@ -157,7 +157,7 @@ class SendError(RocketSinkError):
     refreshes_route: ClassVar[bool] = False
     """Whether to refresh the route before the next attempt, because it may be stale."""
     fatal: ClassVar[bool] = False
-    """Whether every other message would fail, too: a sender stops at once, without dead letters."""
+    """Whether other messages would fail, too: the sender stops at once, without dead letters."""
     avoids_broker: ClassVar[bool] = False
     """Whether the next attempt avoids this broker, although the broker is healthy."""
     backs_off: ClassVar[bool] = False

@@ -179,7 +179,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
             return ["."]
         parts = path.removeprefix(f"{self._root}/").split("/")
         if not path.startswith(f"{self._root}/") or {"", ".", ".."}.intersection(parts):
-            raise PermissionError(errno.EPERM, f"is no path below {self._root}", path)
+            raise PermissionError(errno.EPERM, f"is not below the folder {self._root}", path)
         return parts
 
 
@@ -271,7 +271,7 @@ def _named(error: OSError, path: str) -> OSError:
 
 def _refused(path: str) -> PermissionError:
     text = (
-        "is a link or no plain file, and is not used: see who can write to its folder, and remove "
-        "it"
+        "is a link or no plain file, and is not used: remove it, and see who can write to its "
+        "folder"
     )
     return PermissionError(errno.EPERM, text, path)

@@ -70,7 +70,7 @@ def check_folder(path: Path) -> None:
 
 
 def _refused(path: Path, what: str) -> PermissionError:
-    text = f"{what}, and is not touched: see who can write to its folder, and remove it"
+    text = f"{what}, and is not used: remove it, and see who can write to its folder"
     return PermissionError(errno.EPERM, text, str(path))
 
 

@@ -32,8 +32,7 @@ def pushed_reply(send: Frame, now_ms: int) -> Frame:
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic on one broker: number of queues, permission bits, attributes such as
-    cleanup.policy."""
+    """A topic on one broker. `attributes`: {name: value}, such as cleanup.policy."""
 
     queues: int = 4
     perm: int = PermName.READ | PermName.WRITE

@@ -259,8 +259,7 @@ class Halves:
 
 
 def _wrong(half: StoredMessage | None, ext: Mapping[str, str]) -> str:
-    """Return why the half message does not fit the request; empty if it fits
-    (Java's checkPrepareMessage)."""
+    """Return why the half message does not fit the request (checkPrepareMessage); else empty."""
     if half is None or half.topic != HALF_TOPIC:
         return "Find prepared transaction message failed"
     if half.properties.get(PGROUP) != ext["producerGroup"]:

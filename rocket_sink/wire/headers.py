@@ -54,9 +54,9 @@ class Limits:
     body_bytes: int = 8 * 1024 * 1024
     """Largest body of a stored message after inflation."""
     answer_bytes: int = 64 * 1024 * 1024
-    """Memory of the decoded messages in the answer to a look-up."""
+    """Memory of the decoded messages in the answer to a query."""
     poll_bytes: int = 16 * 1024 * 1024
-    """Memory of the decoded messages of one pull; further messages are pulled again."""
+    """Memory of the decoded messages of one pull. Messages beyond it are pulled again."""
     route_bytes: int = 1024 * 1024
     route_queues: int = 65_536
     route_brokers: int = 4096

@@ -35,7 +35,7 @@ class TransactionCheck(NamedTuple):
     message: StoredMessage
     producer_group: str
     transaction_id: str
-    """The half message's client id, else the header's transaction id."""
+    """The client id of the half message; if it has none, the transaction id in the header."""
     tran_state_table_offset: int
     commit_log_offset: int
     topic: str

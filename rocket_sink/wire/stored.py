@@ -178,8 +178,8 @@ def _iter_stored(
     bodies: bool = True,
     allowance: Allowance | None = None,
 ) -> Iterator[StoredMessage]:
-    """Yield the messages lazily. An inner batch is inflated as a whole, so all its messages count
-    against the allowance."""
+    """Yield the messages one by one. An inner batch is inflated as a whole, so all messages in it
+    count against the allowance."""
     view = memoryview(buffer)
     while len(view):
         if len(view) < _HEAD.size:
@@ -285,8 +285,8 @@ def _text(data: bytes) -> str:
 
 
 def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:
-    """Yield the messages inside an inner batch (MessageDecoder.decodeMessage). Unwanted messages
-    count against the allowance, too, because some hundred bytes can hold millions of them."""
+    """Yield the messages inside an inner batch (MessageDecoder.decodeMessage). All messages count
+    against the allowance, wanted or not: some hundred bytes can hold millions of them."""
     for position, inner in enumerate(iter_batch(message.body)):
         if allowance is not None:
             allowance.take(_VALUE_BYTES + len(inner.body))

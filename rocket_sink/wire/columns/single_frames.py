@@ -95,7 +95,7 @@ class SingleMessages:
         return fill_frames(model, columns, first_opaque, self.body)
 
     def _messages(self) -> Iterator[tuple[bytes, str, int, int]]:
-        """Yield (body, properties, sys_flag, flag) of each message, for `SendTemplate.frames`."""
+        """Yield the messages in the form of `SendTemplate.frames`."""
         texts = ((text + self.suffix).decode() for text in self.properties.to_pylist())
         flags = (_list(values, len(self)) for values in (self.sys_flag, self.flag))
         return zip(self.body.to_pylist(), texts, *flags, strict=True)
