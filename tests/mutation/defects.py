@@ -1721,6 +1721,14 @@ ROWS: tuple[Defect, ...] = (
         "messages to all other brokers of a frozen proxy still go to it",
     ),
     Defect(
+        "failed-look-ups-wait-for-the-next",
+        "rocket_sink/producer/engine/waiting.py",
+        "            if info is not None and brokers.ranking(info, now_s).is_silent:\n",
+        "            if info is not None and brokers.ranking(info, now_s) is None:\n",
+        ("tests/producer/engine/test_two_proxies.py",),
+        "if a look-up fails while a proxy is frozen, messages wait 30 s for the other proxy",
+    ),
+    Defect(
         "places-of-another-proxy",
         "rocket_sink/producer/engine/brokers.py",
         "if address and (broker.proxy is None or broker.proxy.address != address):",
