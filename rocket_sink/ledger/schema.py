@@ -108,7 +108,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it; of those to the deadLetterTopic, negative"),
     Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first; of a row that sums up a wait, the last that it stands for"),
     Column("queue_wait_ms", "DOUBLE", (SEND,), "from submit (in order: from when the row was ready for its queue), or from the attempt before, to the hand-over to a connection"),
-    Column("connect_ms", "DOUBLE", (SEND,), "part of queue_wait_ms spent on connecting"),
+    Column("connect_ms", "DOUBLE", (SEND,), "time spent on connecting, after queue_wait_ms; 0: the connection existed"),
     Column("rtt_ms", "DOUBLE", (SEND,), "from the last byte written to the answer, or to the end of the wait"),
     Column("message_count", "INT", (SEND,), "messages in the request"),
     Column("wire_bytes", "BIGINT", (SEND,), "bytes of the whole frame; 0: no attempt, but the wait of attempts that found no broker to go to"),
