@@ -102,19 +102,19 @@ def fetch_packages() -> None:
     reach no registry.
     """
     with only_one(user_cache_path("rocket-sink") / "packages.lock", print):
-        if not any(Path.home().glob(f".ivy2*/jars/{_delta_jar()}")):
+        group, name, release = delta_package().split(":")
+        if not any(Path.home().glob(f".ivy2*/jars/{group}_{name}-{release}.jar")):
             session = "from rocket_sink.spark.session import build_session as b; b().stop()"
             subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
 
 
-def _delta_jar() -> str:
-    """Return Ivy's name of Delta's jar: a release of Delta has a jar for each Spark version."""
+def delta_package() -> str:
+    """Return the Maven coordinate of Delta: a release of Delta has a jar for each Spark version."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
     builder = configure_spark_with_delta_pip(SparkSession.builder)
-    group, name, release = builder._options["spark.jars.packages"].split(":")
-    return f"{group}_{name}-{release}.jar"
+    return str(builder._options["spark.jars.packages"])
 
 
 _SLACK: Final = (

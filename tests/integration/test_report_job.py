@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from tests.jvms import SMALL_PLANS, submit_words
+from tests.jvms import SMALL_PLANS, delta_package, submit_words
 from tests.ledger.night import night
 from tests.run_command import run_command
 
@@ -26,7 +25,7 @@ def test_spark_says_what_duckdb_says(tmp_path: Path) -> None:
     ledger, page = night(tmp_path / "ledger"), tmp_path / "report.html"
     command = [
         str(SUBMIT), "--master", "local[1]",
-        "--packages", f"io.delta:delta-spark_2.13:{version('delta-spark')}",
+        "--packages", delta_package(),
         *submit_words(conf={**SMALL_PLANS, "spark.ui.enabled": "false"}),
         str(ROOT / "jobs" / "report.py"), "--ledger", ledger, "--html", str(page), "--json",
     ]  # fmt: skip

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.crash import ledger_log
 from tests.hosts.bed import DISK, Bed, Host
 from tests.hosts.standalone.place import CONF, SHARED, SPARK_HOME, Standalone, spark_environ
 from tests.java_client import read_with_java
+from tests.jvms import delta_package
 
 _MADE = user_cache_path("rocket-sink") / "ship"
 """A wheel and an archive of an environment, made outside of worlds because they need a network."""
@@ -126,7 +126,7 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }  # fmt: skip
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", at.url]
-    command += ["--packages", f"io.delta:delta-spark_2.13:{version('delta-spark')}"]
+    command += ["--packages", delta_package()]
     command += way.arguments
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
