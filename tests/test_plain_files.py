@@ -65,7 +65,7 @@ def test_no_call_goes_through_a_link(
 @pytest.mark.parametrize("path", ["../stranger/0/f.arrow", "a/../../stranger/0/f.arrow", "./a", ""])
 def test_a_path_that_leads_elsewhere_is_refused(stranger: Path, root: str, path: str) -> None:
     for name in (f"{root}/{path}", str(stranger / "0" / "f.arrow")):
-        with pytest.raises(PermissionError, match="no path below"):
+        with pytest.raises(PermissionError, match="is not below the folder"):
             plain_files(root).open_input_file(name)
 
 
