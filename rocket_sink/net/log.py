@@ -33,15 +33,22 @@ def logger(name: str) -> logging.Logger:
     return module_logger
 
 
+_has_printed = False
+"""Whether `tell` has printed a text, because the program had set up no logging."""
+
+
 def tell(module_logger: logging.Logger, text: str, *args: object, html: str = "") -> None:
-    """Log at INFO. If the program has set up no logging, print the text to stderr.
+    """Log at INFO. If the program had set up no logging at the first call, print the text to stderr
+    unless INFO is logged: py4j calls `logging.error`, which makes a handler for warnings.
 
     Args:
         html: the text for notebooks without logging.
     """
+    global _has_printed
     if module_logger.disabled:
         return
-    is_set_up = module_logger.hasHandlers() or module_logger.isEnabledFor(logging.INFO)
+    has_handlers = module_logger.hasHandlers() and not _has_printed
+    is_set_up = has_handlers or module_logger.isEnabledFor(logging.INFO)
     package = logging.getLogger(module_logger.name.partition(".")[0])
     if is_set_up or package.level or module_logger.level or logging.lastResort is None:
         module_logger.info(text, *args)
@@ -57,6 +64,7 @@ def tell(module_logger: logging.Logger, text: str, *args: object, html: str = ""
         ipython.display.display(ipython.display.HTML(html))
     else:
         logging.lastResort.emit(record)
+    _has_printed = True
 
 
 def flush() -> None:

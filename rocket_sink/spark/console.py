@@ -114,12 +114,13 @@ class Accounts:
                 facts = {**sums, "first_error": errors[run, epoch]}
                 warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
 
-    def say_end(self, run: str, query: str) -> Counter[str]:
-        """Log and return the row counts of a run that ended; log nothing if the ledger has no
-        rows."""
+    def say_end(self, run: str, query: str, *, is_cut: bool) -> Counter[str]:
+        """Log and return the row counts of a run that ended, or with `is_cut` of a run that the
+        program's end cuts off; log nothing if the ledger has no rows."""
         counts = self._sums.pop(run, Counter())
         if counts["rows_in"]:
             waits = spooled_epochs(self._place)
             more = "; the last epochs wait for `rocket-sink ledger fold`" if waits else ""
+            more += "; a start with the same checkpoint goes on from here" if is_cut else ""
             say_end(f"the query {query}", counts, self._place.uri, more)
         return counts

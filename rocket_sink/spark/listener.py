@@ -265,7 +265,8 @@ class FoldThread:
         for run in runs:
             counts = Counter[str]()
             for accounts in list(self._accounts.values()):
-                counts += accounts.say_end(run, self._queries[run])
+                is_cut = run in self._running
+                counts += accounts.say_end(run, self._queries[run], is_cut=is_cut)
             if not (counts or without_rows):
                 continue
             query, ledger = self._queries.pop(run), self.sinks.pop(run, "")

@@ -295,6 +295,14 @@ ROUTING: tuple[Defect, ...] = (
 
 NET: tuple[Defect, ...] = (
     Defect(
+        "an-error-of-py4j-hides-the-end",
+        "rocket_sink/net/log.py",
+        "    has_handlers = module_logger.hasHandlers() and not _has_printed\n",
+        "    has_handlers = module_logger.hasHandlers()\n",
+        ("tests/spark/test_console.py::test_a_warning_of_another_library_does_not_hide_later_lines",),
+        "after a Ctrl-C nobody is told how many rows were sent",
+    ),
+    Defect(
         "messages-of-groups-unmeasured",
         "rocket_sink/producer/engine/engine.py",
         "            request.message_count if stored is None else len(stored),\n",

@@ -48,6 +48,16 @@ def test_a_bare_script_prints_it_and_a_program_decides(setting: str, printed: st
     assert (result.stdout, result.stderr) == ("", printed)
 
 
+def test_a_warning_of_another_library_does_not_hide_later_lines() -> None:
+    """Print after `logging.error`, too, by which py4j reports a Ctrl-C."""
+    script = SCRIPT.replace("logging.shutdown()", "")
+    script += "logging.error('lost')\nlog.tell(log.logger('rocket_sink.x'), 'the end')\n"
+    result = subprocess.run(
+        [sys.executable, "-c", script, ""], capture_output=True, text=True, check=True
+    )
+    assert result.stderr == "it ended\nERROR:root:lost\nthe end\n"
+
+
 IN_A_NOTEBOOK = """\
 import sys, types
 shown = []
