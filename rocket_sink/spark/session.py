@@ -131,15 +131,19 @@ def _submitted_settings() -> set[str]:
 
 
 def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> SparkSession.Builder:
-    spark = importlib.metadata.version("pyspark")
+    import pyspark  # Ask the module: a Spark that was not installed by pip has no metadata.
+
     try:
+        delta = importlib.metadata.version("delta-spark")
         from delta import configure_spark_with_delta_pip
     except ImportError as error:
+        if not _java_is_needed():
+            return builder  # Who started the JVM has chosen its jars, for instance by `--packages`.
         raise ConfigurationError(
             "the package delta-spark is missing; install the one for this Spark: pip install "
-            f"pyspark=={spark} '{_DELTAS}'"
+            f"pyspark=={pyspark.__version__} '{_DELTAS}'"
         ) from error
-    _check_pair(spark, importlib.metadata.version("delta-spark"))
+    _check_pair(pyspark.__version__, delta)
     return configure_spark_with_delta_pip(builder, extra_packages=list(packages))
 
 

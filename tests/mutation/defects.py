@@ -299,7 +299,9 @@ NET: tuple[Defect, ...] = (
         "rocket_sink/net/log.py",
         "    has_handlers = module_logger.hasHandlers() and not _has_printed\n",
         "    has_handlers = module_logger.hasHandlers()\n",
-        ("tests/spark/test_console.py::test_a_warning_of_another_library_does_not_hide_later_lines",),
+        (
+            "tests/spark/test_console.py::test_a_warning_of_another_library_does_not_hide_later_lines",
+        ),
         "after a Ctrl-C nobody is told how many rows were sent",
     ),
     Defect(
@@ -2063,6 +2065,14 @@ TASK: tuple[Defect, ...] = (
 )
 
 SPARK: tuple[Defect, ...] = (
+    Defect(
+        "delta-only-by-pip",
+        "rocket_sink/spark/session.py",
+        "        if not _java_is_needed():\n            return builder",
+        "        if False:\n            return builder",
+        ("tests/spark/test_session.py::test_a_spark_without_pip_is_taken_with_its_own_jars",),
+        "jobs do not start under the spark-submit of a Spark that pip did not install",
+    ),
     Defect(
         "one-task-reads-all-letters",
         "rocket_sink/spark/backfill/sources.py",

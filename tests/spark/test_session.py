@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 import warnings
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 from unittest.mock import MagicMock
 
+import pyspark
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -87,6 +89,22 @@ def test_a_delta_without_jars_for_this_spark_is_refused(
         session._check_pair(spark, delta)
     for part in (f"pyspark=={spark}", delta, wanted, "!=4.4.1"):
         assert part in str(caught.value)
+
+
+def test_a_spark_without_pip_is_taken_with_its_own_jars(
+    environ: dict[str, str], monkeypatch: Any
+) -> None:
+    """Leave Delta to spark-submit's `--packages`; elsewhere say what to install."""
+
+    def no_metadata(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(session.importlib.metadata, "version", no_metadata)
+    builder = MagicMock()
+    with pytest.raises(ConfigurationError, match=f"pip install pyspark=={pyspark.__version__}"):
+        session._with_delta(builder, ())
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert session._with_delta(builder, ()) is builder
 
 
 @pytest.mark.spark
