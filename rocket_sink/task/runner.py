@@ -129,8 +129,10 @@ class TaskRunner:
             hands_over=self._hands_over,
         )  # fmt: skip
         self._claim_app_id()
-        # An earlier attempt of the task left a record only if `keeps_failed`.
+        # Without `keeps_failed`, earlier attempts of the task have left no record, nor does a
+        # speculative copy that Spark kills after this attempt.
         repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
+        repeated |= self._options.allow_speculation
         again = self._again or (repeated and not rows.keeps_failed)
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)

@@ -1979,6 +1979,14 @@ ROWS: tuple[Defect, ...] = (
 
 TASK: tuple[Defect, ...] = (
     Defect(
+        "killed-copies-are-silent",
+        "rocket_sink/task/runner.py",
+        "        repeated |= self._options.allow_speculation\n",
+        "",
+        ("tests/task/test_killed_attempts.py",),
+        "with speculation a foreachBatch query doubles messages, and its ledger doubts none",
+    ),
+    Defect(
         "lost-rows-balance",
         "rocket_sink/task/totals.py",
         "        if summary.rows_in != summary.accounted:\n",

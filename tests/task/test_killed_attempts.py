@@ -79,19 +79,23 @@ def test_all_that_is_stored_twice_is_announced(spark: Any, tmp_path: Path, order
     assert row.superseded_rows == doubled
 
 
-@pytest.mark.parametrize(("attempt", "doubtful"), [(0, 0), (1, len(ROWS["body"]))])
-def test_without_a_spool_the_next_attempt_doubts_all(
-    tmp_path: Path, attempt: int, doubtful: int
+@pytest.mark.parametrize(
+    ("attempt", "speculation", "is_doubtful"),
+    [(0, False, False), (1, False, True), (0, True, True)],
+)
+def test_without_a_spool_an_attempt_beside_others_doubts_all(
+    tmp_path: Path, attempt: int, speculation: bool, is_doubtful: bool
 ) -> None:
     rows: list[pa.RecordBatch] = []
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
         options = SinkOptions.parse(
-            nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger")
-        )
+            nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
+            allowSpeculation=speculation,
+        )  # fmt: skip
         batch = pa.RecordBatch.from_pydict(ROWS)
         run = TaskRunner(options, context(attempt_number=attempt), emit=rows.append)
         run.feed(batch, resolve_columns(batch.schema, options))
         run.finish()
     [accounts] = [row for part in rows for row in part.to_pylist() if row["kind"] == "epoch"]
-    assert accounts["duplicates_possible"] == doubtful
+    assert accounts["duplicates_possible"] == (len(ROWS["body"]) if is_doubtful else 0)
