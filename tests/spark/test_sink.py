@@ -262,4 +262,4 @@ def test_a_broker_that_does_not_answer_is_asked_for_rights_once(
             session_checks.check_rights(options)
         lookups = [r for r in broker.requests if r.code == RequestCode.QUERY_MESSAGE]
     assert len(lookups) == 1
-    assert "is not known" in caplog.text
+    assert "cannot tell whether" in caplog.text
