@@ -73,7 +73,7 @@ def figures(
         _errors(read, errors), unfolded_epochs, quarantined_files,
         absences=_absences(read), waiting=_waiting(read) if pending else [],
         successors=successors(read), isolated=_isolation_sums(read), last_at=_last_at(read),
-        series=read_series(read, brokers) if series else None,
+        series=read_series(read) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip
 

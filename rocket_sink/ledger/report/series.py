@@ -7,14 +7,12 @@ Each list has a limit, so a page is small even if the ledger is large. Time is d
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rocket_sink.ledger.report.values import BrokerFigures
 from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.sql import (
     BROKER,
@@ -91,12 +89,15 @@ class Series:
     epochs: list[tuple[Any, ...]] = field(default_factory=list)
 
 
-def read_series(read: Scoped, brokers: Sequence[BrokerFigures]) -> Series:
+def read_series(read: Scoped) -> Series:
     """Return the series of the scope."""
-    span = _span(read)
-    if span is None:
+    times = " UNION ALL ".join(
+        f"SELECT at FROM {view} WHERE {read.where}" for view in ("answered", "letters")
+    )
+    (span,) = read(f"SELECT min(at) AS first, max(at) AS last FROM ({times}) t")
+    first, last = span["first"], span["last"]
+    if first is None:
         return Series(1000, 0, 0)
-    first, last = span
     step_s = step_of((last - first).total_seconds())
     step = f"CAST(floor(unix_micros(at) / {step_s * 1_000_000}) AS BIGINT)"
     topic = _most(read, "topic", "coalesce(topic, '-')", _TOPICS)
@@ -115,13 +116,6 @@ def step_of(length_s: float) -> int:
     least = length_s / _STEPS
     fitting = (step for step in _STEPS_S if step >= least)
     return next(fitting, math.ceil(least / 86_400) * 86_400)
-
-
-def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
-    (answers,) = read(f"SELECT min(at) AS first, max(at) AS last FROM answered WHERE {read.where}")
-    (letters,) = read(f"SELECT min(at) AS first, max(at) AS last FROM letters WHERE {read.where}")
-    moments = [m for row in (answers, letters) for m in row.values() if m is not None]
-    return (min(moments), max(moments)) if moments else None
 
 
 def _most(read: Scoped, column: str, text: str, most: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -186,17 +187,15 @@ def _letters(facts: Figures, *reasons: str) -> Iterator[Case]:
     letters = [d for d in facts.dead_letters if d.reason in reasons and d.pending]
     if not letters:
         return
-    by_class: dict[str, int] = {}
+    by_class = Counter[str]()
     for d in letters:
-        name = f"{d.reason} {clean(d.error_code, _NAMES)}"
-        by_class[name] = by_class.get(name, 0) + d.pending
-    parts = sorted(by_class.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{count:,} {name}" for name, count in parts[:3])
+        by_class[f"{d.reason} {clean(d.error_code, _NAMES)}"] += d.pending
+    shown = ", ".join(f"{count:,} {name}" for name, count in by_class.most_common(3))
     oldest = [d.oldest for d in letters if d.oldest is not None]
-    pending = sum(by_class.values())
+    pending = by_class.total()
     yield {
         "pending": counted(pending, "dead letter", "is", "are"),
-        "classes": shown + (", ..." if len(parts) > 3 else ""),
+        "classes": shown + (", ..." if len(by_class) > 3 else ""),
         "oldest": f", the oldest since {moment(min(oldest))}" if oldest else "",
         "count": pending,
     }
