@@ -308,7 +308,7 @@ VIEWS: Final = {
                 {_each("max_by({0}, sequence) AS {0}", _ENDED)}
             FROM epoch_ends GROUP BY query_id, epoch
         ) e ON h.query_id = e.query_id AND h.epoch = e.epoch""",
-}  # fmt: skip
+}
 """{name: query over `ledger_rows` (the whole table) and earlier views}."""
 
 
@@ -350,11 +350,6 @@ def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str],
 def view(rows: DataFrame, name: str) -> DataFrame:
     """Return a view of a ledger's rows."""
     return queried(rows, f"SELECT * FROM {name}")
-
-
-def newest(name: str, limit: int) -> str:
-    """Return the query for a view's newest rows."""
-    return f"SELECT * FROM {name} ORDER BY at DESC LIMIT {limit}"
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from rocket_sink.ledger.records import (
 from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
-from rocket_sink.ledger.views import newest, queried, rows_of
+from rocket_sink.ledger.views import queried, rows_of
 from rocket_sink.routing.fault import Isolation
 
 from .values import accounts, attempt, confirmed, context, letter
@@ -258,12 +258,10 @@ class TestWithoutSpark:
     def test_views(self, spark, ledger, view):
         quick = open_quick(ledger.path)
         assert quick is not None
+        select = f"SELECT * FROM {view} ORDER BY at DESC LIMIT 1000"
         rows, expected = (
             sorted(map(repr, rows_of(table)))
-            for table in (
-                quick.query(newest(view, 1000)),
-                queried(ledger.rows(spark), newest(view, 1000)).toArrow(),
-            )
+            for table in (quick.query(select), queried(ledger.rows(spark), select).toArrow())
         )
         assert rows == expected
         assert len(rows) > 0
