@@ -115,7 +115,7 @@ def timestamp(moment: dt.datetime) -> str:
 
 def latencies(where: str, *columns: str) -> str:
     """Return a query for a table (columns, ms, weight) of the latencies of answers."""
-    names = ", ".join(f"{text}" for text in columns)
+    names = ", ".join(columns)
     rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
     parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]
     parts += [

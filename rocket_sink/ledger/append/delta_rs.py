@@ -458,7 +458,7 @@ def commit(
     filesystem = place.filesystem()
     # On a store each check costs a request. Check one file: it is gone if the folder was deleted.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
-    ledger_id, tries = table.metadata().id, 0
+    ledger_id = table.metadata().id
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:
         # The log's file is gone: another driver has cleaned up the log, or the folder was deleted.
         # A commit without its predecessor would begin a log that nobody can read.
@@ -472,8 +472,7 @@ def commit(
             raise _failed(
                 place, f"{info.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
             )
-    while True:
-        tries += 1
+    for tries in itertools.count(1):
         try:
             write_version(table, add_actions(files, has_new_rows=True), app_id, version, token)
             break

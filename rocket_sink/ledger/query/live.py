@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -164,8 +164,9 @@ class LiveFigures:
             self._is_old |= len(answered) < len(rows)
             self._add_sends(answered)
         elif kind == ISOLATION:
-            for broker, cause, until in _values(rows, "broker_name", "cause", "isolated_until"):
-                self._add_isolation(broker, cause, until)
+            names = ("broker_name", "cause", "isolated_until")
+            for values in zip(*(rows[name].to_pylist() for name in names), strict=True):
+                self._add_isolation(*values)
         # Accounts (EPOCH) tell which attempts count, and so which dead letters are pending.
         self._is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
 
@@ -257,10 +258,6 @@ def _count(counts: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]
 
 def _sum(column: pa.ChunkedArray) -> int:
     return pc.sum(column).as_py() or 0
-
-
-def _values(rows: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(rows[name].to_pylist() for name in names), strict=True)
 
 
 SCOPE: Final = "rocket_sink"

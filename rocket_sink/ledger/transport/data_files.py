@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from rocket_sink.ledger.notes import now_ms
 from rocket_sink.ledger.path import LedgerPath, failing, is_object_store
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS, columns_of
 
@@ -130,7 +130,7 @@ class _KindFile:
         metadata = self._metadata[0]
         return DataFile(
             self._name, self._kind, metadata.num_rows, size,
-            time.time_ns() // 1_000_000, json.dumps(_stats(metadata)),
+            now_ms(), json.dumps(_stats(metadata)),
         )  # fmt: skip
 
     def abort(self) -> None:

@@ -191,14 +191,12 @@ class SpoolWriter:
                 "while queries run"
             )
         sealed_path = self._path.removesuffix(OPEN) + SEALED
+        how = "it was deleted, or a fold took it"
         if Path(sealed_path).exists():
-            return (
-                f"the spool file {self._path} is gone: a fold took it, as {sealed_path}, because "
-                "this process seemed dead; the task must run again"
-            )
+            how = f"a fold took it, as {sealed_path},"
         return (
-            f"the spool file {self._path} is gone: it was deleted, or a fold took it because this "
-            "process seemed dead; the task must run again"
+            f"the spool file {self._path} is gone: {how} because this process seemed dead; the "
+            "task must run again"
         )
 
 

@@ -24,9 +24,7 @@ from rocket_sink.ledger.sql import BROKER, GROUP_SHARES, STORED, Scoped
 from rocket_sink.routing.fault import FaultProfile, LatencyFaultTolerance
 
 _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, worker, request)"
-_ORDER: Final = (
-    "start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
-)  # fmt: skip
+_ORDER: Final = ("start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages")
 """Columns that sort the attempts. They must make the order unique, because Spark and DuckDB return
 equal rows in any order, and a replay must give the same result each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")

@@ -165,8 +165,7 @@ def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
     """Mark the smallest value that few usual requests exceed (`_LATE_SHARE`)."""
-    good = [row for row in figures if row.late_share <= _LATE_SHARE]
-    best = good[0] if good else figures[-1]
+    best = next((row for row in figures if row.late_share <= _LATE_SHARE), figures[-1])
     return [replace(row, suggested=row is best) for row in figures]
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import StoredFile, stored_files
 from rocket_sink.ledger.append.table import check_table, open_for_commits
-from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.schema import (
@@ -125,15 +125,15 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     Raises:
         LedgerError, OSError: the ledger cannot be read or written.
     """
-    notes, now_ms = NoteStore(place, _KIND), time.time_ns() // 1_000_000
+    notes, at_ms = NoteStore(place, _KIND), now_ms()
     last_ms = notes.read(_NOTE)
-    if last_ms is not None and now_ms - int(last_ms) < _DAY_MS:
+    if last_ms is not None and at_ms - int(last_ms) < _DAY_MS:
         return
     if open_for_commits(spark, place) is None:
         # Spark's Delta commits, or the ledger was deleted. Write no note: it would create the
         # folder again.
         return
-    notes.write(_NOTE, now_ms)
+    notes.write(_NOTE, at_ms)
     if last_ms is not None:
         expired = expire_ledger(spark, place, retention)
         if expired.files:
