@@ -140,9 +140,7 @@ def backfill(
         from rocket_sink.spark.backfill.backfill import Backfill
         from rocket_sink.spark.backfill.sources import Selection
 
-        selection = Selection(
-            reasons, only_topic, where, since, until, limit, max_tries, again
-        )  # fmt: skip
+        selection = Selection(reasons, only_topic, where, since, until, limit, max_tries, again)
         source = None
         if from_table:
             source = _table(session, options, path, name, form, schema, source_option)

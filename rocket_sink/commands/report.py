@@ -21,7 +21,7 @@ from rocket_sink.commands.common.ledger_input import (
 from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options
-from rocket_sink.ledger.report import Scope
+from rocket_sink.ledger.report import Scope, figures, to_html
 
 
 @click.command(
@@ -54,16 +54,12 @@ def report(
     epochs: int, html: Path | None, fold: bool, as_json: bool, **spark: Any,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
-    from rocket_sink.ledger.report import to_html
-
     path = absolute(path)
     check_exists(path)
     if html:
         check_writable(html)
     scope = Scope(query, since, until)
     if quick := quick_ledger(path, fold, *spark.values()):
-        from rocket_sink.ledger.report import figures
-
         ledger_report = figures(quick.query, quick.path, scope, epochs=epochs,
                                 unfolded_epochs=quick.unfolded_epochs,
                                 quarantined_files=quick.quarantined_files,

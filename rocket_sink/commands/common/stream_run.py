@@ -486,9 +486,7 @@ class _SetsEvent:
 def _stop_signals() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and SIGINT set, while the context lasts."""
     stop = threading.Event()
-    earlier = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        earlier[number] = signal.signal(number, lambda *_: stop.set())
+    earlier = {n: signal.signal(n, lambda *_: stop.set()) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:

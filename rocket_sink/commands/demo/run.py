@@ -155,7 +155,11 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         f"flights: {flights.rows:,} rows in {flights.files} files, {flights.keys:,} sharding keys "
         f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
     )
-    with _cluster(settings, keep=keep) as cluster, _session(settings) as spark:
+    warehouse = f"spark.sql.warehouse.dir={settings.checkpoint / 'warehouse'}"
+    with (
+        _cluster(settings, keep=keep) as cluster,
+        spark_session("demo", spark_conf=[warehouse]) as spark,
+    ):
         note(f"cluster: name server {cluster.name_server}, "
              f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
         injector = FaultInjector(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
@@ -203,13 +207,6 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
         yield cluster
     finally:
         cluster.stop()
-
-
-@contextlib.contextmanager
-def _session(settings: Settings) -> Iterator[SparkSession]:
-    warehouse = f"spark.sql.warehouse.dir={settings.checkpoint / 'warehouse'}"
-    with spark_session("demo", spark_conf=[warehouse]) as spark:
-        yield spark
 
 
 def _stream(

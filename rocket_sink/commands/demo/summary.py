@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -111,11 +110,6 @@ class Verifier:
         except ValueError:
             return False
         return self._rows[row] == (key, *(flight.get(name) for name in _COMPARED[1:]))
-
-
-def lost_rows(verdict: Verdict, dead_letters: Iterable[int]) -> frozenset[int]:
-    """Return the rows that are neither stored nor dead letters."""
-    return verdict.missing - frozenset(dead_letters)
 
 
 def _number(text: str | None) -> int | None:
@@ -290,6 +284,6 @@ def build_summary(
         seconds=seconds,
         report=ledger.report(spark),
         verdict=verdict,
-        lost=len(lost_rows(verdict, dead_rows)),
+        lost=len(verdict.missing.difference(dead_rows)),
         events=events,
     )
