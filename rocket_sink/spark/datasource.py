@@ -350,7 +350,7 @@ class _Stream(_Writer):
                 "call register(spark, ledger=...), or over Spark Connect run `rocket-sink ledger "
                 "fold` from time to time",
                 self._options.ledger,
-            )  # fmt: skip
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""

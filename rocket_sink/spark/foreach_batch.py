@@ -147,7 +147,6 @@ class BatchWriter:
         """
         session = df.sparkSession
         query, run = self._query_of(session)
-        self._refuse(session)
         if query not in self._started:
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", query)
@@ -327,19 +326,17 @@ class BatchWriter:
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)
 
-    def _refuse(self, session: SparkSession) -> None:
-        """Raise a ConfigurationError if the listener refused the query at its start."""
-        query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
-        if reason := refused_queries.get(query or ""):
-            raise ConfigurationError(reason)
-
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
+        """Return the ids of query and run; raise an error if the listener refused the query."""
         if not is_classic(session):
             if not self._options.app_id:
                 raise ConfigurationError(_NO_QUERY)
             return self._options.app_id, self._options.app_id
         context = session.sparkContext
-        query = self._options.app_id or context.getLocalProperty(QUERY_ID)
+        query_id = context.getLocalProperty(QUERY_ID) or ""
+        if reason := refused_queries.get(query_id):
+            raise ConfigurationError(reason)
+        query = self._options.app_id or query_id
         if not query:
             raise ConfigurationError(_NO_QUERY)
         return query, streaming_run(context.getLocalProperty) or query

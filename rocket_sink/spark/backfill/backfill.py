@@ -25,6 +25,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError, OptionError
@@ -181,16 +182,11 @@ class Backfill:
         letters = self._pending()
         if letters is None:
             return {}
-        options = self._options
         columns = ("query_id", "topic", "sharding_key", "queue_id", "broker_name")
         chosen = self._chosen(letters)
         kept = chosen.select(*(name for name in columns if name in chosen.columns))
-
-        def look(batches: Any) -> Any:
-            return waiting_of(options, batches)
-
         counts: Counter[str] = Counter()
-        for row in kept.mapInArrow(look, WAITING_DDL).collect():
+        for row in kept.mapInArrow(partial(waiting_of, self._options), WAITING_DDL).collect():
             counts[row.broker] += row.letters
         return None if "" in counts else dict(counts)
 
