@@ -110,7 +110,8 @@ class IvyRun:
 
         Raises ClusterError with Ivy's last lines if Ivy fails.
         """
-        self._run("whole", full_module(version), into / _NESTED, poms=True)
+        modules = [f"org.apache.rocketmq:{root}:{version}" for root in ROOTS]
+        self._run("whole", graph_module(modules), into / _NESTED, poms=True)
 
     def resolve_modules(self, modules: Sequence[str], into: Path) -> None:
         """Fetch `group:name:version` modules and their dependencies, as `into/<file name>`."""
@@ -183,11 +184,6 @@ def locked_module(artifacts: Iterable[Artifact]) -> str:
             lines.append(f'      <artifact name={name} type="jar" ext="jar"{extra}/>')
         lines.append("    </dependency>")
     return _MODULE.format(dependencies="\n".join(lines))
-
-
-def full_module(version: str) -> str:
-    """Return the ivy.xml for name server, broker and tools with their dependencies."""
-    return graph_module([f"org.apache.rocketmq:{root}:{version}" for root in ROOTS])
 
 
 def graph_module(modules: Iterable[str]) -> str:

@@ -154,14 +154,11 @@ def launch(
             _start(
                 nodes, alive, timeout_s, progress or (lambda _: None), spawned or (lambda _: None)
             )
-        except PortTakenError:
+        except BaseException as error:
             nodes.kill()
-            wanted_ports = None
-            if last:
+            if last or not isinstance(error, PortTakenError):
                 raise
-        except BaseException:
-            nodes.kill()
-            raise
+            wanted_ports = None
         else:
             chosen.save(runtime.home / "ports.json")
             return nodes

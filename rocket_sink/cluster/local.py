@@ -96,14 +96,12 @@ class LocalCluster:
                 timeout_s=timeout_s,
                 progress=self._progress,
             )
-        except Exception:
-            # Keep even a temporary home: the error names the logs in it.
+        except BaseException as error:
             self._guard.close()
-            raise
-        except BaseException:
-            # The user has interrupted the start, and needs no logs.
-            self._guard.close()
-            self._remove_home(home)
+            # Keep even a temporary home after an error, which names the logs in it. A user who has
+            # interrupted the start needs no logs.
+            if not isinstance(error, Exception):
+                self._remove_home(home)
             raise
         return self
 

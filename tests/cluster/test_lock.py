@@ -10,7 +10,7 @@ import pytest
 from rocket_sink.cluster.jars import (
     ROOTS,
     Artifact,
-    full_module,
+    graph_module,
     load_lock,
     locked_module,
     parse_lock,
@@ -75,7 +75,8 @@ def test_ivy_is_asked_for_these_jars_and_nothing_more() -> None:
     assert 'm:classifier="linux-x86_64"' in text
 
 
-def test_without_a_lock_ivy_is_asked_for_the_roots() -> None:
-    text = full_module("5.9.9")
-    assert all(f'name="{root}" rev="5.9.9"' in text for root in ROOTS)
+def test_without_a_lock_ivy_is_asked_for_dependencies_too() -> None:
+    text = graph_module(["org.x:thing:1.2", "org.y:other:2"])
+    assert 'name="thing" rev="1.2"' in text
+    assert 'name="other" rev="2"' in text
     assert "transitive" not in text
