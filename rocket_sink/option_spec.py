@@ -285,9 +285,6 @@ REFERENCES: Final = ("env:", "file:")
 """Prefixes of a reference to a secret in an environment variable or in a file."""
 
 
-_AROUND_SECRETS: Final = string.whitespace + "\ufeff"
-
-
 def resolve_secret(name: str, value: Secret) -> Secret:
     """Return the secret. A reference (`env:NAME`, `file:PATH`) is replaced by the variable's or the
     file's text, without white space and byte order marks around it. Call this where the secret is
@@ -307,7 +304,7 @@ def resolve_secret(name: str, value: Secret) -> Secret:
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"option {name}: cannot read {where}: {error}", option=name) from None
     # Editors, and `export KEY=$(cat file)` on Windows, add white space and byte order marks.
-    text = text.strip(_AROUND_SECRETS)
+    text = text.strip(string.whitespace + "\ufeff")
     if not text:
         raise OptionError(f"option {name}: {kind}:{where} is missing or empty", option=name)
     return Secret(text)

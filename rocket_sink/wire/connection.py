@@ -186,7 +186,7 @@ class Connection:
         shapes: the known forms of the peer's answers.
 
     Attributes:
-        late_answers, foreign_answers: numbers of ignored responses.
+        late_answers: the number of `LateAnswer` events.
         last_heard_s: the time of the last received bytes.
     """
 
@@ -214,7 +214,6 @@ class Connection:
         self._error: RemoteProtocolError | None = None
         self.state = ConnectionState.OPEN
         self.late_answers = 0
-        self.foreign_answers = 0
         self.last_heard_s: float | None = None
 
     def __repr__(self) -> str:
@@ -422,7 +421,6 @@ class Connection:
         if self._opaques.was_given(frame.opaque):
             self.late_answers += 1
             return LateAnswer(frame)
-        self.foreign_answers += 1
         return ForeignAnswer(frame)
 
     # --- time and end ------------------------------------------------------------------------

@@ -276,9 +276,7 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
             for name, mapping in route.mappings.items()
         }
     text = json.dumps(value, separators=(",", ":"))
-    return (_bare_keys(text) if legacy_keys else text).encode()
-
-
-def _bare_keys(text: str) -> str:
-    # Remove the quotes of integer keys; only maps of addresses and queues have such keys.
-    return re.sub(r'"(\d+)":', r"\1:", text)
+    if legacy_keys:
+        # Remove the quotes of integer keys; only maps of addresses and queues have such keys.
+        text = re.sub(r'"(\d+)":', r"\1:", text)
+    return text.encode()

@@ -1629,8 +1629,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "secrets-keep-their-marks",
         "rocket_sink/option_spec.py",
-        "_AROUND_SECRETS: Final = string.whitespace + ",
-        "_AROUND_SECRETS: Final = string.whitespace or ",
+        "text.strip(string.whitespace + ",
+        "text.strip(string.whitespace or ",
         ("tests/test_options.py",),
         "a secret that an editor saved with a byte order mark is refused by brokers",
     ),

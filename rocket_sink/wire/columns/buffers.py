@@ -144,7 +144,9 @@ def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
             run.append(piece)
     packed += _block(run, count)
     if all(isinstance(piece, bytes) for piece in packed):
-        return [_shared_by_all(b"".join(p for p in packed if isinstance(p, bytes)), count)]
+        text = b"".join(piece for piece in packed if isinstance(piece, bytes))
+        # Repeat the text in a column: the join kernel takes the number of rows from a column.
+        return [np.full(count, np.void(text)) if text else pa.nulls(count, pa.binary())]
     return packed
 
 
@@ -163,11 +165,6 @@ def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
     for i, item in enumerate(fields):
         block[f"f{i}"] = np.void(item) if isinstance(item, bytes) else _items(item, widths[i])
     return [block]
-
-
-def _shared_by_all(text: bytes, count: int) -> Piece:
-    """Repeat `text` in a column, because the join kernel takes the number of rows from a column."""
-    return np.full(count, np.void(text)) if text else pa.nulls(count, pa.binary())
 
 
 def _items(rows: Fixed, width: int) -> Fixed:

@@ -32,6 +32,7 @@ import pyarrow as pa
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.forks import lazy
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
+from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
 from rocket_sink.wire.columns.buffers import (
     INT32_MAX,
     Int64s,
@@ -66,7 +67,8 @@ def message_id_column(
     so that ids do not repeat. The caller adds `count` to its counter.
     """
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
-    times = _span_ms(start_ms, now_ms) + (counters >> 16)
+    span_ms = 0 if -_NTP_STEP_MS < now_ms - start_ms < 0 else now_ms - start_ms
+    times = span_ms + (counters >> 16)
     prefix = np.frombuffer(id_prefix(ip, pid, class_hash).encode(), np.uint32)
     words = len(prefix)
     rows = np.empty((count, words + 3), np.uint32)
@@ -75,11 +77,6 @@ def message_id_column(
     rows[:, words + 1] = _HEX_16[times & 0xFFFF]
     rows[:, words + 2] = _HEX_16[counters & 0xFFFF]
     return _text_column(rows)
-
-
-def _span_ms(start_ms: int, now_ms: int) -> int:
-    span = now_ms - start_ms
-    return 0 if -_NTP_STEP_MS < span < 0 else span
 
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
@@ -164,8 +161,6 @@ def _cut_one(
         first = cut
 
 
-_FRAME_BYTES: Final = 22
-"""Bytes of an encoded message without its body and properties."""
 Flags: TypeAlias = "int | pa.Array"
 
 
@@ -230,7 +225,7 @@ def encode_columns(columns: MessageColumns) -> EncodedBatch:
         )  # fmt: skip
     body_bytes = lengths_of(columns.body)
     head = np.zeros((len(body_bytes), 5), ">i4")
-    head[:, 0] = body_bytes + properties.sizes + _FRAME_BYTES
+    head[:, 0] = body_bytes + properties.sizes + INNER_OVERHEAD_BYTES
     head[:, 3] = columns.flags if isinstance(columns.flags, int) else ints_of(columns.flags, 0)
     head[:, 4] = body_bytes
     property_bytes = properties.sizes.astype(">i2")

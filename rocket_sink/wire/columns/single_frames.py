@@ -97,7 +97,10 @@ class SingleMessages:
     def _messages(self) -> Iterator[tuple[bytes, str, int, int]]:
         """Yield the messages in the form of `SendTemplate.frames`."""
         texts = ((text + self.suffix).decode() for text in self.properties.to_pylist())
-        flags = (_list(values, len(self)) for values in (self.sys_flag, self.flag))
+        flags = (
+            [values] * len(self) if isinstance(values, int) else values.tolist()
+            for values in (self.sys_flag, self.flag)
+        )
         return zip(self.body.to_pylist(), texts, *flags, strict=True)
 
 
@@ -143,10 +146,6 @@ def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> p
     offsets, data = offsets_of(joined), joined.buffers()[2]
     assert data is not None
     return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-
-
-def _list(values: Ints, count: int) -> list[int]:
-    return [values] * count if isinstance(values, int) else values.tolist()
 
 
 def _text(values: pa.Array | Ints) -> Piece:
