@@ -24,7 +24,8 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.columns.encode import MessageColumns, encode_columns
 from rocket_sink.wire.columns.properties import property_pieces
-from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader, encode_frame
+from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import send_message_v2
 
 IN_FLIGHT: Final = 4

@@ -14,8 +14,8 @@ from typing import Final
 
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.wire.codes import RequestCode, ResponseCode
-from rocket_sink.wire.frame import Frame, encode_frame
-from rocket_sink.wire.headers import response_to
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers import Frame, response_to
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, encode_route
 
 _SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)

@@ -40,7 +40,8 @@ from rocket_sink.wire.connection import (
     PeerRequest,
     Violation,
 )
-from rocket_sink.wire.frame import Answers, Frame
+from rocket_sink.wire.frame import Answers
+from rocket_sink.wire.headers import Frame
 
 Result: TypeAlias = "Frame | Answers | SendError | None"
 Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"

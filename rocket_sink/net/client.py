@@ -26,7 +26,7 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.answers import AnswerShapes
 from rocket_sink.wire.columns.single_frames import fill_frames
 from rocket_sink.wire.connection import Connection, ConnectionState
-from rocket_sink.wire.frame import Frame, Serialize
+from rocket_sink.wire.headers import Frame, Serialize
 
 _TICK_S: Final = 0.02
 """Longest wait while requests are in flight, because their deadlines have to be checked."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from rocket_sink.net import log
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import fields
 
 _LOG: Final = log.logger(__name__)

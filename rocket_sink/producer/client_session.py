@@ -26,7 +26,7 @@ from rocket_sink.producer.request_reply import RequestReply
 from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import TransactionClient, TransactionListener
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 
 _LOG: Final = log.logger(__name__)
 

@@ -54,7 +54,7 @@ from rocket_sink.producer.send_group import (
 )
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import keys_of
 
 _LOG: Final = log.logger(__name__)

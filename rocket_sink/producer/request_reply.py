@@ -26,7 +26,7 @@ from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
 from rocket_sink.wire.responses import decode_recall_answer

@@ -37,7 +37,7 @@ from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.text import clean
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG
 from rocket_sink.wire.server_requests import TransactionCheck, decode_transaction_check

@@ -19,7 +19,8 @@ from concurrent.futures import Future, wait
 from typing import Final
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader
+from rocket_sink.wire.frame import NEED_DATA, FrameReader
+from rocket_sink.wire.headers import Frame
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER with time 0, with which `close` sends RST."""

@@ -22,18 +22,22 @@ from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.frame import (
-    DEFAULT_LIMITS,
     NEED_DATA,
     Answers,
     FrameReader,
-    Limits,
-    Serialize,
     Shapes,
     encode_frame,
     encode_head,
+)
+from rocket_sink.wire.headers import (
+    DEFAULT_LIMITS,
+    ONEWAY_FLAG,
+    Body,
+    Frame,
+    Limits,
+    Serialize,
     response_to,
 )
-from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
 
 
 class Answered(NamedTuple):

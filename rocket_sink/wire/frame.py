@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, Protocol
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.headers import (
     DEFAULT_LIMITS,
-    Body,
     Frame,
     Limits,
     Serialize,
@@ -23,23 +22,7 @@ from rocket_sink.wire.headers import (
     decode_json_header,
     encode_binary_header,
     encode_json_header,
-    response_to,
 )
-
-__all__ = [
-    "DEFAULT_LIMITS",
-    "NEED_DATA",
-    "PREFIX",
-    "Body",
-    "Frame",
-    "FrameReader",
-    "Limits",
-    "NeedData",
-    "Serialize",
-    "encode_frame",
-    "encode_head",
-    "response_to",
-]
 
 PREFIX: Final = struct.Struct(">II")
 """The two lengths before the header of a frame."""

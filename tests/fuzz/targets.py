@@ -28,8 +28,10 @@ from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import (
+    DEFAULT_LIMITS,
+    Frame,
     decode_binary_header,
     decode_json_header,
     encode_binary_header,

@@ -17,8 +17,7 @@ from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode, SysFlag
-from rocket_sink.wire.frame import Frame
-from rocket_sink.wire.headers import ONEWAY_FLAG
+from rocket_sink.wire.headers import ONEWAY_FLAG, Frame
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 from tests.producer.waiting import until
 

@@ -29,7 +29,8 @@ from rocket_sink.testing import (
 )
 from rocket_sink.testing.proxy import Cutter
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.frame import Frame, encode_frame
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers import Frame
 
 from .test_fake_cluster import Client, send
 

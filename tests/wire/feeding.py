@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocket_sink.wire.frame import (
-    DEFAULT_LIMITS,
-    NEED_DATA,
-    Frame,
-    FrameReader,
-    Limits,
-    encode_frame,
-)
+from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Limits
 
 Feed = Callable[[bytes, Limits], list[Frame]]
 

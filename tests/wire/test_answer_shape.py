@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.columns.answers import AnswerShape, AnswerShapes
-from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, FrameReader
-from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
+from rocket_sink.wire.frame import NEED_DATA, FrameReader
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, decode_json_header, encode_json_header
 from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer
 
 HEX = st.text("0123456789ABCDEF", min_size=1, max_size=40)

@@ -20,7 +20,8 @@ from rocket_sink.wire.connection import (
     PeerRequest,
     Violation,
 )
-from rocket_sink.wire.frame import Frame, encode_frame, response_to
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers import Frame, response_to
 
 from .feeding import whole
 

@@ -16,7 +16,8 @@ from rocket_sink.wire.connection import (
     LateAnswer,
     Violation,
 )
-from rocket_sink.wire.frame import Frame, encode_frame
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers import Frame
 
 
 class Machine(RuleBasedStateMachine):

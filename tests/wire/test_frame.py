@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire import headers
 from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
-from rocket_sink.wire.frame import (
-    NEED_DATA,
-    Frame,
-    FrameReader,
-    Limits,
-    encode_frame,
-    response_to,
-)
-from rocket_sink.wire.headers import DEFAULT_LIMITS, decode_json_header
+from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Limits, decode_json_header, response_to
 
 from .feeding import FEEDS, Feed, drain, whole
 

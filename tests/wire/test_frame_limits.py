@@ -6,7 +6,8 @@ import pytest
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.frame import Frame, FrameReader, Limits, encode_frame, encode_head
+from rocket_sink.wire.frame import FrameReader, encode_frame, encode_head
+from rocket_sink.wire.headers import Frame, Limits
 
 from .feeding import FEEDS, Feed, whole
 

@@ -21,7 +21,8 @@ from rocket_sink.wire.acl import Credentials, canonical_fields
 from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.codes import mq_version, version_name
 from rocket_sink.wire.compress import CompressionType, compress, inflate
-from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, Serialize, encode_frame
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Serialize
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import decode_properties, encode_properties
 from rocket_sink.wire.requests import send_message_v2

@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame
 from rocket_sink.wire.headers import (
+    DEFAULT_LIMITS,
+    Frame,
     decode_binary_header,
     decode_json_header,
     encode_binary_header,

@@ -8,8 +8,7 @@ import tracemalloc
 import pytest
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame
-from rocket_sink.wire.headers import decode_json_header
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, decode_json_header
 from rocket_sink.wire.responses import decode_runtime_info
 
 JSON_BOMBS = [

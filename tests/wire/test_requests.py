@@ -9,7 +9,7 @@ import pytest
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import PermName, RequestCode, SysFlag
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 
 
 def test_c17_the_short_names_of_a_send_header():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, Outcome, RemoteProtocolError
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import (
     PULL_CODES,
     SEND_STATUS,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.frame import Limits
-from rocket_sink.wire.headers import load_json, quote_numeric_keys
+from rocket_sink.wire.headers import Limits, load_json, quote_numeric_keys
 from rocket_sink.wire.route import (
     BrokerData,
     QueueData,

@@ -13,7 +13,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
-from rocket_sink.wire.frame import Limits
+from rocket_sink.wire.headers import Limits
 from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=9)

@@ -35,7 +35,7 @@ from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.text import nearest
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage

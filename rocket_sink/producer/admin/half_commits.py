@@ -29,7 +29,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine

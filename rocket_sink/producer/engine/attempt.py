@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-    from rocket_sink.wire.frame import Frame
+    from rocket_sink.wire.headers import Frame
     from rocket_sink.wire.send_header import SendTemplate
     from rocket_sink.wire.stored import StoredMessage
 

@@ -56,7 +56,7 @@ from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.retry import Ordering
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 
 _LOG: Final = log.logger(__name__)
 STEP_S: Final = 0.02

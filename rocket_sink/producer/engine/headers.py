@@ -12,7 +12,7 @@ from rocket_sink.option_spec import resolve_secret
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire.acl import Credentials, Signer
-from rocket_sink.wire.frame import Serialize
+from rocket_sink.wire.headers import Serialize
 from rocket_sink.wire.requests import namespace_fields
 from rocket_sink.wire.send_header import SendTemplate
 

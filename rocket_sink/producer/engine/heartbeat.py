@@ -18,7 +18,7 @@ from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05

@@ -23,7 +23,7 @@ from rocket_sink.routing.retry import error_for_answer, error_is
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import V5_0_0, ResponseCode
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_topic_attributes
 
 CLEANUP_POLICY: Final = "cleanup.policy"

@@ -53,7 +53,7 @@ from rocket_sink.routing.retry import (
 )
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import (
     DEFAULT_REGION,
     SEND_STATUS,

@@ -39,7 +39,7 @@ from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.text import clean
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_cluster_info
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 

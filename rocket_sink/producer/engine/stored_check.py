@@ -49,7 +49,7 @@ from rocket_sink.producer.engine.attempt import CheckResult, SendAttempt
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.requests import query_message
 from rocket_sink.wire.responses import decode_query_answer

@@ -8,7 +8,7 @@ from rocket_sink.errors import BrokerError, RemoteProtocolError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.stored_messages import await_dispatched, read_topic
 from rocket_sink.testing import FakeCluster
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
 
 

@@ -15,7 +15,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster, FaultProxy
-from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.route import decode_route, encode_route
 from tests.producer.waiting import until
 
