@@ -248,9 +248,6 @@ class LatencyFaultTolerance:
         )
         return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
-    def remove(self, name: str) -> None:
-        self.store.remove(name)
-
     def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
         """Return the unreachable brokers that the caller must probe now. Other processes leave
         these brokers to the caller for one interval.
@@ -266,7 +263,7 @@ class LatencyFaultTolerance:
             if item.broker_name in known:
                 due.append(item)
             elif now_s >= item.start_s + _FORGOTTEN_S:
-                self.remove(item.broker_name)
+                self.store.remove(item.broker_name)
         for item in due:
             self.store.put(item.broker_name, replace(item, check_s=now_s + self._interval_s))
         return [item.broker_name for item in due]

@@ -22,12 +22,13 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+_Hashes = TypeVar("_Hashes", int, IntArray)
 
 _MASK: Final = (1 << 64) - 1
 
@@ -236,15 +237,10 @@ def java_index_array(hashes: IntArray, count: int) -> IntArray:
     return indices
 
 
-def sip_index(hash_value: int, count: int) -> int:
-    """Return the queue index of the gRPC clients (LongMath.mod), which is never negative."""
-    return hash_value % count
-
-
-def sip_index_array(hashes: IntArray, count: int) -> IntArray:
-    """Return `sip_index` of each int64 hash, as int64."""
-    indices: IntArray = hashes % np.int64(count)
-    return indices
+def sip_index(hashes: _Hashes, count: int) -> _Hashes:
+    """Return the queue index, or array of indices, of the gRPC clients (LongMath.mod). It is never
+    negative."""
+    return hashes % count
 
 
 def java_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
@@ -273,7 +269,8 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
     if pa.types.is_dictionary(keys.type):
         # Append the hash of null, because a null row gets the index -1.
         value_hashes = _hash_column(keys.dictionary, block, dtype)
-        table = np.append(value_hashes, _empty_hash(block).astype(dtype))
+        null_hash = block(np.empty(0, np.uint8), np.zeros(2, np.int64))
+        table = np.append(value_hashes, null_hash.astype(dtype))
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
         row_hashes: IntArray = table[indices.to_numpy(zero_copy_only=False)]
         return row_hashes
@@ -284,10 +281,6 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
         rows = offsets[first : last + 1] - start
         hashes[first:last] = block(data[start:stop], rows).view(dtype)
     return hashes
-
-
-def _empty_hash(block: Block) -> IntArray:
-    return block(np.empty(0, np.uint8), np.zeros(2, np.int64))
 
 
 def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:

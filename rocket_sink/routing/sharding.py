@@ -88,7 +88,7 @@ _JAVA_ARRAYS: Final[dict[str, tuple[Callable[[Any], IntArray], Callable[..., Int
 }
 """`_JAVA` for columns of keys."""
 _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
-    "siphash24": lambda hashes, info: hashing.sip_index_array(hashes, len(info.queues)),
+    "siphash24": lambda hashes, info: hashing.sip_index(hashes, len(info.queues)),
     "rendezvous": _by_rendezvous,
 }
 

@@ -84,6 +84,11 @@ class QueueList(Sequence[MessageQueue]):
                     return end - count + queue.queue_id
         return None
 
+    def by_broker(self) -> dict[str, range]:
+        """Return {broker name: indices of its queues}."""
+        spans = zip(self.spans, self._ends, strict=True)
+        return {name: range(end - count, end) for (name, count), end in spans}
+
     def __contains__(self, queue: object) -> bool:
         return isinstance(queue, MessageQueue) and self.position(queue) is not None
 
@@ -171,20 +176,9 @@ class TopicPublishInfo:
         order: bool = False,
     ) -> TopicPublishInfo:
         _check_count(topic, sum(count for _, count in spans))
-        spans = [(name, count) for name, count in spans if count > 0]
-        queues_by_broker: dict[str, Sequence[int]] = {}
-        start = 0
-        for name, count in spans:
-            queues_by_broker[name] = range(start, start + count)
-            start += count
-        return cls(
-            topic,
-            QueueList(topic, spans),
-            masters,
-            order,
-            queues_by_broker,
-            _fingerprint(topic, spans),
-        )
+        queues = QueueList(topic, spans)
+        fingerprint = _fingerprint(topic, list(queues.spans))
+        return cls(topic, queues, masters, order, queues.by_broker(), fingerprint)
 
     @classmethod
     def _of_static(
@@ -195,7 +189,8 @@ class TopicPublishInfo:
         totals: dict[str, int] = {}
         hosts: dict[tuple[int, str], str] = {}
         for mapping in sorted(mappings, key=lambda mapping: mapping.epoch):
-            name = logical_broker_name(mapping.scope)
+            scope = "global__" if mapping.scope == "__global__" else mapping.scope
+            name = LOGICAL_PREFIX + scope  # Java: getMockBrokerName
             totals[name] = max(totals.get(name, 0), mapping.total_queues)
             hosts.update({(queue_id, name): mapping.broker_name for queue_id in mapping.queue_ids})
         _check_count(topic, sum(totals.values()) + len(hosts))
@@ -283,11 +278,6 @@ def _data_spans(
 
 def _fingerprint(topic: str, layout: object) -> str:
     return f"{sip_hash24(repr((topic, layout)).encode()) & (1 << 64) - 1:016x}"
-
-
-def logical_broker_name(scope: str) -> str:
-    """Return the broker name of a static topic's queues (Java: getMockBrokerName)."""
-    return LOGICAL_PREFIX + (scope[2:] if scope == "__global__" else scope)
 
 
 def _check_count(topic: str, count: int) -> None:

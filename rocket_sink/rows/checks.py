@@ -455,12 +455,12 @@ _SMALL: Final = 16
 """`_mark_invalid` checks so many rows one by one; more rows are bisected."""
 
 
-def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
-    """Return whether all bytes are printable ASCII; `spaces` allows blanks too."""
+def only_printable_ascii(array: pa.Array) -> bool:
+    """Return whether all bytes are printable ASCII, and none is a blank."""
     data = bytes_of(array)
     if not len(data):
         return True
-    return int(data.min()) >= (0x20 if spaces else 0x21) and int(data.max()) < 0x7F
+    return int(data.min()) > 0x20 and int(data.max()) < 0x7F
 
 
 def empty(array: pa.Array) -> Mask:

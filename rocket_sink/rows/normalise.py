@@ -127,7 +127,7 @@ def _tags(array: pa.Array) -> pa.Array | None:
     none = empty(tags)
     if none.any():
         tags = pc.if_else(pa.array(none), pa.scalar(None, tags.type), tags)
-    if only_printable_ascii(tags, spaces=False):
+    if only_printable_ascii(tags):
         return tags
     trimmed = pc.ascii_trim(tags, characters=TAG_BLANKS)
     return pc.if_else(pc.equal(pc.binary_length(trimmed), 0), tags, trimmed)

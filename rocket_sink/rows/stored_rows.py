@@ -87,7 +87,7 @@ def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
         "tags": properties.get(TAGS),
         "keys": list(split_keys(properties)) or None,
         "sharding_key": properties.get(SHARDING_KEY),
-        "properties": _pairs(user_properties(properties)) or None,
+        "properties": list(user_properties(properties).items()) or None,
         "flag": message.flag,
         "message_id": properties.get(UNIQ_KEY),
         "event_time": _event_time(properties),
@@ -98,7 +98,7 @@ def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
         "born_timestamp": message.born_ms,
         "offset_message_id": message.offset_message_id,
         "reconsume_times": message.reconsume_times,
-        "system_properties": _pairs(system) or None,
+        "system_properties": list(system.items()) or None,
     }
 
 
@@ -106,10 +106,6 @@ def _array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).cast(_MILLIS).cast(kind)
     return pa.array(values, kind)
-
-
-def _pairs(properties: Mapping[str, str]) -> list[tuple[str, str]]:
-    return list(properties.items())
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:

@@ -97,11 +97,12 @@ def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
     stored = _stored(chunk)
     text = [f"the consumer group {letter.group} gave it up after "
             f"{letter.message.reconsume_times} times" for letter in chunk]  # fmt: skip
+    ids = [f"dlq-{letter.group}-{letter.message.offset_message_id}" for letter in chunk]
     return {
         **{name: stored[name] for name in _KEPT},
         "topic": pa.array([letter.origin_topic for letter in chunk], pa.string()),
         "message_id": pa.array([letter.message_id for letter in chunk], pa.string()),
-        "letter_id": pa.array([_letter_id(letter) for letter in chunk], pa.string()),
+        "letter_id": pa.array(ids, pa.string()),
         "at": stored["store_timestamp"],
         "reason": "consumer",
         "outcome": "acked",
@@ -111,10 +112,6 @@ def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
         "last_error_code": CODE,
         "last_error": pa.array(text),
     }
-
-
-def _letter_id(letter: DeadLetter) -> str:
-    return f"dlq-{letter.group}-{letter.message.offset_message_id}"
 
 
 def _stored(chunk: list[DeadLetter]) -> pa.RecordBatch:

@@ -37,7 +37,7 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.net.identity import local_ip
 from rocket_sink.routing.hashing import java_hash
 from rocket_sink.rows.row_batch import RowBatch
-from rocket_sink.wire.columns.buffers import bytes_of, is_text, lengths_of, nulls_of
+from rocket_sink.wire.columns.buffers import Int64s, bytes_of, is_text, lengths_of, nulls_of
 from rocket_sink.wire.columns.encode import hex_column, message_id_column
 from rocket_sink.wire.ids import month_start_ms
 
@@ -166,9 +166,7 @@ def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
 
 
 UInt64s: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
-Int64s: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-_BYTES: Final = 16
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 """An odd number. Its multiples modulo 2**64 all differ, so equal rows get different ids."""
 
@@ -183,11 +181,11 @@ class ContentIds:
     def __init__(self, ctx: RunContext, *, dated: bool = False) -> None:
         self._dated = dated
         text = json.dumps([ctx.query_id, ctx.epoch, ctx.partition])
-        self._base = hashlib.blake2b(text.encode(), digest_size=_BYTES)
+        self._base = _digest(text.encode())
         self._seen = _Seen()
 
     def ids(self, rows: RowBatch) -> pa.Array:
-        digests = self._digests(rows).reshape(len(rows), _BYTES)
+        digests = self._digests(rows).reshape(len(rows), _DIGEST_BYTES)
         halves = digests.view(np.uint64)
         ordinals = self._seen.ordinals(halves[:, 0])
         halves[:, 0 if self._dated else 1] += ordinals.astype(np.uint64) * _SPREAD

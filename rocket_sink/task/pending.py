@@ -175,10 +175,6 @@ class PendingRequest:
         """Number of requests on the wire in an attempt."""
         return 1 if self.columns is None else self.message_count
 
-    def bodies(self) -> Sequence[pa.Buffer]:
-        """Return the request body as consecutive buffers, without a copy."""
-        return [piece.body for piece in self.pieces]
-
     @lazy
     def first_message_id(self) -> str:
         """Return `UNIQ_KEY` of the first message."""

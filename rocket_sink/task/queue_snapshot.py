@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -147,12 +146,7 @@ def _changed(topic: str, change: str) -> str:
 
 def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
     """Return the route with these queues, even if their brokers are missing from it."""
-    homes: dict[str, range] = {}
-    start = 0
-    for name, count in queues.spans:
-        homes[name] = range(start, start + count)
-        start += count
-    return replace(info, queues=queues, queues_by_broker=MappingProxyType(homes))
+    return replace(info, queues=queues, queues_by_broker=queues.by_broker())
 
 
 def is_static(info: TopicPublishInfo) -> bool:

@@ -113,10 +113,10 @@ class LedgerRecorder:
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         """Record the refused rows of the batch `rows` as dead letters."""
-        refused_rows = rows.take(_indices(refused))
+        indices = pa.array([refusal.row for refusal in refused], pa.int64()).to_numpy()
         texts = pa.array([refusal.text for refusal in refused], pa.string())
         codes = pa.array([refusal.code for refusal in refused], pa.string())
-        self.rows(refused_rows, reason="data", codes=codes, texts=texts)
+        self.rows(rows.take(indices), reason="data", codes=codes, texts=texts)
 
     def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
         """Record rows that become dead letters before they are encoded. `codes` and `texts` of the
@@ -209,10 +209,6 @@ def _error_columns(
         "first_error_code": first_code, "first_error": first_text,
         "last_error_code": last_code, "last_error": last_text,
     }  # fmt: skip
-
-
-def _indices(refused: Sequence[Refused]) -> Any:
-    return pa.array([refusal.row for refusal in refused], pa.int64()).to_numpy()
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:

@@ -205,5 +205,5 @@ def compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array,
 
 
 def _joined(request: PendingRequest) -> Any:
-    bodies = request.bodies()
+    bodies = [piece.body for piece in request.pieces]
     return bodies[0] if len(bodies) == 1 else bodies

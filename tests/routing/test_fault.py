@@ -91,10 +91,10 @@ def test_c36_remove_and_reachable():
     bad(faults, "a")
     assert not is_reachable(faults, "a")
     assert is_reachable(faults, "unknown")
-    faults.remove("a")
+    faults.store.remove("a")
     assert is_available(faults, "a", NOW)
     assert is_reachable(faults, "a")
-    faults.remove("a")
+    faults.store.remove("a")
 
 
 def test_the_better_half_of_4x_is_the_quicker_one():

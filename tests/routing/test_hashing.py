@@ -62,7 +62,7 @@ def test_golden_numbers_of_java_in_a_column(kind):
     assert java.tolist() == [line[1] for line in GOLDEN] + [0]
     assert sip.tolist() == [line[3] for line in GOLDEN] + [GOLDEN[0][3]]
     assert hashing.java_index_array(java, 10)[:-1].tolist() == [line[2] for line in GOLDEN]
-    assert hashing.sip_index_array(sip, 10)[:-1].tolist() == [line[4] for line in GOLDEN]
+    assert hashing.sip_index(sip, 10)[:-1].tolist() == [line[4] for line in GOLDEN]
 
 
 @pytest.mark.parametrize(
