@@ -74,7 +74,11 @@ class Transport:
         self.wants_write = True
         self.unsent = False
         """Whether encrypted bytes are not written yet (TLS)."""
-        self._host, self._port = parse_address(address)
+        parts = host_and_port(address)
+        if parts is None:
+            text = f"{address!r} is not an address of the form host:port"
+            raise ConnectError(text, address=address)
+        self._host, self._port = parts
         self._security = security
         self._resolver = resolver
         self._targets: list[Any] = []
@@ -339,14 +343,6 @@ def no_resources(what: str, error: OSError, address: str = "") -> LocalResources
         "what it does not need, or raise its limits (ulimit -n)",
         address=address, errno=error.errno,
     )  # fmt: skip
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`; raise ConnectError for other texts."""
-    parts = host_and_port(address)
-    if parts is None:
-        raise ConnectError(f"{address!r} is not an address of the form host:port", address=address)
-    return parts
 
 
 def _new_socket(family: int, kind: int, protocol: int) -> socket.socket:

@@ -23,11 +23,12 @@ from rocket_sink.errors import (
     UnknownHostError,
 )
 from rocket_sink.message import Message
+from rocket_sink.message_rules import host_and_port
 from rocket_sink.net import tls
 from rocket_sink.net.channel import FLOOD_READ_BYTES
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import PATIENCE_S, READ_BYTES, StreamEnded, Transport, parse_address
+from rocket_sink.net.transport import PATIENCE_S, READ_BYTES, StreamEnded, Transport
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
@@ -749,10 +750,10 @@ def test_a_connect_has_a_deadline(monkeypatch):
 @pytest.mark.parametrize("bad", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x",
                                  "host:\u00b2", "host:" + "1" * 5000])  # fmt: skip
 def test_bad_addresses(bad):
-    with pytest.raises(ConnectError):
-        parse_address(bad)
+    with pytest.raises(ConnectError, match="of the form host:port"):
+        Transport(bad, None, None)
 
 
 def test_good_addresses():
-    assert parse_address("h:1") == ("h", 1)
-    assert parse_address("[::1]:9876") == ("::1", 9876)
+    assert host_and_port("h:1") == ("h", 1)
+    assert host_and_port("[::1]:9876") == ("::1", 9876)

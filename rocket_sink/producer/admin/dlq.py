@@ -16,6 +16,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from rocket_sink.errors import MessageError, NoRouteError, SendError
@@ -132,17 +133,12 @@ def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
         for queue in admin.queues(topic)
     ]
     queues = [
-        _of_queue(admin, group, queue, begin, end) for queue, begin, end in bounds if begin < end
+        map(partial(DeadLetter, group, queue.broker_name), admin.read_queue(queue, begin, end))
+        for queue, begin, end in bounds
+        if begin < end
     ]
     merged = heapq.merge(*queues, key=lambda dead_letter: dead_letter.message.store_ms)
     return itertools.islice(filter(query.takes, merged), query.limit)
-
-
-def _of_queue(
-    admin: Admin, group: str, queue: MessageQueue, begin: int, end: int
-) -> Iterator[DeadLetter]:
-    for message in admin.read_queue(queue, begin, end):
-        yield DeadLetter(group, queue.broker_name, message)
 
 
 def _first_offset(admin: Admin, queue: MessageQueue, since_ms: int | None) -> int:

@@ -179,8 +179,9 @@ class SendEngine:
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
         ordering, timeout_s = Ordering.NONE, self._limits.timeout_s
-        if request.ordered or request.timeout_s is not None:
-            timeout_s = self._limits.timeout_of(request)
+        own_timeout_s = request.timeout_s
+        if request.ordered or own_timeout_s is not None:
+            timeout_s = self._limits.order_wait_s if own_timeout_s is None else own_timeout_s
             self.longest_s = max(self.longest_s, timeout_s)
         if request.ordered:
             ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT

@@ -14,13 +14,9 @@ With dynamic allocation set it to the largest number of slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.rate_limit import TokenBucket
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.engine.attempt import SendRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +39,6 @@ class RequestLimits:
             1 + options.retry_times,
             options.stored_check_timeout_ms / 1000,
         )
-
-    def timeout_of(self, request: SendRequest) -> float:
-        """Return the limit of the request's total time, in seconds."""
-        if request.timeout_s is not None:
-            return request.timeout_s
-        return self.order_wait_s if request.ordered else self.timeout_s
 
 
 class Window:
