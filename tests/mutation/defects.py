@@ -2282,7 +2282,9 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/task/runner.py",
         "self._again or (repeated and not rows.keeps_failed)",
         "self._again",
-        ("tests/task/test_killed_attempts.py::test_without_a_spool_an_attempt_beside_others_doubts_all",),
+        (
+            "tests/task/test_killed_attempts.py::test_without_a_spool_an_attempt_beside_others_doubts_all",
+        ),
         "what a killed attempt sent is doubled without a word where it leaves no record",
     ),
     Defect(
