@@ -310,5 +310,8 @@ def test_a_filter_that_cannot_be_used_is_one_line(spark: Any, ledger: str) -> No
         )
     finally:
         loggers.removeHandler(handler)
-    assert done.code == 2 and "cannot be used" in done.err
-    assert done.err.count("\n") == 1 and not logged.getvalue()
+    # A busy machine may print lines of progress before.
+    *progress, error = done.err.splitlines()
+    assert done.code == 2 and "cannot be used" in error
+    assert {line[:11] for line in progress} <= {"starting Sp", "ledger show"}
+    assert not logged.getvalue()
