@@ -150,9 +150,10 @@ def benchmark(
 ) -> int:
     """Measure sending to your cluster: rate, CPU, latency.
 
-    The messages stay in the topic: use one that nobody consumes. A baseline compares ratios between
-    cases, since all figures of two runs on a shared machine differ; so it does not find a change
-    that slows all cases alike. Exits 1 if messages failed, or a case is worse than the baseline.
+    The messages stay in the topic: use one that nobody consumes. The comparison with a baseline
+    uses ratios between cases, since all figures of two runs on a shared machine differ. It does not
+    find a change that slows all cases alike. Exits 1 if messages failed, or a case is worse than
+    the baseline.
     """
     from rocket_sink.commands.benchmark_run import Workload
 

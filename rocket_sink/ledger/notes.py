@@ -49,7 +49,8 @@ _CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
 """Kinds of notes whose content several writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
-"""Longest time that a writer may need to write its claim after it has seen none."""
+"""Wait before a writer reads the claim. Each writer that found no claim must have written its own
+within this time."""
 
 
 class NoteStore:

@@ -96,8 +96,9 @@ VIEWS: Final = {
     "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
     "latest_answers": f"SELECT * FROM ({_newest_rows(SEND)}) s WHERE outcome <> '{IN_FLIGHT}'",
     "latest_isolations": _newest_rows(ISOLATION),
-    # Join requests and answers only for attempts that died: a complete attempt has awaited all its
-    # answers. A ledger has many requests, so a join of all would be large.
+    # In-flight rows of attempts that died. A complete attempt has awaited all its answers, so only
+    # these attempts have unanswered requests. The view `sends` looks for answers among them only,
+    # because a join of all requests of a ledger would be large.
     "died_in_flight": f"""
         SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
         ANTI JOIN (SELECT * FROM ledger_rows WHERE kind = '{EPOCH}' AND complete) c
@@ -316,8 +317,8 @@ SPARK_VIEWS: Final = VIEWS | {
     "task_sums": VIEWS["task_sums"].replace(_REPEATED, ""),
     "accounts": "SELECT * FROM repeated_accounts",
 }
-"""`VIEWS` for Spark, which reads the table again for each use of a view. So Spark compares the
-accounts of all epochs, and does not look for repeated epochs first."""
+"""`VIEWS` for Spark, which reads the table again for each use of a view. A search for the repeated
+epochs would be such a use, so these views rank the accounts of all epochs."""
 
 
 def views_of(select: str, views: dict[str, str] = VIEWS) -> list[str]:

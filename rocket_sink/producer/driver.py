@@ -442,7 +442,8 @@ class Driver:
 
     @property
     def is_leading(self) -> bool:
-        """Whether the calling thread is the leader. If so, it is in a callback."""
+        """Whether the calling thread is the leader. Then the call comes from a callback, the only
+        code of the caller that a leader runs."""
         return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
@@ -545,8 +546,8 @@ class Driver:
         """Start the producer's thread, if it does not run. With `leads`, it leads from now on.
 
         Without heartbeats brokers close the connection after 120 s (ClientChannelManager), and
-        forget the group. The system may refuse a thread, and Python starts none while it ends; the
-        next asynchronous send tries again.
+        forget the group. The system may refuse to start a thread, and so does Python while it ends.
+        Then the next asynchronous send tries again.
         """
         self.is_started = True
         if self._thread_leads:

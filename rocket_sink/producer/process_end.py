@@ -29,7 +29,8 @@ class Sender(Protocol):
     of_pid: int
 
     def finish(self) -> None:
-        """Finish the accepted work. A later `send_async` blocks until its send has ended."""
+        """Finish the accepted work. A later call of `send_async` blocks until its message has been
+        sent or has failed."""
 
 
 _LOG: Final = log.logger(__name__)

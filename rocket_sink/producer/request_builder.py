@@ -101,7 +101,8 @@ class RequestBuilder:
         """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES messages and an
         encoded body of at most `maxMessageSize`.
 
-        A message that exceeds this size only when it is encoded for a batch is sent alone.
+        Encoding for a batch makes a message larger. If only this makes it too large, the message is
+        sent alone.
 
         Raises:
             MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.

@@ -215,7 +215,7 @@ class RequestTraces:
         """Trace the requests of this completion that are in the sample.
 
         Args:
-            messages: returns the messages at these positions of the group; all messages for None.
+            messages: gets positions in the group and returns their messages; all for None.
             half: whether the messages are half messages.
         """
         result, stored = completion.result, completion.stored

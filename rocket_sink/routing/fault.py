@@ -31,7 +31,8 @@ class FaultProfile:
     reachable brokers."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """Return the isolation (ms) after this latency, or after a failure if `isolation`."""
+        """Return for how many ms to isolate a broker after an answer with this latency. With
+        `isolation` the request failed; then `isolation_latency_ms` replaces the latency."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         for limit, duration in zip(
             reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True

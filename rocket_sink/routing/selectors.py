@@ -39,8 +39,9 @@ UNREACHABLE: Final = 64
 FREE_IN_FLIGHT: Final = 16
 """Number of requests that a broker may have in flight however slow it is."""
 LOAD_FACTOR: Final = 1.25
-"""Limit of a broker's requests in flight above `FREE_IN_FLIGHT`, as a multiple of its fair share.
-So a broker that stops answering does not fill the engine's window before it is suspect."""
+"""A broker may have `FREE_IN_FLIGHT` requests in flight, plus this factor times its fair share: as
+many as the other brokers have, in proportion to the shares. This keeps a broker that stops
+answering from filling the engine's window before it is suspect."""
 EXPLORE: Final = 1 / 32
 """Share of `least_latency`'s choices that are round robin, so that every broker's latency is
 measured."""

@@ -184,8 +184,9 @@ class TopicPublishInfo:
     def _of_static(
         cls, topic: str, mappings: Iterable[QueueMapping], masters: Mapping[str, str]
     ) -> TopicPublishInfo:
-        """Return a static topic's queues by id. If several mappings have a queue, the newest epoch
-        names its broker. A queue without a broker stays, on NO_BROKER, so that no key moves."""
+        """Return a static topic's queues, sorted by id. If several mappings list a queue, the one
+        with the newest epoch names its broker. A queue that no mapping lists stays among the
+        queues, with the broker NO_BROKER, so that no sharding key moves."""
         totals: dict[str, int] = {}
         hosts: dict[tuple[int, str], str] = {}
         for mapping in sorted(mappings, key=lambda mapping: mapping.epoch):
@@ -248,7 +249,8 @@ def _masters(route: TopicRoute) -> Mapping[str, str]:
 
 
 def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
-    """Return (broker name, number of queues) in the order of `conf`. Brokers need no master."""
+    """Return (broker name, number of queues) in the order of `conf`. Unlike `_data_spans`, include
+    brokers without a master."""
     spans: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, count = part.partition(":")

@@ -91,8 +91,8 @@ class RowBatcher:
         arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
         order_by = self._plan.source("order_by")
         if order_by is not None and [s for _, s in self._plan.sources].count(order_by) == 1:
-            # In Python rows a TIMESTAMP_NTZ looks like a TIMESTAMP. A column that is only sorted by
-            # may have either type.
+            # In Python rows TIMESTAMP and TIMESTAMP_NTZ values look the same. A column that is used
+            # only as `order_by` may have either type, so make keys that sort correctly for both.
             place = self._plan.needed.index(order_by)
             if types[place] == _INSTANT:
                 arrays[place] = _sort_keys(needed[place][1])
@@ -154,8 +154,8 @@ class RowBuffer:
         self._look_in(_FIRST_LOOK)
 
     def _look_in(self, rows: int) -> None:
-        """Set `look_at` to `rows` more rows, or fewer: even if all are as large as the largest row
-        so far, they must not fill more than a quarter of the remaining bytes."""
+        """Let the next call of `is_full` come after `rows` more rows, or after fewer: as many rows,
+        each of the largest size so far, as fill a quarter of the remaining bytes (at least one)."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 

@@ -191,7 +191,8 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # Rows came during the flush, perhaps without a `_look`. So set their deadline here.
+                # `process` added rows during the flush, perhaps without a call of `_look`, which
+                # would set their deadline.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

@@ -43,8 +43,8 @@ emitters: Final[list[_Emitter]] = []
 
 @dataclass
 class Run:
-    """A started run. Spark pickles a data source's run from the process that plans the write to the
-    process that commits it."""
+    """A started run. One process plans the write of a data source and another commits it; Spark
+    pickles the run in between."""
 
     job: str
     is_stream: bool

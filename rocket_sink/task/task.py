@@ -123,7 +123,9 @@ class TaskSender:
         return self._dead_letters.keys
 
     def feed(self, batch: pa.RecordBatch) -> None:
-        """Take rows. Return when each is submitted or waits, within the limits of memory."""
+        """Check and send rows, without awaiting all answers. Rows may wait in the task for the sort
+        by `order_by`, or for an earlier request of their queue. Block while the engine has no room,
+        or while too many bytes wait for queues that answer."""
         for part in parts_of(batch):
             self._feed(normalise(part, self._plan))
 

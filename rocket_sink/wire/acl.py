@@ -23,8 +23,8 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 (a field's name)
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _UNSIGNED: Final = (SIGNATURE, UNIQUE_KEY_QUERY)
-"""Fields that the signature does not cover. Brokers after 5.0.0 leave out UNIQUE_KEY_QUERY only if
-the request's version is at most 4.9.3 (PlainAccessResource)."""
+"""Fields that this client does not sign. Brokers after 5.0.0 expect a signed UNIQUE_KEY_QUERY in
+requests of versions above 4.9.3 (PlainAccessResource), so `requests.query_message` names 4.9.3."""
 
 SignedBody = Body | Iterable[Body] | None
 

@@ -244,8 +244,8 @@ def query_message(
 ) -> Frame:
     """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
 
-    The index contains hashes, so the answer may contain messages of other keys. The frame has the
-    version 4.9.3, for which all brokers leave UNIQUE_KEY_QUERY out of the signature (`wire.acl`).
+    The index contains hashes, so the answer may contain messages of other keys. The frame names the
+    version 4.9.3, because some brokers expect newer clients to sign UNIQUE_KEY_QUERY (`wire.acl`).
     """
     frame = request(
         RequestCode.QUERY_MESSAGE,

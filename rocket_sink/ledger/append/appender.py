@@ -198,11 +198,12 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """If the table's log was deleted during the append, remove later commits and return True.
+        """If the table's log was deleted during the append, delete the commits written since, and
+        return True.
 
-        Spark's Delta continues at the version that it has read. In a store without folders it
-        writes the next commit, and no reader can build a table from that. Return False on a client
-        of Spark Connect, which does not see its server's files.
+        Spark's Delta commits the version after the one that it has read. In an object store this
+        succeeds although the earlier commits are gone, but no reader can build a table from such a
+        log. Return False if the log cannot be read, as on a client of Spark Connect.
         """
         if not is_classic(self._spark):
             return False

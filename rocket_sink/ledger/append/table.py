@@ -322,10 +322,10 @@ def check_not_ahead(
 def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
     """Make the table if needed, set its schema version, and return its identity.
 
-    Several queries may start on one ledger. Setting the version makes every running append fail; an
-    append of `write_batch` fails after its sends. So a lock lets one process at a time check and
-    set the version. If pyarrow cannot lock, Delta accepts one change; the others read the table
-    again.
+    Several queries may start on one ledger at once. Setting the version makes each append fail that
+    runs meanwhile, although `write_batch` has already sent its messages. So only one process should
+    set the version: it checks and sets it under a lock. Without the lock (not supported, or not
+    free in time), Delta accepts one change, and the other processes read the table again.
     """
     # Import here, because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random

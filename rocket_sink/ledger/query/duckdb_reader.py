@@ -102,9 +102,9 @@ class QuickLedger:
             self._open(place, table)
 
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
-        """Define the view `ledger_rows`. If DuckDB would take the path for a pattern, Arrow scans
-        the files. Otherwise DuckDB reads them: a scan by Arrow takes four times as long and twice
-        the memory, and DuckDB does not know the row counts when it plans joins."""
+        """Define the view `ledger_rows`. DuckDB reads the files itself. Only if DuckDB would take
+        the path for a pattern, Arrow scans the files. This takes four times as long and twice the
+        memory, and DuckDB plans joins without the row counts."""
         files = data_files(place, table)
         if _GLOB.intersection(self.path):
             self._session.register("table_rows", as_dataset(table))

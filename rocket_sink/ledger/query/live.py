@@ -205,7 +205,7 @@ class LiveFigures:
 
 
 def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
-    """Return the sums of a ledger's rows from now on, with their `standing`.
+    """Return sums of the rows that a ledger gets from now on; Spark queries their `standing`.
 
     Raises:
         LedgerError, OSError: pyarrow cannot reach the ledger's files.

@@ -147,7 +147,8 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
-    """Remove keys without pending dead letters, as (topic, sharding key), from all notes."""
+    """Remove these pairs (topic, sharding key), which have no pending dead letters, from all
+    notes."""
     released = set(keys)
     with _errors(place):
         store = NoteStore(place, _KIND)

@@ -142,7 +142,7 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
 
 
 def _last_at(read: Scoped) -> dt.datetime | None:
-    """Return the start of the last attempt at any broker, folded or not."""
+    """Return the start of the last attempt at any broker, even if its row is not folded yet."""
     (row,) = read(
         f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
     )

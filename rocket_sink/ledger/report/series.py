@@ -193,8 +193,8 @@ def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> list[tupl
 
 
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
-    """Count the letters given up, and settled, per step. A letter that was unparked is not settled,
-    but a resent letter always is."""
+    """Count per step the letters that were given up, and the letters that were settled. Unparking
+    a letter takes back its earlier resolutions, except `resent`."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
             SELECT letter_id, resolution, at, sequence AS _order,
                 max(CASE WHEN resolution = '{UNPARKED}' THEN sequence END)

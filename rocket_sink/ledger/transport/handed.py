@@ -79,8 +79,9 @@ def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) 
     """Write the rows to the spool durably. Call this on the driver.
 
     Args:
-        in_store: True writes to the spool in the ledger's store, if there is one, and to the
-            driver's own folder if that fails. False writes to the driver's folder, without a wait.
+        in_store: for a ledger in a store, True tries the spool in the store, then the spool in the
+            driver's folder. False uses only the driver's folder, because a store may be slow. A
+            ledger in a local folder has only one spool.
 
     Raises:
         LedgerError: the rows cannot be written.

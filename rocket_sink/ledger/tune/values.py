@@ -22,8 +22,9 @@ DEFAULTS_FIT: Final = "The defaults fit these sends."
 class Candidate:
     """A latency table, and its result for the recorded sends. Times in ms.
 
-    `isolated_s` is the sum over hosts and brokers; `moved` counts messages. Percentiles are of
-    acknowledged messages, from submit to answer, including their earlier attempts.
+    `isolated_s` is the sum over hosts and brokers. `moved` counts messages that would have gone to
+    another broker. Percentiles are of acknowledged messages, from submit to answer, including their
+    earlier attempts.
     """
 
     name: str

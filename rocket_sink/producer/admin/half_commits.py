@@ -134,7 +134,8 @@ class HalfMessageCommitter:
         ordered: keep the order per queue.
         since_ms: a lower bound of the half messages' store times (ms since 1970).
         progress: called with the number of committed half messages so far.
-        check: gets a time in seconds; raises an error if the caller may lose its lock by then.
+        check: gets a number of seconds; raises an error if the caller may lose its lock within
+            that time from now.
     """
 
     def __init__(

@@ -264,7 +264,7 @@ class AttemptHistory:
 
 
 class CheckResult(NamedTuple):
-    """The result of a check whether an attempt was stored (`engine.stored_check`).
+    """The result of `engine.stored_check`, which finds out whether an attempt was stored.
 
     Attributes:
         error: the error with which the attempt ended before the check.

@@ -242,11 +242,11 @@ class Brokers:
         """Return the state of a broker of the route; a new state if its proxy has changed."""
         broker, address = self.of(name), info.proxy(self._name_servers)
         if address and (broker.proxy is None or broker.proxy.address != address):
-            # The new state does not count requests that are in flight at another proxy.
+            # The new state does not count requests that are in flight at the former proxy.
             proxies = (other.proxy for other in self._brokers.values() if other.proxy)
             proxy = next((p for p in proxies if p.address == address), None)
             broker = self._brokers[name] = Broker(name, proxy or Proxy(address))
-            self.ranks_version += 1  # wake requests that wait for room at the other proxy
+            self.ranks_version += 1  # wake requests that wait for room at the former proxy
         return broker
 
     # --- the order of brokers ----------------------------------------------------------------

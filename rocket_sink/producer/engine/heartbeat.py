@@ -79,7 +79,8 @@ class Heartbeats:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
         if self.stays_connected:
-            # Sends refresh routes, but a producer that waits for check-backs may never send.
+            # Each send refreshes old routes, but a producer that waits for check-backs may never
+            # send.
             self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):

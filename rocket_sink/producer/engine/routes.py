@@ -51,7 +51,7 @@ ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
 
 Unavailable = NameServerUnavailableError | TlsRefusedError
 Answers = dict[str, Frame]
-"""{name server's address: its answer}; only answers with one of the codes `ANSWERS`."""
+"""{name server's address: its answer}, without answers whose code is not in `ANSWERS`."""
 Done = Callable[[Answers, Unavailable | None, float], None]
 
 

@@ -61,7 +61,7 @@ CLOCKS_APART_MS: Final = 86_400_000
 """Largest difference between the clocks of sender and broker. Look-ups skip index files that are
 older than the message by more than this."""
 LOOK_UP_S: Final = 3.0
-"""Longest wait for the answer to one question."""
+"""Longest wait for the answer to one look-up."""
 ANSWER_LOST_S: Final = 15.0
 """Time after which an answer counts as lost. By default a broker waits up to 10 s for its disk and
 its slave before it answers (DefaultMessageStore.waitForPutResult)."""
@@ -76,7 +76,8 @@ LACKS_SUB: Final = (
 )
 """The advice for a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""Wait after the first miss: an index entry usually comes some 2 ms after the answer is due."""
+"""Wait after the first look-up that finds nothing. A broker usually writes a message's index entry
+some 2 ms after the time at which it answers the send."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 

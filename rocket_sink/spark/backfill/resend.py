@@ -147,7 +147,7 @@ class Resent:
         held_back: letters behind a failed or waiting letter of their key.
         not_tried: letters that were not sent, because brokers were out of reach.
         left_out: letters that others have settled since the plan, for example parked by hand.
-        waiting: letters that stay pending, by the broker (or queue) that is in no route.
+        waiting: {broker or queue that is in no route: letters that stay pending because of it}.
         failures: {message id: topic, code and text} of the first `FAILURES_MAX` failed letters.
     """
 
