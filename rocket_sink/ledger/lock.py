@@ -104,7 +104,7 @@ class Lease:
         return describe_holder(self._text() or "")
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Raise unless the lock is held; call this before work that only one process may do.
+        """Raise an error if the lock is lost. Call this before work that only one process may do.
 
         Args:
             ahead_s: longest time that the work takes; the lock must be held for this time from now.

@@ -67,7 +67,7 @@ class RunContext:
 
 
 BETWEEN_HALVES: Final = "\x02"
-"""Separator in `half_messages`. Ids cannot contain it, because RocketMQ ends properties by it."""
+"""Separator in `half_messages`. Ids cannot contain it: RocketMQ ends each property with it."""
 
 
 class GroupFacts(NamedTuple):

@@ -71,7 +71,7 @@ def _same(left: str, right: str, names: Iterable[str]) -> str:
 
 
 def _rows(kind: str, **instead: str) -> str:
-    """Return the query for the columns and rows of a kind; terms of `instead` replace columns."""
+    """Return the query for a kind's columns and rows; the terms in `instead` replace columns."""
     names = columns_of(kind)
     terms = (f"{instead[name]} AS {name}" if name in instead else name for name in names)
     return f"SELECT {', '.join(terms)} FROM ledger_rows WHERE kind = '{kind}'"

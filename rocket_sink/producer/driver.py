@@ -70,7 +70,7 @@ _GRACE_S: Final = 1.0
 _LOST_S: Final = 5.0
 """A request counts as lost if it has not ended this long after `_last_deadline_s`."""
 _FUTURES: Final = 4096
-"""With more new futures, ended futures are dropped at once, otherwise every `_IDLE_S`."""
+"""If there are more new futures, ended futures are dropped at once, otherwise every `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
 """Bodies of this size or more bypass the submission queue, which does not limit its bytes."""
 
@@ -249,8 +249,8 @@ class Driver:
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
         self._leadership = 0
-        """Counts the changes of `_leader` to a new thread. A thread resets `_leader` only if no
-        other thread has led since."""
+        """Counts the changes of `_leader` to a new thread. A thread that led resets `_leader` only
+        if no other thread has led since."""
         self._leading = threading.Lock()
         """Held while a thread leads, whereas `_leader` may name a thread that was interrupted."""
         self._in_step = False
@@ -713,7 +713,7 @@ class Driver:
         self._in_step = True
 
     def _wake_next(self) -> None:
-        """If no thread leads, wake a follower. A follower woken before may have ended instead."""
+        """If no thread leads, wake a follower. One woken earlier may have ended without leading."""
         if self._leader is None:
             for follower in self._followers:
                 if follower.asleep:
@@ -791,8 +791,8 @@ class Driver:
         """Move new futures to `_older_futures`, and drop ended ones; called under the lock."""
         futures, older, now_s = self.futures, self._older_futures, self.engine.clock()
         for _ in range(len(futures)):
-            # Append first: after an interrupt between the two steps the future is in both lists,
-            # instead of in none.
+            # Append first. After an interrupt between the two steps, the future is then in both
+            # lists, not in none.
             older.append((now_s, futures[0]))
             futures.popleft()
         self._older_futures = [entry for entry in older if not entry[1].done()]
@@ -874,9 +874,8 @@ class Driver:
         return self._is_first(window_waiter) and self.engine.has_room(request)
 
     def _is_first(self, window_waiter: Waiter | None) -> bool:
-        """Return whether this waiter (None: a new request) is first in line for the window.
-
-        Without a line the leader would always win, because it is the first to see free room.
+        """Return whether this waiter (None: a new request) is first in line for the window. Waiters
+        stand in line because else the leader, the first to see free room, would always win.
         """
         if self._submissions.requests:
             return False
@@ -922,7 +921,7 @@ def _call_back(done: deque[tuple[Token, Completion]]) -> None:
         except KeyboardInterrupt as error:
             interrupt = error
             if entry is repeated and done and done[0] is entry:
-                done.popleft()  # The callback has raised this twice, so it is not Ctrl-C.
+                done.popleft()  # The callback has raised twice, so it is not Ctrl-C.
             repeated = entry
         except BaseException:
             _LOG.exception("a callback of a send raised")

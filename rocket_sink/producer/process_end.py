@@ -20,7 +20,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.net import log
 
 _LAST: Final = -100
-"""Exit priority in `multiprocessing`: last, because the program's finalizers may send."""
+"""Exit priority in `multiprocessing`: last, because other finalizers may send messages."""
 
 
 class Sender(Protocol):

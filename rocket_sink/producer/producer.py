@@ -483,7 +483,7 @@ class Producer:
     def _begin(
         self, session: ClientSession, part: Part, timeout_ms: int | None
     ) -> Waiter | NotSentError:
-        """Submit a part. Return an error instead of raising it: other parts are in flight."""
+        """Submit a part. Return an error instead of raising it: other parts may be in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000

@@ -35,7 +35,7 @@ class Part:
 
 
 def with_trace_context(message: Message) -> Message:
-    """Return the message with the trace context of the current span; its own properties win."""
+    """Add the trace context of the current span to the message; the message's properties win."""
     context = trace_context()
     if not context:
         return message

@@ -76,7 +76,7 @@ class RequestReply:
             sent = self._driver.send(request, (message,), "request")
             clock = self._driver.engine.clock
             if self._driver.is_leading:
-                # The thread leads and is in a callback, so no other thread would read the reply.
+                # The thread is the leader (in a callback), so no other thread would read the reply.
                 self._driver.call(lambda: reply.done() or clock() >= deadline_s)
             return reply.result(max(0.0, deadline_s - clock()))
         except FutureTimeoutError:

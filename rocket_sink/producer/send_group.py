@@ -35,7 +35,7 @@ def group_key(request: SendRequest) -> Hashable:
         or type(request.token) is not SendFuture
     ):
         return None
-    # A group has the deadline of its first message, so all messages must be about as old.
+    # A group has its first message's deadline, so all its messages must be about as old as that.
     since = int(request.since_s / _SINCE_S)
     return request.topic, request.queue, request.timed, request.least_version, since
 

@@ -59,7 +59,7 @@ class Tracer(SendHook):
         self._lines: list[Trace] = []
         self._due_s: float | None = None
         self.dropped = 0
-        """Number of lines that were not sent, plus that of trace messages that were not stored."""
+        """Number of lines that were not sent, plus trace messages that were not stored."""
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -193,8 +193,8 @@ class RequestTraces:
         self._group = without_namespace(self._namespace, options.producer_group)
         self._sample = options.trace_sample
         self._engine = engine
-        # Compress at the quickest level: it shrinks trace lines by two thirds. Level 0 is no
-        # compression, so keep it.
+        # Compress at the quickest level, which shrinks trace lines by two thirds. Keep the user's
+        # level 0, which switches compression off.
         quick = options.with_(compress_level=int(options.compress_level != 0))
         self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
         self._rng = rng or random.Random()
@@ -277,7 +277,7 @@ class RequestTraces:
             self._lose(error)
 
     def took(self, completion: Completion) -> bool:
-        """Count the completion if it is that of a trace message; return False if it is not."""
+        """Count the completion of a trace message; return False for any other completion."""
         if completion.token is not self:
             return False
         self.in_flight -= 1

@@ -69,7 +69,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     """Open the newest version; None if there is no table, or only Spark's Delta may use it.
 
     Args:
-        must: if the store fails now, raise instead of returning None: only delta-rs may commit.
+        must: only delta-rs may commit, so raise an error if the store fails now.
 
     Raises:
         LedgerError: the table's log is damaged, or has links or pipes in it. With `must`, also if
@@ -451,7 +451,7 @@ def commit(
 
     Raises:
         LedgerError: another process has committed the transaction meanwhile, or the commit failed.
-            No row is appended, unless the text says that this is not known.
+            No row is appended, or the text says that this is unknown.
     """
     from deltalake.exceptions import CommitFailedError, DeltaError
 

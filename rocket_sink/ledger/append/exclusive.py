@@ -87,7 +87,7 @@ def _may_pass(spark: SparkSession, error: Exception) -> bool:
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
     """Log once per bucket that a second driver could overwrite commits of this driver's Delta. Log
-    nothing for stores that may be safe: not on S3, or with a log store that the session sets."""
+    nothing if the store is not S3 or the session sets a log store, because these may be safe."""
     parts = urlsplit(place.uri)
     key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
     if key in _warned or not is_s3(place.uri) or not _has_own_log_store(spark, place):

@@ -356,8 +356,8 @@ def _is_conflict(error: BaseException) -> bool:
 def _create(spark: SparkSession, place: LedgerPath) -> None:
     """Make the table: without a Spark job if delta-rs makes all commits.
 
-    Otherwise make it by an empty write and `_set_version`: Spark's CREATE TABLE refuses a folder
-    with a spool.
+    Otherwise make it by an empty write and `_set_version`, because Spark's CREATE TABLE refuses a
+    folder that contains a spool.
     """
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
@@ -487,8 +487,8 @@ def task_errors(place: LedgerPath) -> Iterator[None]:
 _proved: set[tuple[str, LedgerPath]] = set()
 """(application, ledger) pairs whose executors have checked the ledger's folder."""
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
-"""{(application, ledger on a store): whether delta-rs commits}. An application never changes that,
-because Spark's Delta could overwrite commits of delta-rs."""
+"""{(application, ledger on a store): whether delta-rs commits}. It holds as long as the application
+runs: after a change, Spark's Delta could overwrite commits of delta-rs."""
 _not_before_s: dict[tuple[str, LedgerPath], float] = {}
 """{(application, ledger): time of the next attempt to reach the store by pyarrow}."""
 _LOOK_AGAIN_S: Final = 300.0
@@ -571,7 +571,8 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
     """Return whether delta-rs may commit to a table on a store: the store must refuse to overwrite
-    an object. The answer is kept for the application, unless pyarrow does not reach the store.
+    an object. The answer is kept for the application. If pyarrow does not reach the store, return
+    False, and ask again after `_LOOK_AGAIN_S`.
 
     Raises:
         LedgerError: the store cannot be asked now.

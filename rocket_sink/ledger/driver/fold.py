@@ -5,7 +5,7 @@
          -> delete the files -> remove the manifest
 
 A fold may be killed at any point and repeated. It takes all finished files, not only those of the
-event that started it, because Spark's listener events come late, and never at a shutdown.
+event that started it, because Spark's listener events come late, or at a shutdown not at all.
 
 A manifest is a note (kind `folds`) of the files that one fold takes; its name is the fold's number.
 It exists from before the append until all its files are deleted. A fold that finds a manifest
@@ -78,7 +78,7 @@ class Manifest:
     table_version: int
 
     def __post_init__(self) -> None:
-        """Refuse paths that are not spool files, because a fold deletes them."""
+        """Refuse paths that are not spool files: a fold deletes the files of a manifest."""
         for name in self.files:
             if SPOOL_FILE.fullmatch(name) is None or not name.endswith(SEALED):
                 raise ValueError(f"{name!a} is no spool file")
@@ -296,7 +296,7 @@ class _Folder:
         return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"
 
     def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
-        # Take the number from Delta's log: it cannot be lost unless the rows are lost, too.
+        # Take the number from Delta's log, which is lost only together with the rows.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
         # `_check_ours` reads this version if the spool is in a store.
@@ -355,7 +355,7 @@ class _Folder:
         return manifest
 
     def _read(self, manifest: Manifest) -> dict[str, _Rows | _Fault]:
-        """Read several files at a time, because a store answers after some milliseconds."""
+        """Read several files at a time, because each answer of a store takes some milliseconds."""
         paths = manifest.paths(self._spool)
         read = partial(_rows_or_fault, self._fs)
         try:
@@ -369,8 +369,8 @@ class _Folder:
     ) -> dict[str, _Fault]:
         """Return the faults by path. If the driver has read no `rows`, let tasks read the files.
 
-        The tasks of the append read each file again: a file may be larger than memory, so its first
-        rows are appended before its end is read.
+        The tasks of the append read each file again. They could not look for faults first: a file
+        may exceed the memory, so they append its first rows before they read its end.
         """
         if rows is not None:
             return {path: fault for path, fault in rows.items() if isinstance(fault, _Fault)}

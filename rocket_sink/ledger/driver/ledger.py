@@ -111,7 +111,7 @@ class Ledger:
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
-        """Do as `sync`, but raise an error instead of a result that is `busy`.
+        """Do as `sync`, but raise an error if another process is folding.
 
         Raises:
             LedgerError: another process had the lock for `wait_s`.

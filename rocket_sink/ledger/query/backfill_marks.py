@@ -1,6 +1,6 @@
 """The claim and the marks by which backfills of one ledger know of each other.
 
-Marks: a backfill writes a row per dead letter before it sends a chunk, and another one for each
+Marks: a backfill writes a row per dead letter before it sends a chunk, and another row for each
 dead letter that was not stored. A stored dead letter gets a resolution instead. If a dead letter
 has only the first mark, a killed backfill may have sent it, so the next backfill asks the brokers
 about it. The marks also count failed tries: a backfill can leave out a dead letter that fails again
@@ -13,7 +13,7 @@ and so must tasks that outlive a killed driver. So tasks compare their token wit
 before they send, and stop if another backfill has written its token there.
 
 A task may begin hours after the plan, when somebody has parked some of its dead letters. So the
-task reads what commits after the plan's version have settled (`settled_since`).
+task reads which dead letters were settled after the plan's version (`settled_since`).
 """
 
 from __future__ import annotations

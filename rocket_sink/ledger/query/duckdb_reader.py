@@ -219,7 +219,7 @@ def _rows_of(kind: str, source: str) -> str:
 
 def _names_of(kind: str) -> dict[str, str]:
     """Return {column: SQL term} for the columns of a kind."""
-    # A null query_id comes from a file with a damaged column name, because each row has one.
+    # Each row has a query_id, so a null comes from a file with a damaged column name.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
     return {name: _name(name) for name in columns_of(kind)} | checked
 

@@ -172,7 +172,7 @@ _OUTAGES: Final = 50
 """Number of outages that the report shows, the latest ones."""
 _FEW: Final = 20
 """Least number of requests that other brokers must have stored since a broker fell silent, so that
-the broker counts as away. With fewer, perhaps no request was meant for it."""
+the broker counts as away. With fewer requests, perhaps none was meant for the broker."""
 _ONE_OUTAGE_US: Final = 10_000_000
 """Failures closer than this belong to one outage, even with stored messages in between."""
 

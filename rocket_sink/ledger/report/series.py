@@ -68,7 +68,7 @@ class Series:
     Attributes:
         cells: numbers of sent messages, and how their time was spent.
         heat, latency: percentiles (ms) by step and broker, and by broker and topic.
-        letters: dead letters given up, and settled, in the step.
+        letters: in each step, dead letters that were given up, and those that were settled.
         behind: for each step and broker, the epochs with the most failures or the longest sends.
             Each row names partition, message and attempt of its longest send.
         failures: the first failed attempts of each step, broker and error.

@@ -24,7 +24,7 @@ LINES: Final = 3
 """Number of findings that a console shows above all tables."""
 SLOW_TIMES: Final = 3.0
 SLOW_MS: Final = 50.0
-"""A slow broker's p99 is at least `SLOW_TIMES` the others' median, and `SLOW_MS` above it."""
+"""A broker is slow if its p99 is `SLOW_TIMES` the median of the others, and `SLOW_MS` above it."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
 _NAMES: Final = 80

@@ -84,10 +84,9 @@ class RowsByAccumulator:
 
 
 def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
-    """Return the application's accumulator for the ledger, on the driver; None if tasks need none.
-
-    Tasks need none without a ledger and with `ledgerVia=spool`. With `ledgerVia=auto` they need
-    none if the ledger is local, or if the session is not a classic one.
+    """Return the application's accumulator for the ledger, on the driver. Return None without a
+    ledger, with `ledgerVia=spool`, and with `ledgerVia=auto` if the ledger is local or the session
+    is not a classic one.
 
     Raises:
         ConfigurationError: `ledgerVia=spark` without a classic session.

@@ -33,7 +33,7 @@ _FIRST: Final = b"\xffRS0"
 _BATCH: Final = b"\xffRS1"
 _END: Final = b"\xffRS2"
 _COMPLETE: Final = b"\xffRS3"
-"""The last frame's mark if the attempt is complete, so that it has awaited all its answers."""
+"""The last frame's mark if the attempt is complete: it has awaited all its answers."""
 _MARKS: Final = re.compile(rb"\xffRS[0-3]")
 _COLUMNS: Final = "\n".join(f"{f.name} {f.type}" for f in LEDGER_SCHEMA).encode()
 _AT_ONCE: Final = 64 * 1024 * 1024

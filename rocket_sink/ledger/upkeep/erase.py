@@ -1,8 +1,8 @@
 """Erasure: deletes the contents of dead letters for good, and keeps their accounts.
 
 The files of these dead letters are rewritten without the contents. All old files with the contents
-are deleted at once, also those of earlier versions of the table, so a reader that uses one fails.
-The table's log has no contents, because its statistics are of ids and times.
+are deleted at once, also those of earlier versions of the table. A running reader of such a file
+then fails. The table's log has no contents, because its statistics are of ids and times.
 """
 
 from __future__ import annotations

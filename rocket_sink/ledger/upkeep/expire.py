@@ -257,8 +257,8 @@ def _names(query: Query, source: str) -> pa.Array:
 
 def _spent_letters(query: Query, before_us: int) -> pa.Array:
     """Return the ids of letters whose body no backfill will need. They were stored or dropped
-    before this time, or are older than it and their attempt does not count. A parked letter may be
-    unparked, so its body stays."""
+    before this time, or were given up before it by an attempt that does not count. A parked letter
+    may be unparked, so its body stays."""
     return _names(
         query,
         f"""

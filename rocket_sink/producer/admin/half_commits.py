@@ -92,7 +92,7 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Return positions to send; none until half of `width` is free, so groups are large."""
+        """Return positions to send; none until half of `width` is free, to make groups large."""
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0
@@ -278,7 +278,7 @@ class HalfMessageCommitter:
         try:
             self._check(ahead_s)
         except BaseException:
-            # Abandon the engine, because `close` would write requests that are still queued.
+            # Abandon the engine: its `close` would write requests that are still queued.
             self._engine.abandon()
             raise
 

@@ -58,7 +58,7 @@ class FrameGroup(Protocol):
 
     Attributes:
         in_parts: if True, answered messages complete while others still wait, so the group has
-            several Completions. If False, the group has one.
+            several Completions. If False, the group has one Completion.
     """
 
     in_parts: bool

@@ -2,8 +2,8 @@
 
 `Brokers.ranking` returns the brokers of a route by rank (`routing.selectors`). Ranks are computed
 again when an isolation, a suspicion or a route changes. Processes share isolations in the fault
-table. A request that has waited long for the best brokers may use a worse one. An unreachable
-broker gets only probes, as long as another broker is reachable.
+table. A request that has waited long for the best brokers may use a worse one. While another broker
+is reachable, an unreachable broker gets only probes.
 
 A broker is suspect if it leaves a request unanswered for longer than `suspectAfterMs`, and for much
 longer than usual. It is silent if it does not answer heartbeats either. In both cases new and
@@ -296,7 +296,8 @@ class Brokers:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
         before, self._view = self._view, self.table.view(now_s)
-        # Profile 4.x ranks isolated brokers by latency, which is not in the view, so rank again.
+        # Profile 4.x ranks isolated brokers by latency. The comparison of views does not show
+        # changed latencies, so rank again.
         if self._view != before or (self._view[0] and self.table.profile.better_half):
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
@@ -431,7 +432,7 @@ class Brokers:
 
     def take_worsened(self) -> list[str]:
         """Return brokers that became isolated, suspect or silent since the last call. Leave out
-        those of the best rank: there is no better broker."""
+        brokers of the best rank: their requests have no better broker."""
         worsened, self._worsened = self._worsened, set()
         if not worsened:
             return []

@@ -119,7 +119,8 @@ class Dispatcher:
         """Return the deadline of an attempt that begins now, and the latest time to which the
         connection may extend it."""
         if attempt.request.verify_ids:
-            # An answer is more reliable than a check, so wait for it as long as for a check.
+            # An answer is more reliable than a check of the store, so wait for the answer as long
+            # as a check may take.
             deadline_s = now_s + self._limits.stored_check_s
         else:
             deadline_s = self.unsent_deadline_s(attempt, now_s)

@@ -283,7 +283,7 @@ class SendEngine:
             self.routes.get(topic, self.clock())
 
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
-        """Return the known route; None while a look-up is under way, so drive and call again.
+        """Return the known route; None while a look-up is under way: then drive, and call again.
         Raise the look-up's error, or NoRouteError at `until_s`."""
         now_s = self.clock()
         info = self.routes.get(topic, now_s)
@@ -377,7 +377,7 @@ class SendEngine:
         self.stored_checks.step(now_s)
         self.heartbeats.run(now_s)
         self._settle(now_s)
-        # Write now, because a caller that has its answer may not drive again for a while.
+        # Write now, because a caller that has got its answer may not drive the engine again soon.
         self.client.write()
 
     def _settle(self, now_s: float) -> None:

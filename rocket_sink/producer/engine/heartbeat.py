@@ -93,7 +93,7 @@ class Heartbeats:
         self._next_look_s = 0.0
 
     def forget_requests(self) -> None:
-        """Forget the heartbeats and probes under way, because their connections are closed."""
+        """Forget the heartbeats and probes under way, whose connections are closed."""
         self._asked.clear()
         self._probes.clear()
 
@@ -121,8 +121,8 @@ class Heartbeats:
         """Send a heartbeat on connections with an unanswered request that have become silent.
 
         A frozen broker does not answer it. A broker that is only slow, for example because it waits
-        for its slave, does (`Broker.silent`). Each connection has one such heartbeat at a time,
-        which expires with the request.
+        for its slave, answers it (`Broker.silent`). Each connection has one such heartbeat at a
+        time, which expires with the request.
         """
         for channel in self._client.channels:
             oldest = channel.connection.oldest

@@ -6,9 +6,9 @@ that run at once share them evenly:
     a task's limit = maxMessagesPerSecond / rateTasks (the same for bytes)
 
 `rateTasks` defaults to the number of task slots at the start of the write (the number that Spark
-uses for barrier stages). So a write never exceeds its limits, but stays below them if it has fewer
-tasks than slots. Set `rateTasks` for such a write, and for Spark Connect, which hides the slots.
-With dynamic allocation set it to the largest number of slots.
+uses for barrier stages). So a write never exceeds its limits. A write with fewer tasks than slots
+stays below them: set `rateTasks` for it, and for Spark Connect, which hides the slots. With dynamic
+allocation set it to the largest number of slots.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter of the window is free. Waiting threads wake only then, many at once."""
+        """Whether a quarter of the window is free. Only this wakes waiting threads, many at
+        once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
-        """Add `requests` if the window has room for one request, so a group may exceed the limit.
-        Return whether they were added."""
+        """Add `requests` if the window has room for one request, and return whether they were
+        added. So a group may exceed the limit."""
         if not self.has_room(size):
             return False
         self.requests += requests

@@ -39,7 +39,7 @@ _log = log.logger(__name__)
 
 
 class Questions:
-    """The questions of one engine. The same question is never under way twice."""
+    """The questions of one engine. No question is asked again while it is under way."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
@@ -80,7 +80,7 @@ class Questions:
             self._asked.pop(key, None)
 
     def forget_requests(self) -> None:
-        """Forget the questions under way, because no answer will come after the engine's reset."""
+        """Forget the questions under way: after the engine's reset no answer to them can come."""
         self._asked.clear()
 
 

@@ -180,7 +180,7 @@ class ResponseHandler:
             case NotSentError() if attempt.is_whole:
                 return [(attempt, result)]
             case SendError():
-                # Copy the error, because `verified` changes its facts.
+                # Copy the error for each message, because `verified` changes its facts.
                 return [(single, result.copy()) for single in attempt.leave_all()]
         return []
 
@@ -235,8 +235,8 @@ class ResponseHandler:
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The wait for a reliable answer has used up the request's time, so the next attempt
-            # gets more time. Other errors extend nothing, because attempts that do not count would
+            # The wait for a reliable answer has used up the request's time, so give the next
+            # attempt more time. Do not do so after other errors: attempts that do not count would
             # be repeated for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error, now_s)

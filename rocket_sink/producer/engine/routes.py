@@ -259,7 +259,7 @@ class Routes:
                 self.refresh(topic, now_s)
 
     def forget_look_ups(self) -> None:
-        """Forget the look-ups under way, because their connections are closed."""
+        """Forget the look-ups under way, whose connections are closed."""
         for state in list(self._topics.values()):
             state.fetching = False
         self.look_ups += 1

@@ -74,8 +74,8 @@ class SharedBrokerState:
         return _item(name, value) if value else None
 
     def put(self, name: str, item: FaultItem) -> None:
-        """Store the item. If the table is full, drop the item whose isolation ends first; items of
-        unreachable brokers last, because an attempt at such a broker costs most."""
+        """Store the item. If the table is full, drop the item whose isolation ends first, but items
+        of unreachable brokers last: an attempt at such a broker costs most."""
         if self._file is None:
             self._memory.put(name, item)
             return
