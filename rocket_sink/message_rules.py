@@ -304,7 +304,8 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """Return `name` with `namespace`; RocketMQ's own names and those that have it are unchanged."""
+    """Return `name` with `namespace`. Names that have it, and RocketMQ's own names, stay as they
+    are."""
     if not namespace or not name or is_system_resource(name):
         return name
     prefix, base_name = _split(name)

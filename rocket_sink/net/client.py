@@ -385,7 +385,8 @@ class NetworkClient:
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
         """Read, write and connect ready channels; then expire requests.
 
-        Answers are read before requests expire: after a pause of this process they may be there.
+        Answers are read before requests expire, because they may have come while this process
+        paused.
         """
         now_s = self.clock()
         for channel, mask in ready:

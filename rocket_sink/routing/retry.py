@@ -146,7 +146,7 @@ def attempt_deadline(
 
     The attempt gets `cap_s` (Java: sendMsgMaxTimeoutPerRequest). Without `cap_s` it gets an equal
     share of the remaining time, at least ATTEMPT_FLOOR_S. The last attempt gets all remaining time.
-    With strict order every attempt does, because no message may overtake an unanswered request.
+    With strict order every attempt gets it, because no message may overtake an unanswered request.
 
     Args:
         attempts_left: number of attempts, including this one.
@@ -330,7 +330,7 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
     (code, re.compile(pattern, re.IGNORECASE), error)
     for code, pattern, error in (
         # ACL 1.0 sends code 1 and the exception's text, ACL 2.0 sends code 16 (NO_PERMISSION). An
-        # AuthenticationError is fatal; a missing right for one topic is not, so it comes first.
+        # AuthenticationError is fatal; a missing right is not, so its pattern comes first.
         (1, r"AclException: (No (default )?permission for|Need admin permission)",
          PermissionDeniedError),
         (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),

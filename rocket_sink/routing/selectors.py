@@ -121,8 +121,8 @@ class Equals(Generic[Target]):
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
         """Return the chosen broker if it has room and is within its limit. Otherwise return the
-        least loaded broker with room, or None if all are full. If there are n brokers, the limits
-        are kept for n / 4 choices, because computing them takes time."""
+        least loaded broker with room, or None if all are full. The limits for n brokers are
+        computed only every n / 4 choices, to save time."""
         self._choices -= 1
         load = chosen.load
         is_within = load.in_flight <= FREE_IN_FLIGHT

@@ -452,7 +452,7 @@ def _is_name(text: str) -> bool:
 
 
 _SMALL: Final = 16
-"""`_mark_invalid` checks so many rows one by one; more rows are bisected."""
+"""Limit of rows that `_mark_invalid` checks one by one; it bisects more rows."""
 
 
 def only_printable_ascii(array: pa.Array) -> bool:
@@ -521,7 +521,7 @@ def invalid_utf8(array: pa.Array) -> Mask:
 
 
 def _mark_invalid(array: pa.Array, mask: Mask) -> None:
-    """Set `mask` at the invalid rows. Arrow reports only that a column has one, so bisect it."""
+    """Set `mask` at the invalid rows. Bisect, because Arrow only tells whether there is one."""
     try:
         array.cast(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string())
     except pa.ArrowInvalid:

@@ -199,7 +199,7 @@ def resolve_columns(
     if options.topic:
         check_topic_option("topic", options.topic, options.namespace)
         sources.pop("topic", None)
-        # The option replaces the frame's topic column, so bodyFormat=json packs it like data.
+        # The option replaces the frame's topic column, so bodyFormat=json packs the column as data.
         named = {name: source for name, source in named.items() if name != "topic"}
     json_columns: tuple[str, ...] = ()
     if options.body_format == "json":

@@ -269,7 +269,7 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """Release the keys that a failed write holds: a later write releases only its own keys."""
+        """Release the keys that a failed write holds, because no later write would release them."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the write's own error is being raised

@@ -35,7 +35,7 @@ _LAST_S: Final = 10.0
 _CALL_S: Final = 3.0
 """Longest wait for a collector in a process that Spark starts for one call."""
 _SILENT_S: Final = 0.5
-"""Longest wait in such a process, if the process that started the run has waited in vain."""
+"""Longest wait of such a process if the process that started the run has waited in vain."""
 _lock: Final = ForkLock()
 _runs: Final[dict[str, Run]] = {}
 emitters: Final[list[_Emitter]] = []

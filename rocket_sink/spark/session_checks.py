@@ -109,8 +109,8 @@ def _look_up(options: SinkOptions) -> None:
 def check_rights(options: SinkOptions) -> None:
     """Raise a ConfigurationError, before anything is sent, if `delivery` cannot work: this user may
     not look messages up, or there is a proxy, behind which nobody can. A repeated epoch of
-    effectively_once needs that, and would fail for ever. If no broker answers now, the first send
-    reports it."""
+    effectively_once needs the look-up, and would fail for ever. If no broker answers now, the first
+    send reports it."""
     if options.delivery == "at_least_once":
         return
     try:

@@ -261,7 +261,7 @@ class DeadLetterWriter:
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
         """Give up rows whose topic has no route. Hold back later rows of their keys, because the
-        topic may get a route."""
+        topic may get a route meanwhile."""
         assert isinstance(rows.topic, str)
         keys = self._note(rows.topic, rows.order_keys())
         self._held.setdefault(rows.topic, set()).update(keys)
@@ -301,7 +301,7 @@ class DeadLetterWriter:
         return keys
 
     def _note(self, topic: Any, keys: pa.Array | None) -> set[str]:
-        """Add the keys to `self.keys`, and return them. Without `ordering` there are none."""
+        """Add the keys to `self.keys`, and return them. Without `ordering` there are no keys."""
         if not self._in_order or keys is None:
             return set()
         names = set(pc.unique(keys.drop_null()).to_pylist())

@@ -249,7 +249,7 @@ def encode_requests(
     alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
-    # A request has only compressed or only other bodies. So group these apart, if order allows.
+    # The bodies of a request are all compressed or all not. So separate them, if order allows.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
     groups = group_by_queue(queues, kinds * placed.group_count)
@@ -313,7 +313,7 @@ def _with_compressed_bodies(
 
 
 def _cut_at_changes(slices: Sequence[RequestSlice], flags: Int64s) -> list[RequestSlice]:
-    """Cut slices where `flags` change, because a broker gives all messages of a batch one value."""
+    """Cut slices where `flags` change, because all messages of a batch have one flag."""
     parts = []
     for group, first, last in slices:
         changes = (first + 1 + np.flatnonzero(np.diff(flags[first:last]))).tolist()

@@ -43,7 +43,7 @@ class TableResult:
     summary: WriteSummary
     dead_letters: pa.Table = field(repr=False)
     """The rows that were not delivered, with the ledger's columns for dead letters: `reason`,
-    `last_error`, ..., and the columns of the row contract, so that they can be sent again."""
+    `last_error`, ..., and the columns of the row contract, so that the rows can be sent again."""
 
     def __str__(self) -> str:
         return str(self.summary)
@@ -93,8 +93,8 @@ class TableProducer:
             DeliveryError: the options turn dead letters into errors (`onInvalid`, `onFailure`,
                 `maxFailures`, `maxFailureRatio`).
             SendError: a fatal one (credentials, TLS), or no name server answers.
-            LedgerError: the ledger's folder cannot be written. Nothing was sent, except if the
-                folder failed only at the end.
+            LedgerError: the ledger's folder cannot be written. If it failed only at the end, rows
+                were sent; else none were.
         """
         batches, ledger = _batches(data), self.options.ledger
         # Without a driver, the token only checks that this process can write the ledger.

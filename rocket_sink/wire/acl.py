@@ -69,7 +69,7 @@ class Credentials:
         return masked(text, (self.access_key, self._secret.reveal(), *token))
 
     def signer(self) -> Signer:
-        """Return a new signer. Credentials keep none: they must pickle, and an HMAC cannot."""
+        """Return a new signer; credentials keep none, because an HMAC cannot be pickled."""
         return Signer(self.fields(), self._secret)
 
 

@@ -449,7 +449,7 @@ class Connection:
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
-            # Drop expired requests: `mark_written` would stop at one if its token is used again.
+            # Drop expired requests: `mark_written` would stop at one whose token is used again.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)

@@ -63,8 +63,8 @@ class SendTemplate:
             self._start, self._before_sys_flag, self._before_born, self._before_flag, before,
             after, middle, self._end,
         ) = cut_json_header(model, _HOLES)  # fmt: skip
-        # Cut off the properties' key, because `head` leaves out empty properties, and the quotes of
-        # properties and broker name, because `encode_basestring` adds quotes.
+        # Cut off the properties' key: `head` leaves it out if there are no properties. Cut off the
+        # quotes of properties and broker name: `encode_basestring` adds them.
         self._before_properties = before.removesuffix(',"i":"')
         self._before_broker, self._middle = after[1:-1], middle[1:]
 

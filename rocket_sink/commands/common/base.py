@@ -294,9 +294,9 @@ def until_signal() -> Iterator[Stop]:
     """End the context at once on SIGTERM or SIGINT, without an exception. `Stop` then has the
     signal.
 
-    After a signal, exceptions of inner context managers are dropped: it may have ended their
-    processes, too. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C interrupts
-    the clean-up. Main thread only.
+    After a signal, exceptions of inner context managers are dropped, because the signal may have
+    ended their processes. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C
+    interrupts the clean-up. Main thread only.
     """
     stop = Stop()
 

@@ -103,7 +103,7 @@ def spark_session(
 @contextlib.contextmanager
 def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
     """Silence loggers in this context that repeat what commands print: `spark.console`, with a
-    query's figures, and PySpark's loggers of failed queries, except with `shows_plans`. The latter
+    query's figures, and PySpark's loggers of failed queries, except with `shows_plans`. PySpark's
     write the whole plan and Java's trace to standard error, even if the root logger is silent."""
     from pyspark.logger import PySparkLogger
 

@@ -344,7 +344,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 
 def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
-    """Return the id of the batch write that ended since `began`; None if none or several did.
+    """Return the id of the batch write that ended since `began`; None if there was not exactly one.
 
     The data source makes the id in another process, so this process does not know it.
     """

@@ -45,7 +45,7 @@ _TRIES: Final = 10
 _USER_METADATA: Final = "userMetadata"
 """Field of a commit that the table's history shows. Spark's Delta sets it by an option."""
 _ESCAPED: Final = frozenset("%#?")
-"""Characters that delta-rs may decode in a path, or take for its end."""
+"""Characters that delta-rs may decode in a path, or take for the path's end."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
 _LONGEST_REASON: Final = 400
@@ -456,7 +456,7 @@ def commit(
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     filesystem = place.filesystem()
-    # On a store each check costs a request. Check one file: it is gone if the folder was deleted.
+    # On a store each check costs a request, so check one file, which is gone if the folder is.
     looked_at = [file.path for file in (files if place.is_local else files[:1])]
     ledger_id = table.metadata().id
     if read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{table.version():020}.json") is None:

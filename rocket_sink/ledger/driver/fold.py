@@ -129,7 +129,7 @@ _AT_ONCE: Final = 8
 DRIVER_BYTES: Final = 32 * 1024 * 1024
 """Bytes up to which the driver reads the files itself, because starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
-"""Spool bytes that one task of a fold reads. As Parquet they are about a tenth."""
+"""Spool bytes that one task of a fold reads. As Parquet they take about a tenth."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
 FOLD_BYTES: Final = 16 * 1024**3
 """Limit of an append's bytes, besides `FOLD_FILES`. Further files go into the next append."""

@@ -47,7 +47,8 @@ _LISTING_TASKS: Final = 32
 """Delta's VACUUM by default lists a table's folders in 10,000 tasks. A ledger has few folders."""
 
 _VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
-"""Setting by which Spark's Delta commits a note of a VACUUM. On S3 it could overwrite a commit."""
+"""Setting that makes Spark's Delta commit a note of a VACUUM, which on S3 may overwrite a
+commit."""
 
 
 class Ledger:

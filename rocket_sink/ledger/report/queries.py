@@ -174,7 +174,7 @@ _FEW: Final = 20
 """Least number of requests that other brokers must have stored since a broker fell silent, so that
 the broker counts as away. With fewer requests, perhaps none was meant for the broker."""
 _ONE_OUTAGE_US: Final = 10_000_000
-"""Failures closer than this belong to one outage, even with stored messages in between."""
+"""Failures less than this apart belong to one outage, even with stored messages in between."""
 
 
 def _absences(read: Scoped) -> list[Absence]:
@@ -272,8 +272,8 @@ def successors(read: Scoped) -> list[Successor]:
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
-    """Return the pending dead letters with keys, by the broker that they wait for. A key's broker
-    comes from all its pending letters, also from those outside of the scope."""
+    """Return the pending dead letters with keys, by the broker that they wait for. The broker of a
+    key is found from all its pending letters, even those outside of the scope."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
             min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden

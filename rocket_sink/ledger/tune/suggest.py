@@ -25,9 +25,10 @@ LIMIT: Final = 200_000
 _VARIANTS_MS: Final = (100, 250, 1000, 2000)
 """Latencies at which variants of the profile 5.x isolate; each variant is a further candidate."""
 _BETTER: Final = 0.8
-"""A candidate replaces the default if its p99.9 is below this share of the default's."""
+"""A candidate replaces the default if its p99.9 is below this share of the default's p99.9."""
 _AS_GOOD: Final = 1.05
-"""The candidate that isolates least wins among those within this factor of the best p99.9."""
+"""The candidate that isolates least wins, of those whose p99.9 is within this factor of the
+best."""
 _SUSPECT_MS: Final = (50, 100, 250, 500, 1000, 2000)
 _LATE_SHARE: Final = 0.001
 """Share of the requests to healthy brokers that may take longer than `suspectAfterMs`."""

@@ -46,7 +46,7 @@ class SuspicionFigures:
 
     `late_share` is the share of usual requests that took longer than the value: false alarms.
     `troubles` counts failures and unusually slow requests that took longer than the value.
-    `sooner_s` is the sum of the times by which the suspicion came before their end.
+    `sooner_s` is the sum of the times from the suspicions to the ends of these troubles.
     """
 
     suspect_after_ms: int

@@ -247,8 +247,8 @@ class Admin:
             yield from self.read_queue(queue, begin, end)
 
     def dispatch_behind_bytes(self, topic: str) -> int:
-        """Return how many bytes the topic's masters have not dispatched to queues yet. The bytes
-        are of any topic, and consumers cannot see them."""
+        """Return how many bytes the topic's masters have not dispatched to queues yet. They may
+        belong to any topic, and consumers do not see them yet."""
         masters = _masters(self._route(topic))
         return sum(
             int(self.runtime_info(name, address).get("dispatchBehindBytes", 0))

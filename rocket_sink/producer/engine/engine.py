@@ -469,7 +469,7 @@ class SendEngine:
     def reset(self) -> None:
         """Reset the engine after an interrupt in the middle of a step. Complete each request that
         can be found as not sent or unknown, and close all connections."""
-        # The interrupt may have left wrong counts. Large ones do not fall below zero meanwhile.
+        # The interrupt may have left wrong counts. Make them too large to fall below zero here.
         self.window.requests = self.window.bytes = sys.maxsize
         for _ in range(_RESETS_MAX):
             try:

@@ -46,7 +46,7 @@ class HeaderTemplates:
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
-        """The previous credentials: answers to requests that they signed are masked, too."""
+        """The previous credentials, still masked in answers to requests that they signed."""
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:

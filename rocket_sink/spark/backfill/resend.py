@@ -83,7 +83,7 @@ class StoredLetters:
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
-        """Return the message ids that a broker has stored; none of a topic without a route.
+        """Return the message ids that a broker has stored. A topic without a route has none.
 
         Raises:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
@@ -332,7 +332,7 @@ class Resender:
             )
         if not stored_ids:
             return chunk
-        # A letter that was never sent may share its id with one that was. So count only doubtful
+        # A stored id may also belong to a letter that was never sent. So count only doubtful
         # letters.
         is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
         stored = chunk.filter(is_found)
