@@ -188,8 +188,7 @@ def checked_body(body: Any, topic: str) -> bytes:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether the text is visible ASCII without blanks. Most keys and tags are, and need no
-    further check."""
+    """Return whether the text is visible ASCII without blanks, as most keys and tags are."""
     return text.isascii() and text.isprintable() and " " not in text and text != ""
 
 
@@ -304,8 +303,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """Return `name` with `namespace`. Names that have it, and RocketMQ's own names, stay as they
-    are."""
+    """Return `name` with `namespace`. Names that have it, and RocketMQ's own, stay as they are."""
     if not namespace or not name or is_system_resource(name):
         return name
     prefix, base_name = _split(name)

@@ -212,8 +212,7 @@ def check_plain(root: str, *folders: str) -> None:
 def _walk(handle: int, path: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield (path, entry) of all entries of a folder and of its subfolders, down to a depth.
 
-    Use the types in the listing: a call per file would be slow, as a Delta log has thousands of
-    files.
+    Use the types in the listing: a Delta log has thousands of files, so a call per file is slow.
     """
     with os.scandir(handle) as entries:
         for entry in entries:

@@ -33,8 +33,7 @@ def open_private(path: Path) -> int:
 
     Raises:
         OSError: from `os.open`.
-        PermissionError: the file is a link, has several names, is not plain, or belongs to another
-            user.
+        PermissionError: the file is a link, has several names, is not plain, or is another user's.
     """
     try:
         handle = os.open(path, _FLAGS, 0o600)

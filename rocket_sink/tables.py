@@ -96,8 +96,7 @@ def _widths(source: Table, room: int) -> list[int] | None:
     spare = room - sum(widths) - _BETWEEN * len(widths)
     if spare < 0 and source.row_count:
         return None
-    # Widen for cells before headings: a heading reads well on two lines, but a cell with a time
-    # does not.
+    # Widen for cells before headings: headings read well on two lines, but cells with times do not.
     for wanted in (cells, longest):
         while spare > 0 and (short := [n for n, width in enumerate(widths) if width < wanted[n]]):
             for n in short[:spare]:

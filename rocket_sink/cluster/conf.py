@@ -237,8 +237,8 @@ def properties_text(lines: Mapping[str, str]) -> str:
 
 
 def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> None:
-    """Make `folder` a rocketmq.home.dir, with log settings, and credentials for ACL 1.0 and the
-    tools."""
+    """Make `folder` a rocketmq.home.dir, with log settings, and ACL 1.0's and the tools'
+    credentials."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     # Version 4.x reads log settings from conf/, 5.x from the file that `jvm_command` names.

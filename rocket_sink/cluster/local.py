@@ -280,8 +280,7 @@ def admin(
     cache: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> str:
-    """Run a command of the admin tool, as `admin(server, "topicStatus", "-t", "t")`; return its
-    output.
+    """Return the output of an admin tool's command, as `admin(server, "topicStatus", "-t", "t")`.
 
     This takes some seconds. Raises ClusterError with the output if the tool fails, prints an error,
     or exceeds `timeout_s`.

@@ -40,8 +40,7 @@ _NEW, _DUP, _INVOKE_SPECIAL, _INVOKE_STATIC, _LOAD_CONSTANT, _NOP = (
 
 
 def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
-    """Write a jar with changed copies of all classes of `jars` that bind all interfaces; return its
-    path.
+    """Write a jar with changed copies of all classes of `jars` that bind all interfaces; return it.
 
     The jar is put beside the others, so that all clusters have the same class path. A JVM uses a
     class data archive (CDS) only with the class path for which it was made. If the cache is

@@ -262,8 +262,8 @@ class Broker(Node):
         )
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
-        """Wait until `check` passes. If it keeps failing while the broker listens, make the broker
-        register."""
+        """Wait until `check` passes. If it keeps failing while the broker listens, register the
+        broker."""
         listens_since_s = 0.0
 
         def registered() -> None:

@@ -52,8 +52,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one run of a case, or the medians of several runs with the sums of their
-    failures.
+    """The figures of a case's run, or the medians of several runs with the sums of their failures.
 
     Latencies are those of calls; a call sends a message, a batch, or a request of a lane. CPU is
     that of this process; for a lane also that of Spark's JVM and Python workers.

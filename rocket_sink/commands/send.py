@@ -157,8 +157,7 @@ def _send_all(
                 sent += 1
                 _show_result(number, result, as_json)
             except (MessageError, SendError) as error:
-                # Stop if no name server has answered yet: each message would fail after its
-                # time-out.
+                # Stop if no name server has answered yet: every message would fail, slowly.
                 at_all = sent or not isinstance(error, NameServerUnavailableError)
                 if not at_all and not as_json:
                     raise

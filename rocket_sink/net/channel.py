@@ -223,8 +223,8 @@ class Channel:
         """Read and dispatch received bytes; return whether there may be more.
 
         Args:
-            to_the_end: read on after a short read, to detect the end of the stream. This costs a
-                system call.
+            to_the_end: read on after a short read (one more system call), to detect the stream's
+                end.
 
         Raises:
             StreamEnded: the stream ended, or is not RocketMQ's protocol.

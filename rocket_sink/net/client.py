@@ -385,8 +385,7 @@ class NetworkClient:
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
         """Read, write and connect ready channels; then expire requests.
 
-        Answers are read before requests expire, because they may have come while this process
-        paused.
+        Read answers before requests expire, because they may have come while this process paused.
         """
         now_s = self.clock()
         for channel, mask in ready:
@@ -513,8 +512,7 @@ def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) 
     """Send a request, and return the answer, whatever its code.
 
     Raises:
-        NotSentError, UnknownOutcomeError: the connection failed before or after the request was
-            sent.
+        NotSentError, UnknownOutcomeError: the connection failed, before or after the send.
     """
     results: list[tuple[Frame | None, SendError | None]] = []
     now_s = client.clock()

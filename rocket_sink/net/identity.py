@@ -17,8 +17,7 @@ from rocket_sink.wire.ids import MessageIds
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()
 _named: Final[dict[str, int]] = {}
-"""{client id with an `instanceName`: pid of the process that used it first}; forked children
-inherit this."""
+"""{client id with an `instanceName`: pid of its first user}; forked children inherit this."""
 
 
 def local_ip() -> str:

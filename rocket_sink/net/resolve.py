@@ -19,8 +19,8 @@ _FAILED_MAX: Final = 64
 
 
 class LookUp:
-    """A look-up of a host name. Once `done`, it has `targets` (results of `socket.getaddrinfo`) or
-    an `error`."""
+    """A look-up of a host name. When `done`, it has `targets` (of `socket.getaddrinfo`) or an
+    `error`."""
 
     __slots__ = ("done", "error", "targets")
 

@@ -218,8 +218,8 @@ class TlsStream:
 
     @property
     def unsent(self) -> bool:
-        """Whether encrypted bytes are not written yet. The next `sendmsg` writes them, even if it
-        has no data."""
+        """Whether encrypted bytes are not written yet. The next `sendmsg` writes them first, even
+        without data."""
         return bool(self._unsent)
 
     def handshake(self) -> bool:

@@ -34,7 +34,7 @@ class _OpenBatch:
 
 
 class BatchAccumulator:
-    """Collects the messages of a producer in batches; the timer task that sends due batches.
+    """Collects a producer's messages in batches; the timer task that sends due batches.
     Thread-safe."""
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:

@@ -254,7 +254,7 @@ class Driver:
         self._leading = threading.Lock()
         """Held while a thread leads, whereas `_leader` may name a thread that was interrupted."""
         self._in_step = False
-        """Whether a thread uses the engine. If this is set while the lock is free, the thread was
+        """Whether a thread uses the engine. If it is set while the lock is free, that thread was
         interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, float] = {}

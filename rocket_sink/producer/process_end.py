@@ -115,7 +115,7 @@ def _register() -> None:
     if is_child and os.getpid() not in _registered:
         from multiprocessing.util import Finalize
 
-        # A child of `multiprocessing` never calls functions of `atexit`, and drops its parent's
+        # A child of `multiprocessing` calls no functions of `atexit`, and drops its parent's
         # finalizers.
         Finalize(None, finish_all, exitpriority=_LAST)
         _registered.add(os.getpid())

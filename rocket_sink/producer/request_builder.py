@@ -101,8 +101,7 @@ class RequestBuilder:
         """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES messages and an
         encoded body of at most `maxMessageSize`.
 
-        Encoding for a batch makes a message larger. If only this makes it too large, the message is
-        sent alone.
+        A message that is too large only in the encoding of a batch is sent alone.
 
         Raises:
             MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.

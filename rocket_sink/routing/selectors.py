@@ -43,8 +43,7 @@ LOAD_FACTOR: Final = 1.25
 many as the other brokers have, in proportion to the shares. This keeps a broker that stops
 answering from filling the engine's window before it is suspect."""
 EXPLORE: Final = 1 / 32
-"""Share of `least_latency`'s choices that are round robin, so that every broker's latency is
-measured."""
+"""Share of `least_latency`'s choices that are round robin, to measure every broker's latency."""
 LATENCY_FLOOR_S: Final = 0.0001
 
 Target = TypeVar("Target")
@@ -195,8 +194,8 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose brokers in proportion to share / latency. A broker that is twice as slow gets half as
-    many messages."""
+    """Choose brokers in proportion to share / latency. A broker that is twice as slow gets half the
+    messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)

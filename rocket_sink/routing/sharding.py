@@ -53,7 +53,7 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
 def queues_for_keys(
     info: TopicPublishInfo, keys: pa.Array, sharding_hash: str = "java"
 ) -> IntArray:
-    """Return the home queue of each key, as int64 indices into `info.queues`. A null counts as the
+    """Return the home queue of each key, as int64 indices into `info.queues`. Null counts as the
     empty key."""
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")

@@ -188,8 +188,8 @@ class RowBuffer:
 
 
 def _lengths(rows: Sequence[Any], column: int) -> list[int]:
-    """Return the lengths of the bodies, in bytes, or in characters of text. Leave out values that
-    are neither."""
+    """Return the lengths of the bodies, in bytes or in characters of text. Leave out other
+    values."""
     # Avoid `Row.__getitem__`, which is slow Python code.
     bodies = list(map(tuple.__getitem__, rows, repeat(column)))
     try:

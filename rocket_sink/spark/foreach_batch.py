@@ -229,8 +229,8 @@ class BatchWriter:
                 raise
             counts = sums_of(append.accounts(_ACCOUNTS, query, run, 0))
             over = over_budget(self._options, counts)
-            # A write that is over its budget has failed. Then keep the note for the next write of
-            # the `appId`.
+            # A write over its budget has failed. Then keep its note for the next write of the
+            # `appId`.
             if over is None and self._options.app_id:
                 end_write(place, self._options.app_id)
             if over is None or not self._options.app_id:
@@ -301,8 +301,7 @@ class BatchWriter:
         `appId` has not ended.
 
         With effectively once the write continues the unfinished write under that write's query id,
-        so that tasks look up its messages. It gets a new version, because Delta skips a known
-        version.
+        so that tasks look up its messages. It gets a new version, because Delta skips known ones.
         """
         options = self._options
         if not options.app_id:
@@ -322,8 +321,8 @@ class BatchWriter:
             forget_tasks(place, query)
 
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
-        """Claim the `appId` on the driver, too. If Delta skips the epoch, no task runs that would
-        claim it."""
+        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs to claim
+        it."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)

@@ -113,7 +113,7 @@ class ForeachTask:
                 self._expect_thread(first_row=True)
 
     def close(self, error: BaseException | None) -> None:
-        """Send the remaining rows and await every answer; after an error of Spark only free the
+        """Send the remaining rows and await all answers; after an error of Spark only free the
         engine."""
         if self._ended:
             return

@@ -376,8 +376,8 @@ class FoldThread:
                     _LOG.warning(text, query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
-        """Return the id under which the query's tasks write to the ledger; None if they have not
-        written yet."""
+        """Return the id by which the query's tasks write to the ledger; None if they have written
+        nothing."""
         name = self._names.get((place, query_id))
         if name is not None:
             return name

@@ -58,12 +58,12 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> tuple[ReadOptions, SinkOptions]:
-        """Split a user's options into the reader's and the sink's, and check them. Names may have
-        any spelling.
+        """Split a user's options into the reader's and the sink's, and check them. Any spelling of
+        names is allowed.
 
         Raises:
-            OptionError: an unknown name, a bad value, options that exclude each other, no topic, no
-                name server.
+            OptionError: an unknown name, a bad value, contradictory options, no topic, no name
+                server.
         """
         read_options: dict[str, Any] = {}
         sink_options: dict[str, Any] = {}

@@ -54,8 +54,7 @@ def build_session(
     packages: tuple[str, ...] = (),
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """Return a session with Delta, in UTC, with quiet logs. If there is an active session, return
-    it as it is.
+    """Return a session with Delta, in UTC, with quiet logs. An active session is returned as it is.
 
     Args:
         master: as in spark-submit; None: the master that spark-submit has set, else `local[*]`.
@@ -179,8 +178,7 @@ def _add_jars(builder: SparkSession.Builder) -> None:
             "registry, or name another one by spark.jars.repositories"
         ) from None
     except (Py4JError, TypeError):
-        # spark-submit resolves packages when it starts a JVM. So end this JVM, by closing its
-        # input.
+        # spark-submit resolves packages when it starts a JVM. So end this JVM: close its input.
         gateway: Any = SparkContext._gateway
         gateway.shutdown()
         gateway.proc.stdin.close()

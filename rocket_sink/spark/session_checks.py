@@ -65,8 +65,8 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     """Refuse settings that would break the sink's promises; warn once of settings that weaken them.
 
     Raises:
-        ConfigurationError: spark.speculation is on and `allowSpeculation` is not, or the session
-            was stopped.
+        ConfigurationError: spark.speculation is on without `allowSpeculation`, or the session was
+            stopped.
     """
     session = session or active_session()
     if session is None:
@@ -519,8 +519,7 @@ def refuse_budget(options: SinkOptions) -> None:
 
 
 def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None) -> None:
-    """Raise a DeliveryError if more rows of the epoch (None: of the batch write) failed than the
-    options allow.
+    """Raise a DeliveryError if more rows of the epoch (None: batch write) failed than is allowed.
 
     Args:
         counts: sums over the tasks of rows_in, dead and unknown, and the first_error.

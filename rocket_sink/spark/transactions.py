@@ -135,8 +135,7 @@ class TransactionCommitter:
 
         Args:
             wait_s: longest wait for another process that ends epochs of this ledger.
-            again: check the messages even if the epoch has ended, and commit those that are not
-                visible.
+            again: check the messages even if the epoch has ended, and commit the invisible ones.
 
         Raises:
             DeliveryError: a broker did not commit; the call can be repeated.
@@ -382,8 +381,7 @@ _lock: Final = ForkLock()
 
 
 def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
-    """Return this process's checker for these options. It lives until the Spark application
-    ends."""
+    """Return this process's checker for these options, which lives as long as the application."""
     key = (spark.sparkContext.applicationId, options.digest)
     with _lock:
         for old in [checker_key for checker_key in _answerers if checker_key[0] != key[0]]:

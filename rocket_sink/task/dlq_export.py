@@ -54,8 +54,7 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
 
 
 def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
-    """Write the stored messages as `.parquet`, or as `.json` with an object per line; return their
-    number.
+    """Write the messages as `.parquet`, or as `.json` with an object per line; return their number.
 
     Raises:
         ConfigurationError: the file's name has another suffix.

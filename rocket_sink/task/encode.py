@@ -223,8 +223,8 @@ def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | Non
 def place_rows(
     rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
 ) -> tuple[RowBatch, Assignment, list[Refused]]:
-    """Return the rows that can be sent, their destinations, and the rows that name an unknown
-    queue."""
+    """Return the rows that can be sent, their destinations, and the rows that name unknown
+    queues."""
     placed = assign(rows, info, sharding_hash)
     if not len(placed.refused):
         return rows, placed, []

@@ -182,8 +182,8 @@ class ReplayCheck:
         return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note in the ledger that this attempt begins. If there was an earlier one, prepare the
-        look-ups."""
+        """Note in the ledger that this attempt begins; prepare look-ups if there was an earlier
+        one."""
         self._begun = True
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None

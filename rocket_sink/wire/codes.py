@@ -127,8 +127,7 @@ def mq_version(major: int, minor: int, patch: int) -> int:
 
 
 def version_name(ordinal: int) -> str:
-    """Return the name of the release with this ordinal, such as `5.3.3`; `unknown` outside 4.0 to
-    5.9."""
+    """Return the release with this ordinal, such as `5.3.3`; `unknown` outside 4.0 to 5.9."""
     number, released = divmod(ordinal - _V4_3_0 + 1, 2)
     number += 430
     if not 400 <= number <= 599:

@@ -36,8 +36,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_option(cls, value: str) -> CompressionType | None:
-        """Return the type of an option value, ignoring case and surrounding blanks; None for
-        "none".
+        """Return the type of an option value, whatever its case and outer blanks; None for "none".
 
         Raises:
             ConfigurationError: no such type.

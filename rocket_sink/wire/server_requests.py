@@ -29,7 +29,7 @@ REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 class TransactionCheck(NamedTuple):
-    """A broker's question about the state of a half message; the answer is an END_TRANSACTION
+    """A broker's question about a half message's state; the answer is an END_TRANSACTION
     request."""
 
     message: StoredMessage

@@ -302,8 +302,7 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
     """Return the bytes of a message in a broker's answer, for fake brokers.
 
-    `stored_body` is the compressed body if `sys_flag` has COMPRESSED. The CRC is over the stored
-    bytes.
+    `stored_body` is compressed if `sys_flag` has COMPRESSED. The CRC is over the stored bytes.
     """
     body = message.body if stored_body is None else stored_body
     born = ip_address(message.born_host[0]).packed

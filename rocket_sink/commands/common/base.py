@@ -291,8 +291,7 @@ class Stop:
 
 @contextlib.contextmanager
 def until_signal() -> Iterator[Stop]:
-    """End the context at once on SIGTERM or SIGINT, without an exception. `Stop` then has the
-    signal.
+    """End the context at once on SIGTERM or SIGINT, without an exception; `Stop` has the signal.
 
     After a signal, exceptions of inner context managers are dropped, because the signal may have
     ended their processes. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C

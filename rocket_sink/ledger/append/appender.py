@@ -198,8 +198,8 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """If the table's log was deleted during the append, delete the commits written since, and
-        return True.
+        """If the table's log was deleted during the append, delete the commits since then; return
+        True.
 
         Spark's Delta commits the version after the one that it has read. In an object store this
         succeeds although the earlier commits are gone, but no reader can build a table from such a

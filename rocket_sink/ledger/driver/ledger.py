@@ -47,8 +47,7 @@ _LISTING_TASKS: Final = 32
 """Delta's VACUUM by default lists a table's folders in 10,000 tasks. A ledger has few folders."""
 
 _VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
-"""Setting that makes Spark's Delta commit a note of a VACUUM, which on S3 may overwrite a
-commit."""
+"""Setting by which Spark's Delta commits a note of a VACUUM, which on S3 may overwrite a commit."""
 
 
 class Ledger:
@@ -201,14 +200,12 @@ class Ledger:
 
         `adds_up`: each partition has a complete attempt, with rows_in = acked + degraded + dead +
         unknown + filtered, and there are no `missing_rows`. A failed send of a `TableProducer`
-        counts as no rows, and adds up.
-        `missing_rows`: rows of a confirmed epoch that Spark handed to tasks, but that are in no
-        accounts. A task wrote to another folder, or its file is gone.
+        counts as no rows, and adds up. `missing_rows`: rows of a confirmed epoch that Spark handed
+        to tasks, but that are in no accounts. A task wrote to another folder, or its file is gone.
         `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its rows.
         `num_input_rows`: rows that Spark read from its sources, by its own count.
         `superseded_attempts`, `superseded_rows`: attempts that do not count (also killed ones), and
-        the rows that brokers may have stored for them. Attempts that count may store these rows
-        again.
+        the rows that brokers may have stored for them. Counted attempts may store these rows again.
         """
         return views.view(self.rows(spark), "epochs")
 

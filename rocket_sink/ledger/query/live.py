@@ -131,8 +131,7 @@ class LiveFigures:
 
     def refresh(self) -> bool:
         """Add the rows of the commits since the last call; return whether there were any. Do
-        nothing within a second of the last reading. Log a failed reading; a later call repeats
-        it."""
+        nothing within a second of the last reading. Log a failed reading; a later call retries."""
         with self._lock:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False
@@ -159,8 +158,7 @@ class LiveFigures:
             self._add_accounts(rows.filter(pc.field("complete").is_valid()))
         elif kind == SEND:
             answered = rows.filter(pc.field("outcome") != IN_FLIGHT)
-            # Requests without an answer may belong to a killed attempt, which `superseded_rows`
-            # counts.
+            # Unanswered requests may belong to a killed attempt, which `superseded_rows` counts.
             self._is_old |= len(answered) < len(rows)
             self._add_sends(answered)
         elif kind == ISOLATION:

@@ -147,8 +147,7 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
-    """Remove these pairs (topic, sharding key), which have no pending dead letters, from all
-    notes."""
+    """Remove (topic, sharding key) pairs that have no pending dead letters from all notes."""
     released = set(keys)
     with _errors(place):
         store = NoteStore(place, _KIND)

@@ -52,8 +52,7 @@ class Rule:
 
 
 def verdict(facts: Figures) -> list[Finding]:
-    """Return the findings, the gravest first. Without problems and warnings say that all is
-    well."""
+    """Return the findings, the gravest first. If there is nothing worse than notes, say so."""
     commands = _commands(facts.ledger)
     findings = [
         Finding(

@@ -110,8 +110,8 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """Return the latency (ms) that a share of the messages did not exceed; None without
-        messages."""
+        """Return the latency (ms) that this share of the messages did not exceed; None if there are
+        none."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])

@@ -27,8 +27,7 @@ _VARIANTS_MS: Final = (100, 250, 1000, 2000)
 _BETTER: Final = 0.8
 """A candidate replaces the default if its p99.9 is below this share of the default's p99.9."""
 _AS_GOOD: Final = 1.05
-"""The candidate that isolates least wins, of those whose p99.9 is within this factor of the
-best."""
+"""The winner is the least isolating candidate whose p99.9 is within this factor of the best."""
 _SUSPECT_MS: Final = (50, 100, 250, 500, 1000, 2000)
 _LATE_SHARE: Final = 0.001
 """Share of the requests to healthy brokers that may take longer than `suspectAfterMs`."""

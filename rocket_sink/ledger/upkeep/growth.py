@@ -79,8 +79,8 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # Count `_ROW_BYTES` per row at least: a row that compresses well takes as long to copy as
-        # another.
+        # Count `_ROW_BYTES` per row at least: rows that compress well take as long to copy as
+        # others.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:

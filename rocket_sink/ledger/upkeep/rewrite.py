@@ -50,8 +50,7 @@ def read_file(
     import pyarrow.parquet as pq
 
     with place.filesystem().open_input_file(f"{place.root}/{file.path}") as source:
-        # Spark's OPTIMIZE writes INT96. Read it in microseconds: nanoseconds have no years before
-        # 1678.
+        # Spark's OPTIMIZE writes INT96. Read it in microseconds: nanoseconds begin in 1677.
         parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
             values = dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -75,8 +75,8 @@ class Dispatcher:
         """Choose a queue and write the attempt's frame, or return what the attempt has to wait for.
 
         Raises:
-            SendError: the attempt cannot be sent. If this is the broker's fault, `attempt.broker`
-                is set.
+            SendError: the attempt cannot be sent. `attempt.broker` is set if the broker is at
+                fault.
         """
         request = attempt.request
         if now_s >= attempt.deadline_s:

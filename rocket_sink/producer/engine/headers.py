@@ -19,8 +19,7 @@ from rocket_sink.wire.send_header import SendTemplate
 _LOG: Final = log.logger(__name__)
 CredentialsProvider = Callable[[], Credentials]
 """A function that returns the credentials. The client calls it when it starts, and when a broker
-refuses the credentials. It runs on the thread that drives the client, so meanwhile all requests
-wait."""
+refuses the credentials. It runs on the thread that drives the client, while all requests wait."""
 
 
 class HeaderTemplates:

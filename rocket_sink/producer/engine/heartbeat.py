@@ -79,8 +79,7 @@ class Heartbeats:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
         if self.stays_connected:
-            # Each send refreshes old routes, but a producer that waits for check-backs may never
-            # send.
+            # A send refreshes old routes, but a producer that waits for check-backs may never send.
             self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):

@@ -62,8 +62,8 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter of the window is free. Only this wakes waiting threads, many at
-        once."""
+        """Whether a quarter of the window is free. Only then are waiting threads woken, many at a
+        time."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:

@@ -140,8 +140,7 @@ class MappedFile:
 
     @classmethod
     def shared(cls, path: Path, size: int) -> MappedFile:
-        """Return the mapping of the file that all users in this process share. Each user closes it
-        once.
+        """Return the mapping of the file that all users in this process share. Each closes it once.
 
         A second descriptor would be dangerous: if either is closed, the process loses its locks on
         the file (fcntl). A second mapping would also count as memory of the process.

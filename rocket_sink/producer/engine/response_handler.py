@@ -425,8 +425,8 @@ class ResponseHandler:
         """Return the completion of a request whose last attempt was not acknowledged.
 
         If an earlier attempt was stored less durably than asked for, its result is the request's.
-        Otherwise, if an attempt's outcome is unknown, the request gets the error of the first such
-        attempt.
+        Otherwise, if an attempt's outcome is unknown, the request gets the first such attempt's
+        error.
         """
         history = attempt.known_history()
         if history.degraded is not None:

@@ -59,8 +59,7 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """Split the letters where a topic's list of queues changes; yield each part and its
-        lists."""
+        """Split the letters where a topic's list of queues changes; yield (part, its lists)."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()
@@ -177,7 +176,7 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return each row's broker (on a static topic the logical one) if the route lacks it, else
+    """Return each row's broker (of a static topic, the logical one) if the route lacks it, or
     None."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)

@@ -332,8 +332,7 @@ class Resender:
             )
         if not stored_ids:
             return chunk
-        # A stored id may also belong to a letter that was never sent. So count only doubtful
-        # letters.
+        # A letter that was never sent may have a stored id, too. So count only doubtful letters.
         is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)

@@ -164,8 +164,7 @@ class Table:
     A key's rows are sorted by `orderBy`, then `event_time`, then their order in the files.
 
     Raises, from `pending`:
-        ColumnError: the frame does not fit the row contract, or has other types than in the first
-            backfill.
+        ColumnError: the frame does not fit the row contract, or the types of the first backfill.
     """
 
     frame: DataFrame

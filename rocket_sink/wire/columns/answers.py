@@ -284,8 +284,7 @@ class AnswerShapes:
     def _read_mixed(
         self, data: bytes | bytearray, at: int
     ) -> tuple[list[SendAnswers | PlainAnswers], int]:
-        """Read frames of one form but of several lengths: queue offsets in them have more or fewer
-        digits."""
+        """Read frames of one form but of several lengths: their queue offsets differ in digits."""
         if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
         begin, starts = at, defaultdict[int, list[int]](list)
