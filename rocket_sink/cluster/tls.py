@@ -99,7 +99,6 @@ def _is_valid(last_made: Path) -> bool:
 
 
 def _sign(folder: Path, name: str, cert: Path, key: Path) -> None:
-    """Make a certificate signed by the folder's authority."""
     request, extensions = folder / "request.csr", folder / "extensions"
     extensions.write_text(_EXTENSIONS, encoding="utf-8")
     _openssl(

@@ -393,7 +393,6 @@ class Driver:
             self._drive_to_end(waiter)
 
     def _drive_to_end(self, waiter: Token) -> None:
-        """Drive until the request has ended, at most until `_last_deadline_s`."""
         until_s = self._last_deadline_s()
         while not waiter.done() and self.engine.clock() < until_s:
             self._drive_until(waiter.done, None, STEP_S)
@@ -814,7 +813,6 @@ class Driver:
         end_all((future, None, _lost()) for future in lost)
 
     def _until_task_s(self, wait_s: float) -> float:
-        """Return the time until the next timer task, at most `wait_s`."""
         for task in self._tasks:
             due_s = task.due_s()
             if due_s is not None:

@@ -105,7 +105,6 @@ def finish_at_end(sender: Sender) -> None:
 
 
 def _register() -> None:
-    """Make this process call `finish_all` at its end."""
     # `atexit` calls the function first that was registered last. So register it again: it has to
     # run before Spark's JVM ends.
     atexit.unregister(finish_all)

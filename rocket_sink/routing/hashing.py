@@ -386,7 +386,6 @@ def _unit_offsets(data: IntArray) -> IntArray:
 
 
 def _java_hash_malformed(raw: bytes, offsets: IntArray) -> IntArray:
-    """Hash bytes that are not UTF-8, row by row."""
     ends = offsets.tolist()
     rows = itertools.pairwise(ends)
     return np.fromiter(

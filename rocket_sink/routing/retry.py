@@ -341,8 +341,8 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, r"timer message is under flow control", NotStoredError),
         (1, r"accurate timer message is not enabled", NotStoredError),
         (1, r"LMQ_CONSUME_QUEUE_NUM_EXCEEDED", NotStoredError),
-        # The first text is a broker's before startAcceptSendRequestTimeStamp, the second a slave's
-        # without a master.
+        # A broker sends the first text before startAcceptSendRequestTimeStamp; a slave without a
+        # master sends the second.
         (1, r"broker unable to service, until|no master available along with",
          ServiceNotAvailableError),
         # The broker's encoder throws this before the message is appended.

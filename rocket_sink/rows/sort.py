@@ -86,7 +86,6 @@ class RowSorter:
         self._runs.append(self._write([self._sorted_batches()]))
 
     def _write(self, tables: Iterable[pa.Table]) -> Path:
-        """Write sorted rows as a run, in blocks."""
         assert self._directory is not None
         path = Path(self._directory.name) / f"{self._files}.arrow"
         self._files += 1

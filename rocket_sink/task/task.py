@@ -198,7 +198,6 @@ class TaskSender:
         self._recorder.isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:
-        """Send a group of `split_rows`."""
         assert isinstance(rows.topic, str)
         topic = with_namespace(self._options.namespace, rows.topic)
         rows = self._dead_letters.without_held(rows.with_(topic=topic))

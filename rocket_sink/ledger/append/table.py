@@ -1,7 +1,8 @@
 """Creation of the Delta table, checks before each use, and questions about its commits.
 
-The ledger's id is Delta's own id of the table. The transactions of folds contain the id. So a new
-table at the path of a deleted one does not skip rows because of the old table's folds.
+The ledger's id is Delta's own id of the table. Folds name their transactions by this id. So a fold
+into a new table at the path of a deleted one is never taken for a fold into the old table, and no
+rows are skipped.
 """
 
 from __future__ import annotations

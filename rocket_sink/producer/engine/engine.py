@@ -445,7 +445,6 @@ class SendEngine:
     def _end_group(
         self, group: GroupAttempt, result: Any, sent_s: float | None, at_s: float
     ) -> None:
-        """Handle answers to a group's messages, or the failure of the group."""
         try:
             ends = self._handler.group_ended(group, result, sent_s, at_s)
         except Exception as error:

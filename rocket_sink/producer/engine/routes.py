@@ -72,10 +72,10 @@ class NameServers:
     def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
         """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them.
 
-        At the end `done(answers, error, now)` is called. The answers are that of the server that
-        knows the topic, or all answers with `of_all`, or if no server knows it. The error is set
-        if no server answered. It is a TlsRefusedError if each server refused TLS, which further
-        look-ups will not change.
+        At the end `done(answers, error, now)` is called. It gets the answer of the server that
+        knows the topic; with `of_all`, or if no server knows the topic, all answers. The error is
+        set if no server answered. It is a TlsRefusedError if each server refused TLS: then look-ups
+        are useless.
         """
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
         _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
@@ -83,7 +83,8 @@ class NameServers:
         )
 
     def _is_silent(self, address: str, now_s: float) -> bool:
-        """Return whether the server owes an answer and is silent; at a proxy sends count, too."""
+        """Return whether the server owes an answer and is silent; at a proxy, unanswered sends
+        count, too."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 

@@ -79,7 +79,7 @@ class StoredLetters:
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
         self._silent: dict[str, set[str]] = {}
-        # Ask for messages of any time, because a dead letter does not have the time of its send.
+        # Ask for messages of any time, because a dead letter does not record when it was sent.
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
