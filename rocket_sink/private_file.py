@@ -76,8 +76,8 @@ def _refused(path: Path, what: str) -> PermissionError:
 class FileLock:
     """A kernel lock (`flock`) on a file, which the kernel releases when the process ends.
 
-    The file is never removed: two processes could then lock two files of the same name. It contains
-    the identity of the process that holds the lock (`Owner`).
+    The file is never removed: otherwise two processes could lock two files of the same name. It
+    contains the identity of the process that holds the lock (`Owner`).
 
     Raises from `acquire`:
         OSError: from `open_private`.
