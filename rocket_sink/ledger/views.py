@@ -317,8 +317,8 @@ SPARK_VIEWS: Final = VIEWS | {
     "task_sums": VIEWS["task_sums"].replace(_REPEATED, ""),
     "accounts": "SELECT * FROM repeated_accounts",
 }
-"""`VIEWS` for Spark, which reads the table again for each use of a view. A search for the repeated
-epochs would be such a use, so these views rank the accounts of all epochs."""
+"""`VIEWS` for Spark. `VIEWS` looks for repeated epochs first, and ranks only their accounts. In
+Spark this search would read the table once more, so these views rank the accounts of all epochs."""
 
 
 def views_of(select: str, views: dict[str, str] = VIEWS) -> list[str]:

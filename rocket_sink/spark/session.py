@@ -137,7 +137,8 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
         from delta import configure_spark_with_delta_pip
     except ImportError as error:
         if not _java_is_needed():
-            return builder  # Who started the JVM has chosen its jars, for instance by `--packages`.
+            # This process does not start the JVM. Whoever did chose its jars, say by `--packages`.
+            return builder
         raise ConfigurationError(
             "the package delta-spark is missing; install the one for this Spark: pip install "
             f"pyspark=={pyspark.__version__} '{_DELTAS}'"

@@ -2076,8 +2076,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "delta-only-by-pip",
         "rocket_sink/spark/session.py",
-        "        if not _java_is_needed():\n            return builder",
-        "        if False:\n            return builder",
+        "        if not _java_is_needed():\n            # This process",
+        "        if False:\n            # This process",
         ("tests/spark/test_session.py::test_a_spark_without_pip_is_taken_with_its_own_jars",),
         "jobs do not start under the spark-submit of a Spark that pip did not install",
     ),

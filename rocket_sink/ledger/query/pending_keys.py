@@ -209,8 +209,11 @@ class _Attempts:
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the keys (topic, sharding key) of pending dead letters. Leave out a key if all its
-    dead letters, settled or not, were held back, or refused before a send."""
+    """Return the keys (topic, sharding key) that pending dead letters hold.
+
+    A letter that was refused for its content (`data`) holds no key. Another pending letter holds
+    its key if a letter of the key, settled or not, was neither held back nor refused unsent.
+    """
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (

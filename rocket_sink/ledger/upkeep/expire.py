@@ -256,9 +256,9 @@ def _names(query: Query, source: str) -> pa.Array:
 
 
 def _spent_letters(query: Query, before_us: int) -> pa.Array:
-    """Return the ids of letters whose body no backfill will need. They were stored or dropped
-    before this time, or were given up before it by an attempt that does not count. A parked letter
-    may be unparked, so its body stays."""
+    """Return the ids of letters whose bodies no backfill will need: letters that were resent or
+    dropped before this time, and older letters of attempts that do not count, except in the last
+    epochs of a query. A parked letter may be unparked, so its body stays."""
     return _names(
         query,
         f"""

@@ -102,7 +102,8 @@ class Broker:
         return self.window.room_for(requests, self._in_window + reserved)
 
     def batch_places(self, messages: int) -> int:
-        """Return as how many requests a batch counts: at a proxy, at most as the whole window."""
+        """Return the number of requests that a batch counts as: 1 at a broker, more at a proxy, but
+        at most the limit of the proxy's window."""
         if self.proxy is None:
             return 1
         return min(batch_places(messages), int(self.proxy.window.limit))

@@ -80,7 +80,7 @@ class GroupAttempt(SendAttempt):
         self._answers.append((answers, rtt_s))
 
     def answered_one(self, opaque: int, answer: SendAnswer, rtt_s: float) -> None:
-        """Note an answer that says that a message is stored, and was not read in bulk."""
+        """Note an answer that was not read in bulk. It says that its message is stored."""
         index = opaque - self.first_opaque
         self._open[index] = False
         self.open_count -= 1
