@@ -1732,9 +1732,9 @@ ROWS: tuple[Defect, ...] = (
     ),
     Defect(
         "failed-look-ups-wait-for-the-next",
-        "rocket_sink/producer/engine/waiting.py",
-        "            if info is not None and brokers.ranking(info, now_s).is_silent:\n",
-        "            if info is not None and brokers.ranking(info, now_s) is None:\n",
+        "rocket_sink/producer/engine/routes.py",
+        "old the route is.\n            state.fetched_s = now_s - self._interval_s + REFRESH_S\n",
+        "old the route is.\n            pass\n",
         ("tests/producer/engine/test_two_proxies.py",),
         "if a look-up fails while a proxy is frozen, messages wait 30 s for the other proxy",
     ),

@@ -340,8 +340,8 @@ class Routes:
         if state.info is None:
             self._from_shared(topic, state, now_s, of_any_age=True)
         if state.info is not None:
-            # Make the next look-up due in a second, not at the next send.
-            state.fetched_s = max(state.fetched_s, now_s - self._interval_s + REFRESH_S)
+            # Make the next look-up due in a second, however old the route is.
+            state.fetched_s = now_s - self._interval_s + REFRESH_S
 
     def _ask(
         self,

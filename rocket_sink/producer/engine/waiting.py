@@ -155,10 +155,8 @@ class WaitingRequests:
             return [attempt for _, attempt in line]
         if not isinstance(place, Broker) and now_s >= self._next_look_s:
             info = self._routes.get(place[0], now_s)
-            # `open_to` needs the ranking of a new route.
-            if info is not None and brokers.ranking(info, now_s).is_silent:
-                # Look up the route again: the last look-up may have failed, and no ranks change.
-                self._routes.refresh(place[0], now_s)
+            if info is not None:
+                brokers.ranking(info, now_s)  # `open_to` needs the ranking of a new route
         due = []
         watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
         for broker in watched:
