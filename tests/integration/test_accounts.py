@@ -19,7 +19,7 @@ from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.report import Scope, figures
 from rocket_sink.ledger.report.values import Totals
 from rocket_sink.testing import FakeCluster
-from tests.ledger.values import accounts, confirmed, context, letter
+from tests.ledger.values import accounts, confirmed, context
 
 from .lanes import read_stream
 
@@ -54,10 +54,6 @@ def epochs_of(folder: Path) -> list[dict[str, Any]]:
     return quick.query("SELECT * FROM epochs ORDER BY query_id, epoch").to_pylist()
 
 
-OLD = (("h:1", 1), ("h:1", 2), ("h:1", 3), ("h:2", 1), ("h:2", 2))
-"""Worker and epoch of table producers that share an id."""
-
-
 class Told(NamedTuple):
     """The results of the readers for a ledger with all kinds of epochs."""
 
@@ -72,18 +68,9 @@ class Told(NamedTuple):
 def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = tmp_path_factory.mktemp("told")
     ledger = Ledger(folder)
-    old = [
-        context(
-            query_id="local", run_id="local", epoch=epoch, partition=None, stage_id=None,
-            stage_attempt=None, task_attempt_id=None, attempt_number=None, worker=worker,
-            lane="table",
-        )
-        for worker, epoch in OLD
-    ]  # fmt: skip
     complete, short, nothing = context(), context(epoch=1, task_attempt_id=11), context(epoch=2)
     ledger.append(
-        spark, *(rows for ctx in old for rows in (accounts(ctx, acked=9, dead=1), letter(ctx))),
-        accounts(complete, acked=7), confirmed(complete, 9, rows_in=7),
+        spark, accounts(complete, acked=7), confirmed(complete, 9, rows_in=7),
         accounts(short, acked=4, dead=1), confirmed(short, 5, rows_in=7),
         confirmed(nothing, 3, rows_in=3),
     )  # fmt: skip
@@ -115,26 +102,20 @@ def test_each_send_of_each_table_producer_is_an_epoch(spark: Any, told: Told) ->
     assert told.stored == 375
 
 
-def test_table_producers_that_had_one_id_are_told_apart(told: Told) -> None:
-    epochs = [e for e in told.epochs if e["query_id"].startswith("local")]
-    assert [(e["query_id"], e["epoch"]) for e in epochs] == [(f"local/{w}", n) for w, n in OLD]
-    assert all(e["adds_up"] and e["rows_in"] == 10 and not e["confirmed"] for e in epochs)
-
-
 def test_rows_that_spark_handed_over_and_no_account_has(told: Told) -> None:
     query = context().query_id
     epochs = [e for e in told.epochs if e["query_id"] == query]
     sums = [(e["rows_in"], e["missing_rows"], e["adds_up"]) for e in epochs]
     assert sums == [(7, 0, True), (5, 2, False), (0, 3, False)]
-    assert sorted(e["missing_rows"] for e in told.report["epochs"]) == [0] * 11 + [2, 3]
+    assert sorted(e["missing_rows"] for e in told.report["epochs"]) == [0] * 6 + [2, 3]
 
 
 def test_the_sums_of_all(spark: Any, told: Told) -> None:
     totals = told.totals
-    assert (totals.epochs, totals.rows_in) == (13, 500 + 50 + 12)
-    assert (totals.acked, totals.dead) == (375 + 45 + 11, 125 + 5 + 1)
-    assert (totals.not_adding_up, totals.unconfirmed, totals.missing_rows) == (2, len(OLD), 5)
-    assert told.ledger.dead_letters(spark).count() == 125 + 5
+    assert (totals.epochs, totals.rows_in) == (8, 500 + 12)
+    assert (totals.acked, totals.dead) == (375 + 11, 125 + 1)
+    assert (totals.not_adding_up, totals.unconfirmed, totals.missing_rows) == (2, 0, 5)
+    assert told.ledger.dead_letters(spark).count() == 125
 
 
 def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(

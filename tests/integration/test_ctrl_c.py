@@ -72,12 +72,13 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) ->
 def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Interrupt the whole group like a terminal, and return the exit code and standard error.
 
-    The command's line begins with a new line, because a terminal has shown ^C.
+    Without the line about the start of Spark. The last line begins with a new line, because a
+    terminal has shown ^C.
     """
     os.killpg(process.pid, signal.SIGINT)
     _, error_text = process.communicate(timeout=DEADLINE_S)
     assert of_session(process.pid) == []
-    return process.returncode, error_text.removeprefix("\n")
+    return process.returncode, error_text.removeprefix("starting Spark ...\n").removeprefix("\n")
 
 
 def is_java(one: psutil.Process) -> bool:

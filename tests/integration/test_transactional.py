@@ -57,7 +57,9 @@ def answers(monkeypatch: Any) -> list[tuple[int, str, str]]:
 
     class Telling(transactions.CheckBacks):
         def __init__(self, *given: Any, **more: Any) -> None:
-            more["told"] = lambda mark, one, state: told.append((mark.epoch, one, state.name))
+            more["on_decision"] = lambda mark, one, state: told.append(
+                (mark.epoch, one, state.name)
+            )
             super().__init__(*given, **more)
 
     monkeypatch.setattr(transactions, "CheckBacks", Telling)
