@@ -198,10 +198,11 @@ def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
 
 
 def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
-    path = spool(str(tables), 9700)
-    name = path.removeprefix(f"{tables}/_spool/")
+    """The other table's fold was killed after it had deleted the second of its files."""
+    paths = [spool(str(tables), partition) for partition in (9700, 9701)]
+    Path(paths[1]).unlink()
     values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}
-    values["files"] = [name]
+    values["files"] = [path.removeprefix(f"{tables}/_spool/") for path in paths]
     (tables / "_notes" / "folds" / "7.json").write_text(json.dumps(values))
     assert fold(spark, str(tables)).rows == 2
     assert partitions(spark, tables)[9700] == 2
