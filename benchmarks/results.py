@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from benchmarks.figures import Case, Figures, Ratio, medians, ratios
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.notes import write_bytes
-from rocket_sink.plain_files import plain_files
+from rocket_sink.plain_files import PlainFiles
 
 RUNS: Final = "runs"
 FAULTS: Final = "faults"
@@ -102,7 +101,7 @@ class Results:
         """Write the file atomically."""
         text = json.dumps(self.as_dict(), indent=1) + "\n"
         whole = path.resolve()
-        write_bytes(plain_files(str(whole.parent)), str(whole), text.encode(), is_local=True)
+        PlainFiles(str(whole.parent)).write_whole(str(whole), text.encode(), replace=True)
 
 
 def _dicts(things: Sequence[Any]) -> list[dict[str, Any]]:

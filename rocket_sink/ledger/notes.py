@@ -32,9 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError
@@ -136,8 +134,14 @@ class NoteStore:
         return f"{NOTES}/{_CLAIMS}/{self._kind}/{name}"
 
     def _put(self, path: str, data: bytes, *, replace: bool = True) -> bool:
+        """Write a file that readers see whole or not at all. If `replace` is False, keep an
+        existing local file and return False; object stores always replace the file."""
         make_folder_of(self._files, path)
-        return write_bytes(self._files, path, data, is_local=self._place.is_local, replace=replace)
+        if self._place.is_local:
+            return bool(self._files.handler.write_whole(path, data, replace=replace))
+        with self._files.open_output_stream(path) as out:
+            out.write(data)
+        return True
 
     def _agreed(self, name: str, data: bytes) -> bytes:
         claim, error = self._claim(name), None
@@ -187,29 +191,3 @@ def read_bytes(filesystem: fs.FileSystem, path: str) -> bytes | None:
             return bytes(file.read())
     except FileNotFoundError:
         return None
-
-
-def write_bytes(
-    filesystem: fs.FileSystem, path: str, data: bytes, *, is_local: bool, replace: bool = True
-) -> bool:
-    """Write a file that readers see whole or not at all.
-
-    Args:
-        replace: False keeps an existing local file. Object stores always replace the file.
-
-    Returns: False if an existing file was kept.
-    """
-    if not is_local:
-        with filesystem.open_output_stream(path) as out:
-            out.write(data)
-        return True
-    return bool(filesystem.handler.write_whole(path, data, replace=replace))
-
-
-def fsync_folder(folder: Path) -> None:
-    """Sync a folder, which makes a rename or a new name in it durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

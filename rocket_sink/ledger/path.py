@@ -32,9 +32,6 @@ LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
 """Folder of spool files in the table's folder; Delta ignores names that start with `_`."""
 NOTES: Final = "_notes"
-PARTIAL: Final = ".part"
-"""Suffix of a file that is still being written."""
-QUARANTINE: Final = "_quarantine"
 _PART_LENGTH: Final = 80
 _OURS: Final = "rocket_sink.errors."
 
@@ -54,9 +51,6 @@ _SETTINGS: Final = {
     "viewfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
 }
 """Environment variables that pyarrow reads, by scheme."""
-
-
-_DIGITS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class LedgerPath:
     @property
     def quarantine(self) -> str:
         """Folder of damaged spool files; they keep their paths below the spool."""
-        return f"{self.spool}/{QUARANTINE}"
+        return f"{self.spool}/_quarantine"
 
     @property
     def driver_folder(self) -> LedgerPath:
@@ -101,7 +95,7 @@ class LedgerPath:
         It is below `$XDG_STATE_HOME`, for this host and user; only its spool is used.
         """
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        name = hashlib.sha256(self.uri.encode()).hexdigest()[:_DIGITS]
+        name = hashlib.sha256(self.uri.encode()).hexdigest()[:16]
         root = Path(state).expanduser() / "rocket-sink" / "ledgers" / name
         return LedgerPath(self.uri, str(root), is_local=True)
 

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pyarrow import fs
 
 from rocket_sink.ledger import notes as notes_module
-from rocket_sink.ledger.notes import NoteStore, write_bytes
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.plain_files import plain_files
 
@@ -28,8 +27,8 @@ def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -
         for number in range(ROUNDS):
             path = tmp_path / f"{number}.json"
             start.wait(timeout=60)
-            has_written = write_bytes(
-                files, str(path), bytes([65 + writer]) * 100_000, is_local=True, replace=replace
+            has_written = files.handler.write_whole(
+                str(path), bytes([65 + writer]) * 100_000, replace=replace
             )
             writes.append((has_written, path.read_bytes()))
         return writes
@@ -51,15 +50,15 @@ def test_writers_on_a_store_without_conditions_agree(
     """Let two writers look before either writes; the second writes later."""
     place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     monkeypatch.setattr(notes_module, "_SETTLE_S", 4.0)
-    both_have_looked, plain = threading.Barrier(2), notes_module.write_bytes
+    both_have_looked, plain = threading.Barrier(2), NoteStore._put
 
-    def write_bytes(files: fs.FileSystem, path: str, data: bytes, **more: bool) -> bool:
+    def put(store: NoteStore, path: str, data: bytes, **more: bool) -> bool:
         if "claims" in path:
             both_have_looked.wait(timeout=60)
             time.sleep(1.0 if b"late" in data else 0.0)
-        return plain(files, path, data, **more)
+        return plain(store, path, data, **more)
 
-    monkeypatch.setattr(notes_module, "write_bytes", write_bytes)
+    monkeypatch.setattr(NoteStore, "_put", put)
 
     def write(text: str) -> tuple[bool, str]:
         store = NoteStore(place, "queues")

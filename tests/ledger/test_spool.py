@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.driver.fold import unfinished
-from rocket_sink.ledger.notes import NoteStore, write_bytes
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.transport import files as spool_files
 from rocket_sink.ledger.transport import stream
@@ -331,7 +331,7 @@ def test_a_small_file_is_durable_before_it_is_seen(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     files = resolve_path(tmp_path).filesystem()
-    assert write_bytes(files, f"{tmp_path}/a.json", b"{}", is_local=True)
+    assert files.handler.write_whole(f"{tmp_path}/a.json", b"{}", replace=True)
     assert calls == [(".part", [".part"]), ("", [".json"])]
 
 

@@ -7,28 +7,21 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 import pyarrow as pa
+from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.notes import fsync_folder
-from rocket_sink.ledger.path import (
-    PARTIAL,
-    LedgerPath,
-    is_object_store,
-    make_folder_of,
-    resolve_path,
-)
+from rocket_sink.ledger.path import LedgerPath, is_object_store, make_folder_of, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.transport.files import OPEN, SEALED, new_name, next_number
 from rocket_sink.ledger.transport.stream import BatchWriter
 
-if TYPE_CHECKING:
-    from pyarrow import fs
-
 _CHUNK: Final = 4 * 1024 * 1024
 _MKDIR_TRIES: Final = 20
+_PARTIAL: Final = ".part"
+"""Suffix of a file that is still being written."""
 
 
 class SpoolWriter:
@@ -59,7 +52,8 @@ class SpoolWriter:
         with self._errors():
             for batch in batches:
                 if batch.num_rows:
-                    self._opened().write(batch)
+                    self._stream = self._stream or BatchWriter(self._open())
+                    self._stream.write(batch)
             if self._file is not None:
                 self._file.flush()
 
@@ -77,7 +71,12 @@ class SpoolWriter:
             if self._file is not None:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-                fsync_folder(Path(self._path).parent)
+                # Make the file's name durable, too.
+                folder = os.open(Path(self._path).parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
 
     def seal(self) -> str | None:
         """Make the rows durable, and the file ready for a fold.
@@ -90,9 +89,10 @@ class SpoolWriter:
             if self._stream is not None:
                 self._stream.close()
             self._file.flush()
-            if self._place.is_local:
-                return self._seal_local(self._file)
-            return self._upload(self._file)
+            seal = self._seal_local if self._place.is_local else self._upload
+            sealed_path = seal(self._file)
+            self._forget()
+            return sealed_path
 
     def finish(self) -> None:
         """Seal the file. Dead letters must be durable before Spark may count the task as done."""
@@ -102,11 +102,6 @@ class SpoolWriter:
         """End a failed attempt, but keep its rows. Never raises; idempotent."""
         with contextlib.suppress(Exception):
             self.seal()
-
-    def _opened(self) -> BatchWriter:
-        if self._stream is None:
-            self._stream = BatchWriter(self._open())
-        return self._stream
 
     def _open(self) -> IO[bytes]:
         filesystem = self._place.filesystem()
@@ -124,7 +119,6 @@ class SpoolWriter:
         os.fsync(file.fileno())
         sealed = self._path.removesuffix(OPEN) + SEALED
         self._place.filesystem().move(self._path, sealed)
-        self._forget()
         return sealed
 
     def _upload(self, file: IO[bytes]) -> str:
@@ -132,7 +126,7 @@ class SpoolWriter:
         sealed = f"{self._place.spool}/{self._name}{SEALED}"
         # Rename the file when it is complete. Object stores show complete objects only.
         whole_at_once = is_object_store(remote)
-        target = sealed if whole_at_once else sealed + PARTIAL
+        target = sealed if whole_at_once else sealed + _PARTIAL
         make_folder_of(remote, sealed)
         file.seek(0)
         try:
@@ -145,7 +139,6 @@ class SpoolWriter:
                 raise
         if not whole_at_once:
             remote.move(target, sealed)
-        self._forget()
         return sealed
 
     def _forget(self) -> None:
