@@ -89,11 +89,12 @@ class EpochStarts:
         self._place = place
         self._ctx = ctx
         self._clock = clock
+        self._run = path_part(ctx.run_id)
+        self._folder = folder_part(ctx.query_id)
         self._generation = 0
         self._checked_s = 0.0
         self._own = ""
         self._at_ms = 0
-        self._folder = folder_part(ctx.query_id)
 
     def begin(self, brokers: Brokers) -> PriorAttempts | None:
         """Write this task attempt's note durably; return the earlier attempts, or None.
@@ -102,15 +103,19 @@ class EpochStarts:
             CheckpointError: a later run of the query has begun.
             LedgerError: the ledger's folder cannot be read or written.
         """
-        store = NoteStore(self._place, _STARTS)
-        self._generation = self._own_generation(self._notes(store))
+        store, ctx = NoteStore(self._place, _STARTS), self._ctx
+        notes = self._notes(store)
+        own = [note.generation for note in notes if note.run == self._run]
+        self._generation = max(own or (note.generation + 1 for note in notes), default=1)
         unique = f"{self._generation}-{uuid.uuid4().hex}"
-        name = "~".join(map(str, (*self._mine(), unique)))
-        self._own, self._at_ms = f"{self._folder}/{self._ctx.epoch}/{name}", now_ms()
+        name = f"{self._run}~{ctx.partition}~{ctx.stage_attempt}~{unique}"
+        self._own, self._at_ms = f"{self._folder}/{ctx.epoch}/{name}", now_ms()
         self.note_brokers(brokers)
         with self._saying(store):
             self.check()
-            others = self._others(store, name)
+            notes = self._notes(store)
+            self._prune(store, {note.epoch for note in notes})
+            others = [note.path for note in notes if note.name != name and self._may_repeat(note)]
             return _earlier(store, others) if others else None
 
     def note_brokers(self, brokers: Brokers) -> None:
@@ -141,7 +146,7 @@ class EpochStarts:
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
         self._checked_s = now_s
-        own_run = (self._generation, self._mine()[0])
+        own_run = (self._generation, self._run)
         for note in self._notes(NoteStore(self._place, _STARTS)):
             if (note.generation, note.run) > own_run:
                 raise CheckpointError(
@@ -154,31 +159,15 @@ class EpochStarts:
     def _notes(self, store: NoteStore) -> list[_Note]:
         return [_Note(name) for name in store.names(self._folder)]
 
-    def _own_generation(self, notes: list[_Note]) -> int:
-        own = [note.generation for note in notes if note.run == self._mine()[0]]
-        return max(own) if own else 1 + max((note.generation for note in notes), default=0)
-
-    def _mine(self) -> tuple[str, int | None, int | None]:
-        ctx = self._ctx
-        return path_part(ctx.run_id), ctx.partition, ctx.stage_attempt
-
-    def _others(self, store: NoteStore, own: str) -> list[str]:
-        """Return the paths of other attempts' notes; these attempts may have sent the same rows."""
-        run, partition, stage_attempt = map(str, self._mine())
-        notes = self._notes(store)
-        self._prune(store, {note.epoch for note in notes})
-        paths = []
-        for note in notes:
-            if note.name == own or note.epoch < self._ctx.epoch:
-                continue
-            if (
-                note.epoch > self._ctx.epoch
-                or note.run != run
-                or note.partition == partition
-                or note.stage_attempt != stage_attempt
-            ):
-                paths.append(note.path)
-        return paths
+    def _may_repeat(self, note: _Note) -> bool:
+        """Return whether the attempt of another note may have sent rows of this attempt."""
+        if note.epoch != self._ctx.epoch:
+            return note.epoch > self._ctx.epoch
+        return (
+            note.run != self._run
+            or note.partition == str(self._ctx.partition)
+            or note.stage_attempt != str(self._ctx.stage_attempt)
+        )
 
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:
@@ -281,40 +270,39 @@ def query_of(place: LedgerPath, app_id: str) -> str | None:
     return None if note is None else str(note["query_id"])
 
 
-class CommitMarker:
-    """The note that the half messages of an epoch are being committed.
+def begin_commit(place: LedgerPath, query_id: str, epoch: int) -> bool:
+    """Note durably that the half messages of an epoch are being committed.
 
-    The holder of `ENDS_LOCK` writes the note before the first request. The holder removes the note
-    after the ledger has recorded the epoch's end. If the note exists already, an earlier process
-    may have committed some messages. Then ask the brokers which messages are committed: a broker
-    that gets a second commit request for a message stores the message twice.
+    The holder of `ENDS_LOCK` calls this before the first request, and `end_commit` after the ledger
+    has recorded the epoch's end. If the note exists already, an earlier process may have committed
+    some messages. Then ask the brokers which messages are committed: a broker that gets a second
+    commit request for a message stores the message twice.
+
+    Returns: False if there was a note before.
+
+    Raises:
+        LedgerError: the ledger's folder cannot be written.
     """
+    store, name = NoteStore(place, _ENDS), _end_name(query_id, epoch)
+    path = store.where(name)
+    with failing(
+        f"cannot note at {path} that half messages are about to be committed", path,
+        ". delivery=transactional needs a ledger folder that the driver can write to",
+    ):  # fmt: skip
+        if store.read(name) is not None:
+            return False
+        store.write(name, {"at_ms": now_ms()})
+        return True
 
-    def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:
-        self._place = place
-        self._name = f"{folder_part(query_id)}~{epoch}"
 
-    def begin(self) -> bool:
-        """Write the note durably; return False if there was a note before.
+def end_commit(place: LedgerPath, query_id: str, epoch: int) -> None:
+    """Remove the note. If this fails, the next process only asks the brokers once more."""
+    with contextlib.suppress(OSError):
+        NoteStore(place, _ENDS).remove(_end_name(query_id, epoch))
 
-        Raises:
-            LedgerError: the ledger's folder cannot be written.
-        """
-        store = NoteStore(self._place, _ENDS)
-        path = store.where(self._name)
-        with failing(
-            f"cannot note at {path} that half messages are about to be committed", path,
-            ". delivery=transactional needs a ledger folder that the driver can write to",
-        ):  # fmt: skip
-            if store.read(self._name) is not None:
-                return False
-            store.write(self._name, {"at_ms": now_ms()})
-            return True
 
-    def remove(self) -> None:
-        """Remove the note. If this fails, the next process only asks the brokers once more."""
-        with contextlib.suppress(OSError):
-            NoteStore(self._place, _ENDS).remove(self._name)
+def _end_name(query_id: str, epoch: int) -> str:
+    return f"{folder_part(query_id)}~{epoch}"
 
 
 def _earlier(store: NoteStore, paths: Iterable[str]) -> PriorAttempts:

@@ -33,7 +33,7 @@ from rocket_sink.errors import DeliveryError, LedgerError, RocketSinkError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.table import check_table, last_txn_version, txn_app_id
 from rocket_sink.ledger.driver.ledger import Ledger
-from rocket_sink.ledger.epoch_starts import CommitMarker
+from rocket_sink.ledger.epoch_starts import begin_commit, end_commit
 from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, build_rows
@@ -164,8 +164,7 @@ class TransactionCommitter:
         progress: Progress,
     ) -> EndReport:  # fmt: skip
         started_s, since_ms = time.monotonic(), decision.since_ms
-        mark = CommitMarker(self._place, query_id, epoch)
-        begun_before = not mark.begin()
+        begun_before = not begin_commit(self._place, query_id, epoch)
         with self._pool.engine(self._options) as engine:
             commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
@@ -182,7 +181,7 @@ class TransactionCommitter:
             )  # fmt: skip
         ctx = RunContext(query_id, decision.run_id, epoch, lane=decision.lane)
         self._note(report, ctx, time.monotonic() - started_s)
-        mark.remove()
+        end_commit(self._place, query_id, epoch)
         return EndReport(
             query_id, epoch, report.committed, report.found_stored, len(report.refused),
             topics=tuple(sorted(decision.halves.column("topic").unique().to_pylist())),

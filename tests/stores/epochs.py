@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rocket_sink.ledger.driver.fold import fold
-from rocket_sink.ledger.epoch_starts import CommitMarker, EpochStarts, begin_epoch
+from rocket_sink.ledger.epoch_starts import EpochStarts, begin_commit, begin_epoch, end_commit
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.transport.spool import SpoolWriter
@@ -77,9 +77,8 @@ def _epoch(place: Any, epoch: int) -> None:
         writer.append(sends(ctx, 1), accounts(ctx, acked=1))
         writer.seal()
         keys.withdraw_earlier()
-    marker = CommitMarker(place, "query", epoch)
-    marker.begin()
-    marker.remove()
+    begin_commit(place, "query", epoch)
+    end_commit(place, "query", epoch)
     ctx = context(epoch=epoch)
     writer = SpoolWriter(place, ctx)
     writer.append(confirmed(ctx, TASKS))
