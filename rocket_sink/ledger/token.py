@@ -85,8 +85,9 @@ class LedgerToken:
 
     def _check_same(self, place: LedgerPath) -> None:
         name = f"{_FOLDER}/{self.name}.json" if self.name else LOG_FOLDER
+        files = place.filesystem()
         for look in range(_LOOKS):
-            if _exists(place, f"{place.root}/{name}"):
+            if files.get_file_info(f"{place.root}/{name}").type.name != "NotFound":
                 return
             if not place.is_local:
                 break
@@ -122,36 +123,21 @@ def token_names(place: LedgerPath) -> list[str]:
     return NoteStore(place, TOKENS).names()
 
 
-def _exists(place: LedgerPath, path: str) -> bool:
-    if place.is_local:
-        with contextlib.suppress(FileNotFoundError):
-            Path(path).stat()
-            return True
-        return False
-    return bool(place.filesystem().get_file_info(path).type.name != "NotFound")
-
-
 def _write(place: LedgerPath, *, spools: bool) -> None:
-    """Make and remove a test object where the task will write. Locally it is a folder, because a
-    fold would read a file in the spool as rows."""
-    name = f"_try-{uuid.uuid4().hex}"
+    """Make and remove a test folder (local) or a test object where the task will write."""
+    files, name = place.filesystem(), f"_try-{uuid.uuid4().hex}"
     if place.is_local:
-        folder = Path(place.spool if spools else place.root)
-        if spools:
-            check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tried = folder / name
-        tried.mkdir()
-        with contextlib.suppress(OSError):
-            tried.rmdir()
-        return
-    filesystem, path = place.filesystem(), f"{place.root}/_tries/{name}"
-    make_folder_of(filesystem, path)
-    with filesystem.open_output_stream(path) as file:
-        file.write(b"-")
+        check_folder(Path(place.spool))
+        path, remove = f"{place.spool if spools else place.root}/{name}", files.delete_dir
+        files.create_dir(path, recursive=True)
+    else:
+        path, remove = f"{place.root}/_tries/{name}", files.delete_file
+        make_folder_of(files, path)
+        with files.open_output_stream(path) as file:
+            file.write(b"-")
     # Tasks may lack the right to delete. Then one byte per worker process remains.
     with contextlib.suppress(OSError):
-        filesystem.delete_file(path)
+        remove(path)
 
 
 def worker_and_user() -> str:
