@@ -30,7 +30,6 @@ from rocket_sink.ledger.schema import (
     REASONS,
     RESOLUTION,
     RESOLUTIONS,
-    RUN_COLUMNS,
     SEND,
     SEQUENCE,
     columns_of,
@@ -100,8 +99,8 @@ class GroupFacts(NamedTuple):
 
 def send_rows(
     attempts: Sequence[AttemptRecord], ctx: RunContext, *, requests: Sequence[int] | None = None,
-    maybe_duplicate: Sequence[bool] | None = None, half: Sequence[bool] | None = None,
-    groups: Sequence[GroupFacts | None] | None = None, secrets: Iterable[str] = (),
+    maybe_duplicate: Sequence[bool] | bool = False, half: Sequence[bool] | None = None,
+    groups: Sequence[GroupFacts | None] = (), secrets: Sequence[str] = (),
 ) -> pa.RecordBatch:  # fmt: skip
     """Return a row per request attempt.
 
@@ -113,7 +112,6 @@ def send_rows(
         groups: per attempt, the facts of its group of single messages.
         secrets: texts to mask in the rows.
     """
-    secrets = tuple(secrets)
     values: dict[str, Any] = {
         name: [getattr(a, name) for a in attempts]
         for name in (
@@ -121,7 +119,8 @@ def send_rows(
             "body_bytes", "wire_bytes", "response_code", "error_code",
         )
     }  # fmt: skip
-    values["at"] = _millis([a.started_ms for a in attempts])
+    values |= {"request": requests, "maybe_duplicate": maybe_duplicate, "half": half}
+    values["at"] = pa.array([a.started_ms for a in attempts], pa.timestamp("ms", tz="UTC"))
     # A row about a wait names the broker that the request waited for, if any.
     values["broker_name"] = [a.broker_name or None for a in attempts]
     values["broker_address"] = [a.broker_address or None for a in attempts]
@@ -132,12 +131,7 @@ def send_rows(
     values["message_id"] = [a.message_id or None for a in attempts]
     # Store only the first offset id of a batch: the others follow from it, and each takes 33 bytes.
     values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
-    values["request"] = None if requests is None else list(requests)
-    values["maybe_duplicate"] = (
-        [False] * len(attempts) if maybe_duplicate is None else list(maybe_duplicate)
-    )
-    values["half"] = half
-    if groups is not None and any(groups):
+    if any(groups):
         none = (None,) * len(GroupFacts._fields)
         columns = zip(*(group or none for group in groups), strict=True)
         values |= dict(zip(GroupFacts._fields, map(list, columns), strict=True))
@@ -155,8 +149,8 @@ def in_flight_rows(
     answer stands for a request of an attempt that died; its outcome is unknown.
     """
     values: dict[str, Any] = {
-        "request": list(requests), "topic": topic, "message_count": list(message_count),
-        "body_bytes": list(body_bytes), "message_id": message_id, "outcome": IN_FLIGHT,
+        "request": requests, "topic": topic, "message_count": message_count,
+        "body_bytes": body_bytes, "message_id": message_id, "outcome": IN_FLIGHT,
     }  # fmt: skip
     return build_rows(SEND, len(requests), values, ctx)
 
@@ -190,7 +184,7 @@ def isolation_rows(
 
 def epoch_row(
     counts: Mapping[str, Any], ctx: RunContext, *, complete: bool, duration_ms: float | None = None,
-    secrets: Iterable[str] = (),
+    secrets: Sequence[str] = (),
 ) -> pa.RecordBatch:  # fmt: skip
     """Return the accounts of one task attempt.
 
@@ -199,8 +193,7 @@ def epoch_row(
             `epoch` rows. Other names are ignored, so `TaskSummary.as_dict()` may be passed.
         complete: the attempt has read all of its input, and each row has an outcome.
     """
-    column_names = set(columns_of(EPOCH))
-    values = {name: value for name, value in counts.items() if name in column_names}
+    values = {name: value for name, value in counts.items() if name in _fields_of(EPOCH)}
     values["first_error"] = storable(values.get("first_error") or None, secrets=secrets)
     values |= {"complete": complete, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
@@ -253,16 +246,20 @@ def in_order(
         rows = np.minimum(np.arange(row, row + batch.num_rows), _FILE_ROWS - 1)
         numbers = pa.array(rows + (sequence + file * _FILE_ROWS), pa.int64())
         row += batch.num_rows
-        yield _with_sequence(batch, numbers)
+        yield replaced(batch, {SEQUENCE: numbers})
 
 
 def placed(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
     """Return the rows, all with the order number `sequence`."""
-    return _with_sequence(batch, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows))
+    return replaced(batch, {SEQUENCE: pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows)})
 
 
-def _with_sequence(batch: pa.RecordBatch, numbers: pa.Array) -> pa.RecordBatch:
-    return batch.set_column(_SEQUENCE, LEDGER_SCHEMA.field(_SEQUENCE), numbers)
+def replaced(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return the rows with these columns replaced."""
+    for name, values in columns.items():
+        place = batch.schema.get_field_index(name)
+        batch = batch.set_column(place, batch.schema.field(place), values)
+    return batch
 
 
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
@@ -278,26 +275,22 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
     if unknown:
         raise ValueError(f"{kind} rows have no column {', '.join(sorted(unknown))}")
     arrays = list(_few_nulls(count) if count <= _FEW else _nulls(count))
-    columns = {name: value for name, value in values.items() if value is not None}
-    columns.setdefault("at", time.time_ns() // 1000)
-    columns |= {name: getattr(ctx, name) for name in RUN_COLUMNS}
+    columns = {"at": time.time_ns() // 1000, **values, **vars(ctx), "kind": kind}
     for name, value in columns.items():
-        place, field = fields[name]
-        arrays[place] = _column(field, value, count)
-    arrays[_KIND] = _column(LEDGER_SCHEMA.field(_KIND), kind, count)
+        if value is not None:
+            place, field = fields[name]
+            arrays[place] = _column(field, value, count)
     return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
 
 
-_KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _FILE_ROWS: Final = 1 << 18
 """Order numbers of each file in a fold. An append has 2^32 numbers, enough for 2^14 files."""
-_SEQUENCE: Final = LEDGER_SCHEMA.get_field_index(SEQUENCE)
 
 
 @functools.lru_cache(maxsize=len(KINDS))
 def _fields_of(kind: str) -> dict[str, tuple[int, pa.Field]]:
     """Return {name: (index in the schema, field)} of the columns that rows of a kind use."""
-    used = set(columns_of(kind))
+    used = {"kind", *columns_of(kind)}
     return {field.name: (n, field) for n, field in enumerate(LEDGER_SCHEMA) if field.name in used}
 
 
@@ -312,29 +305,17 @@ _FEW: Final = 64
 
 
 def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
-    if value is None:
-        return pa.nulls(count, field.type)
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     if isinstance(value, pa.Array):
         array = value if value.type == field.type else value.cast(field.type)
-    elif isinstance(value, (list, tuple)) and not _is_one_value(field.type, value):
+    elif isinstance(value, (list, tuple)):
         array = pa.array(value, field.type)
     else:
         array = pa.repeat(pa.scalar(value, field.type), count)
     if len(array) != count:
         raise ValueError(f"column {field.name} has {len(array)} values for {count} rows")
     return array
-
-
-def _is_one_value(type_: pa.DataType, value: Sequence[Any]) -> bool:
-    """Return whether a list is one value of a list column, not the values of many rows."""
-    nested = pa.types.is_list(type_) or pa.types.is_map(type_)
-    return nested and all(isinstance(item, str) for item in value) and len(value) > 0
-
-
-def _millis(values: Sequence[int]) -> pa.Array:
-    return pa.array(values, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
 
 
 _BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -347,14 +328,15 @@ _TEXTS: Final = ("first_error", "last_error")
 
 def dead_letter_rows(
     columns: Mapping[str, Any], ctx: RunContext, *, first_ordinal: int = 0,
-    include_body: bool = True, secrets: Iterable[str] = (),
+    include_body: bool = True, secrets: Sequence[str] = (),
 ) -> list[pa.RecordBatch]:  # fmt: skip
     """Return rows of dead letters in the given order, with large bodies in several batches.
 
     Args:
         columns: arrays, or single values for all rows, by the names of `RowBatch.columns()` and of
-            the kind's own columns. `reason` and at least one array are required. Bytes of a text
-            that are not UTF-8 become the replacement character; `body` stays as it is.
+            the kind's own columns. `reason` and at least one array are required; `body` is an
+            array. Bytes of a text that are not UTF-8 become the replacement character; `body` stays
+            as it is.
         first_ordinal: number of dead letters that the task attempt gave up before these. It keeps
             the dead letters of a key in order.
         include_body: False stores only length and digest, so a backfill cannot send the message.
@@ -362,17 +344,22 @@ def dead_letter_rows(
     Raises:
         ValueError: an unknown column or reason, or columns of different lengths.
     """
+    import pyarrow.compute as pc
+
     values = _named(columns)
     count = _count(values)
     _check_words("reason", values["reason"], REASONS)
     for name in _TEXTS:
         if name in values:
-            values[name] = _clean(values[name], tuple(secrets))
-    lengths = _body_lengths(values.get("body"), count)
-    values.setdefault("body_bytes", pa.array(lengths, pa.int64()))
-    ordinals = np.arange(first_ordinal, first_ordinal + count, dtype=np.int64)
-    values["ordinal"] = pa.array(ordinals)
-    values.setdefault("letter_id", _letter_ids(ordinals))
+            values[name] = _clean(values[name], secrets)
+    lengths = np.zeros(count, np.int64)
+    if "body" in values:
+        lengths = np.asarray(pc.fill_null(pc.binary_length(values["body"]), 0), np.int64)
+    values.setdefault("body_bytes", pa.array(lengths))
+    values["ordinal"] = ordinals = pa.array(np.arange(first_ordinal, first_ordinal + count))
+    prefix = pa.scalar(uuid.uuid4().hex)
+    letter_ids = pc.binary_join_element_wise(prefix, ordinals.cast(pa.string()), "-")
+    values.setdefault("letter_id", letter_ids)
     return [
         _rows(_slice(values, start, stop), stop - start, ctx, include_body=include_body)
         for start, stop in _cuts(lengths)
@@ -384,7 +371,7 @@ def _rows(
 ) -> pa.RecordBatch:
     body = values.get("body")
     if not include_body and body is not None:
-        values |= {"body": None, "body_sha256": _digests(body)}
+        values |= {"body": None, "body_sha256": digests(body)}
     texts = {
         name: valid_text(value, LEDGER_SCHEMA.field(name).type)
         for name, value in values.items()
@@ -434,14 +421,14 @@ def _count(values: Mapping[str, Any]) -> int:
 
 
 def _check_words(name: str, words: Any, known: Sequence[str]) -> None:
-    is_column = isinstance(words, (pa.Array, pa.ChunkedArray))
-    texts = words.unique().to_pylist() if is_column else words
-    unique = {texts} if isinstance(texts, str) else set(texts)
+    if isinstance(words, (pa.Array, pa.ChunkedArray)):
+        words = words.unique().to_pylist()
+    unique = {words} if isinstance(words, str) else set(words)
     if wrong := ", ".join(sorted(map(repr, unique.difference(known)))):
         raise ValueError(f"{name} {wrong} is none of {', '.join(known)}")
 
 
-def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:
+def _clean(texts: Any, secrets: Sequence[str]) -> Any:
     """Mask secrets in texts. Clean each distinct text once, because errors repeat."""
     if isinstance(texts, str):
         return storable(texts, secrets=secrets)
@@ -450,32 +437,14 @@ def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:
     return pa.array(words, pa.string()).take(encoded.indices)
 
 
-def _body_lengths(body: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if body is None:
-        return np.zeros(count, np.int64)
-    if not isinstance(body, pa.Array):
-        return np.full(count, len(body), np.int64)
-    import pyarrow.compute as pc
-
-    return np.asarray(pc.fill_null(pc.binary_length(body), 0), np.int64)
-
-
-def _letter_ids(ordinals: np.ndarray[Any, Any]) -> pa.Array:
-    import pyarrow.compute as pc
-
-    numbers = pa.array(ordinals).cast(pa.string())
-    return pc.binary_join_element_wise(pa.scalar(uuid.uuid4().hex), numbers, "-")
-
-
-def _cuts(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    ends = np.cumsum(lengths)
-    cuts, start = [], 0
+def _cuts(lengths: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of batches whose bodies have at most `_BATCH_BYTES`, or of one row."""
+    ends, start = np.cumsum(lengths), 0
     while start < len(lengths):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")))
-        cuts.append((start, stop))
+        limit = _BATCH_BYTES + (int(ends[start - 1]) if start else 0)
+        stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
+        yield start, stop
         start = stop
-    return cuts
 
 
 def _slice(values: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -485,10 +454,10 @@ def _slice(values: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
     }
 
 
-def _digests(body: Any) -> Any:
-    if not isinstance(body, pa.Array):
-        return hashlib.sha256(body).hexdigest()
-    return [None if b is None else hashlib.sha256(b).hexdigest() for b in body.to_pylist()]
+def digests(bodies: pa.Array) -> pa.Array:
+    """Return the column `body_sha256` of bodies; null for null."""
+    each = (None if b is None else hashlib.sha256(b).hexdigest() for b in bodies.to_pylist())
+    return pa.array(each, pa.string())
 
 
 def valid_text(array: pa.Array, type_: pa.DataType) -> pa.Array:

@@ -1,6 +1,6 @@
 """The schema of the ledger's one wide, append-only table, for pyarrow and for Spark.
 
-Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`).
+Every row has a `kind`, which is the partition column, and says who wrote it (`records.RunContext`).
 Columns that the row's kind does not use are null. The columns of a dead letter have the names of
 the row contract, so the sink can send a dead letter like any other row.
 """
@@ -182,12 +182,6 @@ COLUMNS: Final[tuple[Column, ...]] = (
 
 SEQUENCE: Final = "sequence"
 """Column that orders rows by their appends, not by clocks. A later row has a greater number."""
-
-RUN_COLUMNS: Final = (
-    "query_id", "run_id", "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id",
-    "attempt_number", "worker", "lane",
-)  # fmt: skip
-"""Columns that say who wrote a row; the fields of `records.RunContext`."""
 
 LEDGER_SCHEMA: Final = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,8 +20,8 @@ from pyarrow import fs
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import StoredFile, open_table, stored_files
 from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.records import replaced
 from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA
-from rocket_sink.ledger.upkeep.expire import replaced
 from rocket_sink.ledger.upkeep.rewrite import read_file, rewrite
 
 ERASED: Final = "erased: "
@@ -70,10 +71,7 @@ def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> 
         files = [file for file in stored_files(place, table) if file.kind == DEAD_LETTER]
         counts = {file: _count(place, file, wanted)[0] for file in files}
         touched = [file for file, count in counts.items() if count]
-
-        def change(batch: pa.RecordBatch) -> pa.RecordBatch:
-            return _without_contents(batch, wanted, reason)
-
+        change = partial(_without_contents, letters=wanted, reason=reason)
         if not touched or rewrite(place, table, [[file] for file in touched], change):
             deleted, loose = _delete_old(place)
             return Erased(sum(counts.values()), 0, deleted, loose)

@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ from rocket_sink.ledger.append.table import check_table, open_for_commits
 from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query.duckdb_reader import reader_of
+from rocket_sink.ledger.records import digests, replaced
 from rocket_sink.ledger.schema import (
     BACKFILL,
     DEAD_LETTER,
@@ -170,10 +171,9 @@ def expire(
         stays = pc.or_(*(pc.is_in(n, needed[kind]) for n in (batch["letter_id"], epochs)))
         return is_old, pc.and_not(is_old, stays)
 
-    expired = Expired({}, {})
+    rows, kept, cleared = Counter[str](), Counter[str](), 0
     dropped: list[StoredFile] = []
     changed: list[StoredFile] = []
-    cleared = 0
     for file in stored_files(place, table):
         before = before_us.get(file.kind)
         is_old = before is not None and (file.oldest is None or micros(file.oldest) < before)
@@ -188,8 +188,8 @@ def expire(
             if has_bodies:
                 spent += pc.and_not(pc.is_in(batch["letter_id"], bodies), goes).true_count
         if old:
-            expired.rows[file.kind] = expired.rows.get(file.kind, 0) + gone
-            expired.kept[file.kind] = expired.kept.get(file.kind, 0) + old - gone
+            rows[file.kind] += gone
+            kept[file.kind] += old - gone
         if gone and gone == file.rows:
             dropped.append(file)
         elif gone or spent:
@@ -204,7 +204,7 @@ def expire(
             return _without_bodies(batch, bodies) if kind == DEAD_LETTER else batch
 
         is_done = rewrite(place, table, [[file] for file in changed], change, dropped)
-    return Expired(expired.rows, expired.kept, cleared, len(dropped) + len(changed), not is_done)
+    return Expired(dict(rows), dict(kept), cleared, len(dropped) + len(changed), not is_done)
 
 
 _KEY: Final = "concat(query_id, ' ', CAST(epoch AS STRING)) AS name"
@@ -240,12 +240,7 @@ def _needed(query: Query, kind: str, before_us: Mapping[str, int]) -> pa.Array:
     """Return the names of a kind's rows that stay at any age; see `_NEEDED`."""
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no kind of ledger row")
-    young = {
-        f"young_{name}": f"at >= timestamp_micros({before_us[name]})"
-        if name in before_us
-        else "true"
-        for name in KINDS
-    }
+    young = {f"young_{name}": f"at >= timestamp_micros({before_us.get(name, 0)})" for name in KINDS}
     sources = " UNION ALL ".join(_NEEDED.get(kind, ())).format(**young)
     return _names(query, sources) if sources else pa.array([], pa.string())
 
@@ -282,21 +277,13 @@ def _spent_letters(query: Query, before_us: int) -> pa.Array:
 
 def _without_bodies(batch: pa.RecordBatch, letters: pa.Array) -> pa.RecordBatch:
     """Return the rows with a digest instead of the body for the letters with these ids."""
-    bare = pc.and_(pc.is_in(batch["letter_id"], letters), pc.is_valid(batch["body"]))
-    digests = [
-        hashlib.sha256(body).hexdigest() if goes else None
-        for goes, body in zip(bare.to_pylist(), batch["body"].to_pylist(), strict=True)
-    ]
-    columns: dict[str, Any] = {
-        "body": pc.if_else(bare, pa.scalar(None, pa.binary()), batch["body"]),
-        "body_sha256": pc.coalesce(pa.array(digests, pa.string()), batch["body_sha256"]),
-    }
-    return replaced(batch, columns)
-
-
-def replaced(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """Return the rows with these columns replaced."""
-    for name, values in columns.items():
-        place = batch.schema.get_field_index(name)
-        batch = batch.set_column(place, batch.schema.field(place), values)
-    return batch
+    bare = pc.is_in(batch["letter_id"], letters)
+    nothing = pa.scalar(None, pa.binary())
+    dropped = digests(pc.if_else(bare, batch["body"], nothing))
+    return replaced(
+        batch,
+        {
+            "body": pc.if_else(bare, nothing, batch["body"]),
+            "body_sha256": pc.coalesce(dropped, batch["body_sha256"]),
+        },
+    )
