@@ -9,7 +9,7 @@ the rows are durable before the epoch ends. (`DAGScheduler.updateAccumulators`,
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
@@ -19,9 +19,6 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.transport.handed import HandedRows, spool_handed
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
 
 _LOG: Final = log.logger(__name__)
 _ATTRIBUTE: Final = "_rocket_sink_handed_rows"
@@ -101,12 +98,12 @@ def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
             "ledgerVia=spark in foreach needs an accumulator, which Spark Connect does not have: "
             'use format("rocketmq"), or ledgerVia=spool with a ledger that tasks can write to'
         )
-    context: SparkContext = session.sparkContext
+    context = session.sparkContext
     place = resolve_path(options.ledger)
     if place.is_local and options.ledger_via == "auto":
         return None
+    accumulators: dict[LedgerPath, RowsByAccumulator]
     accumulators = context.__dict__.setdefault(_ATTRIBUTE, {})
     if place not in accumulators:
         accumulators[place] = RowsByAccumulator(context.accumulator([], _RowsOnDriver(place)))
-    accumulator: RowsByAccumulator = accumulators[place]
-    return accumulator
+    return accumulators[place]

@@ -29,7 +29,6 @@ FILES_DDL: Final = "files STRING"
 OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function that `mapInArrow` takes."""
 
-_KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 """Bytes of a Parquet row group, at least."""
 
@@ -63,7 +62,7 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
     filesystem, files = place.filesystem(), dict[str, _KindFile]()
     try:
         for batch in batches:
-            column = batch.column(_KIND)
+            column = batch.column("kind")
             kinds = pc.unique(column).to_pylist()
             with errors():
                 for kind in kinds:
@@ -135,12 +134,10 @@ class _KindFile:
 
     def abort(self) -> None:
         """Remove the file; never raises."""
-        with contextlib.suppress(Exception):
-            self._writer.close()
-        with contextlib.suppress(Exception):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self._filesystem.delete_file(self._path)
+        delete = partial(self._filesystem.delete_file, self._path)
+        for step in (self._writer.close, self._file.close, delete):
+            with contextlib.suppress(Exception):
+                step()
 
     def _flush(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0

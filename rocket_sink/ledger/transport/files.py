@@ -24,11 +24,13 @@ import contextlib
 import re
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, make_folder_of
@@ -36,10 +38,6 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
 from rocket_sink.ledger.transport.stream import read_batches
 from rocket_sink.owner import Owner, this_process
-
-if TYPE_CHECKING:
-    from pyarrow import fs
-
 
 OPEN: Final = ".open"
 SEALED: Final = ".arrow"
@@ -68,8 +66,6 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     Raises:
         OSError: the folder cannot be listed.
     """
-    from pyarrow import fs
-
     folder, start = place.spool, f"{folder_part(ctx.query_id)}_{ctx.epoch}_"
     if place.is_local:
         folder, start = f"{folder}/{folder_part(ctx.query_id)}/{ctx.epoch}", ""
@@ -79,14 +75,8 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     except FileNotFoundError:
         # Arrow lists first, and then checks that the folder exists. A task made it in between.
         infos = filesystem.get_file_info(selector)
-    names = [info.base_name for info in infos if info.base_name.startswith(start)]
-    return 1 + max(map(_number, names), default=0)
-
-
-def _number(name: str) -> int:
-    """Return the number in a file's name; 0 for names that this module did not make."""
-    parts = name.partition("~")[0].split("-")
-    return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
+    names = (_parsed(info) for info in infos if info.base_name.startswith(start))
+    return 1 + max((name.number for name in names), default=0)
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
@@ -96,32 +86,45 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
     """
     infos = _files(place, filesystem)
     files = [info for info in infos if info.extension == SEALED[1:]]
-    latest: dict[tuple[str, str], int] = {}
-    for info in files:
-        task = _task(info)
-        latest[task] = max(_number(info.base_name), latest.get(task, 0))
+    latest: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    for query, epoch, partition, number in map(_parsed, files):
+        latest[query, epoch, partition] = max(number, latest[query, epoch, partition])
     for info in infos:
         if info.extension == OPEN[1:]:
-            folder, partition = _task(info)
-            later = max(latest.get((folder, name), 0) for name in (partition, _DRIVER))
-            if _is_abandoned(info, is_over=_number(info.base_name) < later):
+            query, epoch, partition, number = _parsed(info)
+            later = max(latest[query, epoch, name] for name in (partition, _DRIVER))
+            if _is_abandoned(info, is_over=number < later):
                 files += _take(info, filesystem)
+    files.sort(key=lambda info: info.mtime_ns or 0)
     first_ns: dict[str, int] = {}
     for info in files:
-        query, _ = _epoch(info)
-        first_ns[query] = min(info.mtime_ns or 0, first_ns.get(query, info.mtime_ns or 0))
-    return sorted(files, key=lambda info: (first_ns[_epoch(info)[0]], *_order_in_query(info)))
+        first_ns.setdefault(_parsed(info).query, info.mtime_ns or 0)
+
+    def order(info: fs.FileInfo) -> tuple[int, str, int, int, int, str]:
+        query, epoch, _, number = _parsed(info)
+        epoch_number = int(epoch) if epoch.isdigit() else -1
+        return first_ns[query], query, epoch_number, number, info.mtime_ns or 0, info.path
+
+    return sorted(files, key=order)
 
 
-def _task(info: fs.FileInfo) -> tuple[str, str]:
-    """Return the folder of the file, and its partition."""
-    return info.path.rpartition("/")[0], info.base_name.partition("-")[0]
+class _Name(NamedTuple):
+    """The parts of a spool file's name: query as in `folder_part`, epoch, partition and number."""
+
+    query: str
+    epoch: str
+    partition: str
+    number: int
 
 
-def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
-    query, epoch = _epoch(info)
-    number = int(epoch) if epoch.isdigit() else -1
-    return query, number, _number(info.base_name), info.mtime_ns or 0, info.path
+def _parsed(info: fs.FileInfo) -> _Name:
+    """Return the parts of the file's name; the number is 0 if this module did not make the name."""
+    query, epoch, name = info.path.split("/")[-3:]
+    if name.startswith("q-"):
+        query, epoch, name = name.split("_", 2)
+    parts = name.partition("~")[0].split("-")
+    is_ours = len(parts) >= 4 and parts[-2].isdigit()
+    return _Name(query, epoch, parts[0], int(parts[-2]) if is_ours else 0)
 
 
 def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
@@ -145,7 +148,8 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
     """Return (query as in `path_part`, epoch) of the ledger's spool files, open and sealed."""
     infos = (info for spool in place.spools for info in _files(spool, spool.filesystem()))
-    return {(query.removeprefix(folder_part("")), epoch) for query, epoch in map(_epoch, infos)}
+    names = map(_parsed, infos)
+    return {(name.query.removeprefix(folder_part("")), name.epoch) for name in names}
 
 
 def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
@@ -179,14 +183,6 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
     return rows.select([*names]).append_column("kind", kinds).filter(pc.is_valid(kinds))
 
 
-def _epoch(info: fs.FileInfo) -> tuple[str, str]:
-    """Return the file's query, as in `folder_part`, and its epoch."""
-    query, epoch, name = info.path.split("/")[-3:]
-    if name.startswith("q-"):
-        query, epoch, _ = name.split("_", 2)
-    return query, epoch
-
-
 def quarantined(place: LedgerPath) -> list[str]:
     """Return the paths of damaged files that folds of the ledger have set aside."""
     folders = [(spool.filesystem(), spool.quarantine) for spool in place.spools]
@@ -208,8 +204,6 @@ def _files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
 
 
 def _listed(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    from pyarrow import fs
-
     selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
     with failing("cannot list the spool", folder):
         infos: list[fs.FileInfo] = filesystem.get_file_info(selector)

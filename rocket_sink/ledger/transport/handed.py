@@ -86,18 +86,14 @@ def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) 
     Raises:
         LedgerError: the rows cannot be written.
     """
-    *others, last = place.spools
-    for spool in others if in_store else ():
+    spools = place.spools if in_store else place.spools[-1:]
+    for spool in spools:
         try:
-            _spool(spool, rows)
-        except LedgerError as error:
-            _LOG.warning("%s. The rows wait in %s", error, last.spool)
-        else:
+            writer = SpoolWriter(spool, rows.ctx)
+            writer.put(rows.stream)
+            writer.seal()
             return
-    _spool(last, rows)
-
-
-def _spool(place: LedgerPath, rows: HandedRows) -> None:
-    writer = SpoolWriter(place, rows.ctx)
-    writer.put(rows.stream)
-    writer.seal()
+        except LedgerError as error:
+            if spool is spools[-1]:
+                raise
+            _LOG.warning("%s. The rows wait in %s", error, spools[-1].spool)

@@ -16,16 +16,14 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
+from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.path import first_line, is_object_store
 from rocket_sink.ledger.schema import IN_FLIGHT, KINDS, LEDGER_SCHEMA, MOMENTS_US, SEND
-
-if TYPE_CHECKING:
-    from pyarrow import fs
 
 _HEADER: Final = struct.Struct("<4sIQQ")
 _SIZE: Final = _HEADER.size

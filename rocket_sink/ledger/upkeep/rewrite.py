@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 _BATCH_ROWS: Final = 8192
 _TRIES: Final = 10
 
-Change = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""A function that takes a batch and returns the rows that stay, perhaps changed."""
-
 
 def read_file(
     place: LedgerPath, file: StoredFile, columns: Sequence[str] | None = None
@@ -62,11 +59,13 @@ def read_file(
 
 def rewrite(
     place: LedgerPath, table: DeltaTable, groups: Sequence[Sequence[StoredFile]],
-    change: Change = lambda batch: batch, dropped: Sequence[StoredFile] = (),
+    change: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+    dropped: Sequence[StoredFile] = (),
 ) -> bool:  # fmt: skip
     """Replace each group of files by one file per kind with the rows that `change` returns.
 
     Args:
+        change: a function that takes a batch and returns the rows that stay, perhaps changed.
         dropped: files that are removed with all their rows.
 
     Returns:
