@@ -21,11 +21,8 @@ from rocket_sink.text import clean
 Query = Callable[[str], pa.Table]
 """A function that runs a query over the views of one ledger."""
 
+REQUESTS: Final = views.REQUESTS
 STORED: Final = "outcome IN ('acked', 'acked_degraded')"
-REQUESTS: Final = (
-    "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
-)
-"""Term for the number of attempts. A row with `wire_bytes` 0 is about a wait and not an attempt."""
 BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
 _CLASSES: Final = 100
 """Number of histogram classes between x and e * x: each class is 1 % wide."""

@@ -83,6 +83,10 @@ _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
 _REPEATED: Final = f"SEMI JOIN repeated_epochs r ON {_same('e', 'r', _EPOCH)}"
 _OF_A_TASK: Final = "(partition IS NOT NULL OR coalesce(lane, '') = 'table')"
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
+REQUESTS: Final = (
+    "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
+)
+"""Term for the number of attempts. A row with `wire_bytes` 0 is about a wait and not an attempt."""
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 
@@ -161,24 +165,23 @@ VIEWS: Final = {
         FROM (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) e
         {_REPEATED}
         GROUP BY {", ".join(_ATTEMPT)}""",
+    # `_current` is false if another run of the epoch was confirmed. The view `task_runs` joins the
+    # few runs, because a window over all task attempts would have to sort them.
     "runs": """
-        SELECT r.*, coalesce(r.run_id = c.confirmed_run_id, false) AS _confirmed
+        SELECT r.*, c.epoch IS NOT NULL OR NOT bool_or(_has_complete AND c.epoch IS NOT NULL)
+            OVER (PARTITION BY r.query_id, r.epoch) AS _current
         FROM (
             SELECT query_id, epoch, run_id, max(_order) AS _run_order, max(at) AS _run_at,
                 bool_or(complete) AS _has_complete
             FROM task_sums GROUP BY query_id, epoch, run_id
-        ) r LEFT JOIN confirmations c ON r.query_id = c.query_id AND r.epoch = c.epoch""",
-    # `_current` is false if another run of the epoch was confirmed. The view joins the few runs,
-    # because a window over all task attempts would have to sort them.
+        ) r LEFT JOIN confirmations c ON r.query_id = c.query_id AND r.epoch = c.epoch
+            AND r.run_id = c.confirmed_run_id""",
     "task_runs": """
         SELECT t.*, r._run_order, r._run_at, r._current
-        FROM task_sums t JOIN (
-            SELECT *, _confirmed OR NOT bool_or(_has_complete AND _confirmed)
-                OVER (PARTITION BY query_id, epoch) AS _current FROM runs
-        ) r ON t.query_id = r.query_id AND t.epoch = r.epoch AND t.run_id = r.run_id""",
+        FROM task_sums t JOIN runs r USING (query_id, epoch, run_id)""",
     # `_has_partition` is true for exactly one current attempt of each partition.
     "repeated_accounts": f"""
-        SELECT {", ".join(_ACCOUNTS)}, _order, _current, _current AND _nth = 1 AS _has_partition,
+        SELECT {", ".join(_ACCOUNTS)}, _order, _current AND _nth = 1 AS _has_partition,
             complete AND _current AND _nth = 1 AS counts
         FROM (
             SELECT *, row_number() OVER (
@@ -188,8 +191,8 @@ VIEWS: Final = {
             ) AS _nth FROM task_runs
         ) t""",
     "accounts": f"""
-        SELECT {", ".join(_ACCOUNTS)}, sequence AS _order, true AS _current,
-            true AS _has_partition, complete AS counts
+        SELECT {", ".join(_ACCOUNTS)}, sequence AS _order, true AS _has_partition,
+            complete AS counts
         FROM (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) e
         ANTI JOIN repeated_epochs r ON {_same("e", "r", _EPOCH)}
         UNION ALL SELECT * FROM repeated_accounts""",
@@ -255,8 +258,7 @@ VIEWS: Final = {
     # nothing. In the foreachBatch lane the commit of an epoch's rows confirms the epoch. A failed
     # send of `TableProducer` counts as no rows: its caller gets the error, and no attempt follows.
     "epochs": f"""
-        SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
-            coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
+        SELECT query_id, epoch, coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
             coalesce(e.at, c.confirmed_at) AS at,
             (coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
                 OR coalesce(e.lane = 'table' AND e._counted = 0, false))
@@ -267,15 +269,11 @@ VIEWS: Final = {
             {_each("coalesce(s.{0}, 0) AS {0}", ("superseded_attempts", "superseded_rows"))},
             e.duration_ms AS duration_ms, c.batch_duration_ms AS batch_duration_ms,
             e.first_error AS first_error
-        FROM epoch_sums e FULL OUTER JOIN confirmations c
-        ON e.query_id = c.query_id AND e.epoch = c.epoch
-        LEFT JOIN superseded s ON s.query_id = coalesce(e.query_id, c.query_id)
-            AND s.epoch = coalesce(e.epoch, c.epoch)""",
+        FROM epoch_sums e FULL OUTER JOIN confirmations c USING (query_id, epoch)
+        LEFT JOIN superseded s USING (query_id, epoch)""",
     "task_sends": f"""
         SELECT {", ".join(_ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
-            max(worker) AS worker, CAST(sum(
-                CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END
-            ) AS BIGINT) AS send_attempts,
+            max(worker) AS worker, {REQUESTS} AS send_attempts,
             CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
                 AS in_flight
         FROM sends GROUP BY {", ".join(_ATTEMPT)}""",
@@ -308,7 +306,7 @@ VIEWS: Final = {
             SELECT query_id, epoch, max(at) AS ended_at,
                 {_each("max_by({0}, sequence) AS {0}", _ENDED)}
             FROM epoch_ends GROUP BY query_id, epoch
-        ) e ON h.query_id = e.query_id AND h.epoch = e.epoch""",
+        ) e USING (query_id, epoch)""",
 }
 """{name: query over `ledger_rows` (the whole table) and earlier views}."""
 
