@@ -73,12 +73,7 @@ class Lease:
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> bool:
-        """Take the lock; return False if another live holder had it all the time.
-
-        Args:
-            wait_s: longest wait; None: no limit.
-            on_wait: called once with the holder's description before the first wait.
-        """
+        """Take the lock, as `LedgerLock.acquire`."""
         make_folder_of(self._fs, self._path)
         poll_s = min(_POLL_S, self._lease_s / _BEATS)
         self._lost = False
@@ -188,23 +183,16 @@ ENDS_LOCK: Final = "transactions.lock"
 class LedgerLock:
     """A lock of the ledger, by name; not for two threads at once.
 
-    Args:
-        lease_s: time for which a killed holder on another host blocks others, in an object store.
-
     Raises from all methods:
         LedgerError: the ledger's folder cannot be read or written, or is not safe to write in.
     """
 
-    def __init__(
-        self, place: LedgerPath, name: str = LOCK_NAME, *, lease_s: float = LEASE_S
-    ) -> None:
+    def __init__(self, place: LedgerPath, name: str = LOCK_NAME) -> None:
         self._place = place
         self._path = f"{place.locks}/{name}"
-        self._lock: FileLock | Lease
-        if place.is_local:
-            self._lock = FileLock(Path(self._path))
-        else:
-            self._lock = Lease(place.filesystem(), self._path, lease_s=lease_s)
+        self._lock: FileLock | Lease = (
+            FileLock(Path(self._path)) if place.is_local else Lease(place.filesystem(), self._path)
+        )
 
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None

@@ -96,7 +96,8 @@ HOLDER = """
     from rocket_sink.ledger.lock import LedgerLock
     from rocket_sink.ledger.path import resolve_path
     lease._SETTLE_S = 0.3
-    lock = LedgerLock(resolve_path(sys.argv[1]), lease_s=3)
+    lock = LedgerLock(resolve_path(sys.argv[1]))
+    lock._lock._lease_s = 3
     assert lock.acquire(0)
     print("held", flush=True)
     sys.stdin.read()

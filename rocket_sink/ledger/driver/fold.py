@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 from pyarrow import fs
@@ -40,7 +40,7 @@ from rocket_sink.ledger.append.table import (
     prove_executors,
     table_version,
 )
-from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.lock import LedgerLock, ledger_lock
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, failing, first_line, resolve_path
 from rocket_sink.ledger.query.pending_keys import release
@@ -141,14 +141,7 @@ _Rows = list[pa.RecordBatch]
 _Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 
 _LOG: Final = log.logger(__name__)
-_FAULT_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
-
-
-class _Fault(NamedTuple):
-    """The reason why the rows of a file cannot be folded."""
-
-    damaged: bool
-    text: str
+_ERROR_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
 
 
 @dataclass(frozen=True)
@@ -200,18 +193,13 @@ def fold(
     prove_executors(spark, place)
     summary = FoldSummary()
     for spool in spools:
-        lock = LedgerLock(spool)
-        if not lock.acquire(wait_s):
-            return replace(summary, busy=True, holder=lock.holder())
-        # The file system refuses links, which another user may have put there.
-        refused = failing(f"cannot fold the ledger {place}", place.uri, "", (PermissionError,))
-        try:
-            with refused:
-                summary = _Folder(
-                    spark, place, spool, on_step or (lambda step: None), lock.check, summary
-                ).run()
-        finally:
-            lock.release()
+        with ledger_lock(spool, wait_s) as lock:
+            if lock is None:
+                return replace(summary, busy=True, holder=LedgerLock(spool).holder())
+            step = on_step or (lambda step: None)
+            # The file system refuses links, which another user may have put there.
+            with failing(f"cannot fold the ledger {place}", place.uri, "", (PermissionError,)):
+                summary = _Folder(spark, place, spool, step, lock.check, summary).run()
     if place in spools:
         release(spark, place)
     return replace(summary, duration_ms=(time.monotonic() - started_s) * 1000)
@@ -314,7 +302,7 @@ class _Folder:
             rows = None
             if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
                 rows = self._read(manifest)
-            manifest = self._sound(manifest, self._faults(manifest, rows))
+            manifest = self._sound(manifest, self._errors(manifest, rows))
             if not manifest.files:
                 self._notes.remove(manifest.name)
                 return
@@ -330,7 +318,7 @@ class _Folder:
         self._step("finished")
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
-    def _sound(self, manifest: Manifest, wrong: Mapping[str, _Fault]) -> Manifest:
+    def _sound(self, manifest: Manifest, wrong: Mapping[str, LedgerError]) -> Manifest:
         """Return the manifest without the files that cannot be folded, and set damaged files aside.
 
         Replace the stored manifest before files are moved, so it never names a missing file. This
@@ -344,40 +332,41 @@ class _Folder:
             self._notes, self._spool, manifest.ledger_id, manifest.number, infos,
             manifest.table_version,
         )  # fmt: skip
-        for path, fault in wrong.items():
-            if fault.damaged:
+        for path, error in wrong.items():
+            if isinstance(error, DamagedSpoolError):
                 moved = put_aside(self._spool, self._fs, path)
-                _LOG.error("%s; it is put aside as %s; the table lacks its rows", fault.text, moved)
-                self._summary = replace(self._summary, damaged=(*self._summary.damaged, moved))
+                _LOG.error("%s; it is put aside as %s; the table lacks its rows", error, moved)
+                self._add(damaged=(moved,))
             else:
-                _LOG.warning("%s; it stays there; the table lacks its rows", fault.text)
-                self._summary = replace(self._summary, left=(*self._summary.left, path))
+                _LOG.warning("%s; it stays there; the table lacks its rows", error)
+                self._add(left=(path,))
         return manifest
 
-    def _read(self, manifest: Manifest) -> dict[str, _Rows | _Fault]:
+    def _read(self, manifest: Manifest) -> dict[str, _Rows | LedgerError]:
         """Read several files at a time, because each answer of a store takes some milliseconds."""
         paths = manifest.paths(self._spool)
-        read = partial(_rows_or_fault, self._fs)
+        read = partial(_rows_or_error, self._fs)
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 return dict(zip(paths, pool.map(read, paths), strict=True))
         except RuntimeError:  # Python starts no threads while it exits.
             return {path: read(path) for path in paths}
 
-    def _faults(
-        self, manifest: Manifest, rows: Mapping[str, _Rows | _Fault] | None
-    ) -> dict[str, _Fault]:
-        """Return the faults by path. If the driver has read no `rows`, let tasks read the files.
+    def _errors(
+        self, manifest: Manifest, rows: Mapping[str, _Rows | LedgerError] | None
+    ) -> dict[str, LedgerError]:
+        """Return, by path, why files cannot be folded. If the driver has read no `rows`, let tasks
+        read the files.
 
         The tasks of the append read each file again. They could not look for faults first: a file
         may exceed the memory, so they append its first rows before they read its end.
         """
         if rows is not None:
-            return {path: fault for path, fault in rows.items() if isinstance(fault, _Fault)}
-        tasks, read = self._tasks(manifest.paths(self._spool), _fault_rows)
+            return {path: error for path, error in rows.items() if isinstance(error, LedgerError)}
+        tasks, read = self._tasks(manifest.paths(self._spool), _error_rows)
         return {
-            row.path: _Fault(row.damaged, row.text)
-            for row in tasks.mapInArrow(read, _FAULT_DDL).collect()
+            row.path: (DamagedSpoolError if row.damaged else LedgerError)(row.text)
+            for row in tasks.mapInArrow(read, _ERROR_DDL).collect()
         }
 
     def _check_there(self, manifest: Manifest) -> None:
@@ -392,7 +381,7 @@ class _Folder:
             )
 
     def _append(
-        self, manifest: Manifest, read: Mapping[str, _Rows | _Fault] | None, app_id: str
+        self, manifest: Manifest, read: Mapping[str, _Rows | LedgerError] | None, app_id: str
     ) -> bool:
         """Append rows that the driver has read, or let tasks read them; return `Append.is_own`."""
         paths = manifest.paths(self._spool)
@@ -427,30 +416,39 @@ class _Folder:
         """Return a frame with a row per task, and a function that reads each task's files."""
         files, infos = iter(enumerate(paths)), self._fs.get_file_info(paths)
         bins = [list(islice(files, len(share))) for share in _shares(infos, TASK_BYTES)]
-        return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
+        spool = self._spool
+
+        def read_bins(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            filesystem = spool.filesystem()
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    for file in bins[index]:
+                        yield from read(file, filesystem)
+
+        return self._spark.range(0, len(bins), 1, len(bins)), read_bins
 
     def _check_ours(self, manifest: Manifest) -> None:
         """Check that Delta accepted this manifest's fold. In a store the lock may have two holders,
         though rarely. Then both append under one number."""
         if self._spool.is_local:
             return
-        is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
-        if is_ours:
-            return
         path = self._notes.where(manifest.name)
-        text = (
-            f"two folds of the ledger {self._place} ran at once, and the other one took the "
-            f"number {manifest.number}; delete {path} and fold again: no row is lost"
-        )
+        is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
         if is_ours is None:
-            text = (
+            raise LedgerError(
                 f"it is not known whether the rows of an unfinished fold of the ledger "
                 f"{self._place} are in, for the table's log no longer reaches back to it. If "
                 f"the table holds the rows of the spool files that {path} lists (query and epoch "
                 "are in their names), delete these files, then the manifest; else delete the "
-                "manifest"
+                "manifest",
+                path=path,
             )
-        raise LedgerError(text, path=path)
+        if not is_ours:
+            raise LedgerError(
+                f"two folds of the ledger {self._place} ran at once, and the other one took the "
+                f"number {manifest.number}; delete {path} and fold again: no row is lost",
+                path=path,
+            )
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -461,9 +459,9 @@ class _Folder:
                 Path(path).parent.rmdir()
                 Path(path).parent.parent.rmdir()
 
-    def _add(self, **amounts: int) -> None:
-        counts = {name: getattr(self._summary, name) + n for name, n in amounts.items()}
-        self._summary = replace(self._summary, **counts)
+    def _add(self, **more: Any) -> None:
+        sums = {name: getattr(self._summary, name) + value for name, value in more.items()}
+        self._summary = replace(self._summary, **sums)
 
 
 def _shares(files: list[fs.FileInfo], most_bytes: int) -> Iterator[list[fs.FileInfo]]:
@@ -485,31 +483,18 @@ def _read_file(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterato
     return in_order(read_batches(path, filesystem), sequence, number)
 
 
-def _rows_or_fault(filesystem: fs.FileSystem, path: str) -> _Rows | _Fault:
+def _rows_or_error(filesystem: fs.FileSystem, path: str) -> _Rows | LedgerError:
     try:
         return list(read_batches(path, filesystem))
     except LedgerError as error:
-        return _fault(error)
+        return error
 
 
-def _fault(error: LedgerError) -> _Fault:
-    return _Fault(isinstance(error, DamagedSpoolError), str(error))
-
-
-def _fault_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+def _error_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
     try:
         for _ in read_batches(file[1], filesystem):
             pass
     except LedgerError as error:
-        yield pa.RecordBatch.from_pylist([{"path": file[1], **_fault(error)._asdict()}])
-
-
-def _reader(place: LedgerPath, bins: list[list[_File]], read_file: _Read) -> OverBatches:
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filesystem = place.filesystem()
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                for file in bins[index]:
-                    yield from read_file(file, filesystem)
-
-    return read
+        damaged = isinstance(error, DamagedSpoolError)
+        row = {"path": file[1], "damaged": damaged, "text": str(error)}
+        yield pa.RecordBatch.from_pylist([row])
