@@ -103,19 +103,20 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
     Raises:
         OSError, ValueError: pyarrow refuses the values.
     """
-    parts = urlsplit(uri)
+    parts, arguments = urlsplit(uri), dict[str, Any]()
+    before, _, after = parts.netloc.rpartition("@")
     if is_s3(uri):
         arguments = _s3_arguments(parts.netloc, properties)
     elif parts.scheme == "oss":
         arguments = _oss_arguments(properties)
     elif parts.scheme in ("abfs", "abfss"):
-        return _azure(parts.netloc, parts.path, properties)
-    else:
-        return None
-    if not arguments:
-        return None
-    bucket = parts.netloc.rpartition("@")[2]
-    return _s3(arguments), f"{bucket}{parts.path}"
+        key = properties.get(f"{_AZURE_KEY}{after}")
+        if before and key is not None:
+            from pyarrow import fs
+
+            account = after.partition(".")[0]
+            return fs.AzureFileSystem(account, account_key=key.reveal()), f"{before}{parts.path}"
+    return (_s3(arguments), f"{after}{parts.path}") if arguments else None
 
 
 def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
@@ -234,16 +235,3 @@ def _endpoint(address: str, scheme: str) -> dict[str, str]:
     """Return pyarrow's arguments for an address: `host`, `host:port` or a URL."""
     address_scheme, _, host = address.rpartition("://")
     return {"endpoint_override": host.rstrip("/"), "scheme": address_scheme or scheme}
-
-
-def _azure(
-    netloc: str, path: str, properties: Mapping[str, Secret]
-) -> tuple[fs.FileSystem, str] | None:
-    container, _, host = netloc.rpartition("@")
-    key = properties.get(f"{_AZURE_KEY}{host}")
-    if key is None or not container:
-        return None
-    from pyarrow import fs
-
-    account = host.partition(".")[0]
-    return fs.AzureFileSystem(account, account_key=key.reveal()), f"{container}{path}"

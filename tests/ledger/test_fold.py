@@ -177,10 +177,10 @@ def test_two_folds_at_once(spark, tables):
 def test_numbers_come_from_deltas_log(spark, tables):
     """Number folds by the log: a lost counter would repeat a number, and Delta would skip rows."""
     ledger_id = ensure_table(spark, resolve_path(tables))
-    before = last_txn_version(spark, str(tables), fold_app_id(ledger_id))
+    before = last_txn_version(spark, resolve_path(tables), fold_app_id(ledger_id))
     spool(str(tables), 9500)
     fold(spark, str(tables))
-    assert last_txn_version(spark, str(tables), fold_app_id(ledger_id)) == before + 1
+    assert last_txn_version(spark, resolve_path(tables), fold_app_id(ledger_id)) == before + 1
 
 
 def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
@@ -408,13 +408,13 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
 
 def test_files_that_are_all_damaged_make_no_commit(spark, tables):
     before = last_txn_version(
-        spark, str(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
+        spark, resolve_path(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
     )
     damage(spool(str(tables), 9900))
     summary = fold(spark, str(tables))
     assert (summary.folds, summary.rows, len(summary.damaged)) == (0, 0, 1)
     after = last_txn_version(
-        spark, str(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
+        spark, resolve_path(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
     )
     assert after == before
     shutil.rmtree(tables / "_spool" / "_quarantine")

@@ -18,6 +18,7 @@ from rocket_sink.ledger.append.table import (
 )
 from rocket_sink.ledger.driver import ledger as ledger_module
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
 from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
@@ -356,18 +357,18 @@ def test_another_schema_version_is_refused(spark, ledger, version):
 
 
 def test_a_ledger_ahead_of_its_checkpoint_is_refused(spark, ledger):
-    app_id = txn_app_id("ahead")
-    assert last_txn_version(spark, ledger.path, app_id) is None
-    check_not_ahead(spark, ledger.path, "ahead", 0)
+    app_id, place = txn_app_id("ahead"), resolve_path(ledger.path)
+    assert last_txn_version(spark, place, app_id) is None
+    check_not_ahead(spark, place, "ahead", 0)
     frame = spark.createDataFrame(pa.Table.from_batches([sends(context(query_id="ahead"))]))
     writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
     writer.option("txnVersion", 5).save(ledger.uri)
-    assert last_txn_version(spark, ledger.path, app_id) == 5
-    check_not_ahead(spark, ledger.path, "ahead", 5)  # The epoch was recorded before the crash.
-    check_not_ahead(spark, ledger.path, "ahead", 6)
-    check_not_ahead(spark, ledger.path, "another-query", 0)
+    assert last_txn_version(spark, place, app_id) == 5
+    check_not_ahead(spark, place, "ahead", 5)  # The epoch was recorded before the crash.
+    check_not_ahead(spark, place, "ahead", 6)
+    check_not_ahead(spark, place, "another-query", 0)
     with pytest.raises(CheckpointError, match=r"epochs up to 5 .* starts at epoch 4"):
-        check_not_ahead(spark, ledger.path, "ahead", 4)
+        check_not_ahead(spark, place, "ahead", 4)
 
 
 def test_no_secret_in_any_file_of_the_ledger(spark, tmp_path):

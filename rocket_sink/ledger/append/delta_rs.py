@@ -358,10 +358,8 @@ def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
     Raises:
         LedgerError: from `check_named`.
     """
-    rows = _added(table, "path", "partition.kind", "size_bytes", "num_records", "min.at")
-    files = [StoredFile(path, kind or "", size, n or 0, at) for path, kind, size, n, at in rows]
-    check_named(place.uri, files)
-    return files
+    facts = _added(place, table, "path", "partition.kind", "size_bytes", "num_records", "min.at")
+    return [StoredFile(path, kind, size, rows or 0, at) for path, kind, size, rows, at in facts]
 
 
 def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
@@ -372,20 +370,21 @@ def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
     """
     if place.is_local:
         check_files(place)
-    rows = _added(table, "path", "partition.kind")
-    check_named(place.uri, rows)
     files: dict[str, list[str]] = {}
-    for path, kind in rows:
+    for path, kind in _added(place, table, "path", "partition.kind"):
         files.setdefault(kind, []).append(path)
     return dict(sorted(files.items()))
 
 
-def _added(table: DeltaTable, *names: str) -> list[tuple[Any, ...]]:
-    """Return facts of each data file; None for statistics that the log does not have."""
+def _added(place: LedgerPath, table: DeltaTable, *names: str) -> list[tuple[Any, ...]]:
+    """Return facts of each data file, path and kind first, after `check_named`; None for statistics
+    that the log does not have."""
     # `pa.table` would import pandas, and so would a timestamp that becomes a Python value.
     facts = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     rows = facts.select([name for name in names if name in facts.column_names]).to_pylist()
-    return [tuple(map(row.get, names)) for row in rows]
+    files = [tuple(map(row.get, names)) for row in rows]
+    check_named(place.uri, files)
+    return files
 
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:

@@ -12,7 +12,9 @@ import errno
 import os
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import psutil
 
 from rocket_sink.errors import LedgerError
 
@@ -53,13 +55,12 @@ def check_links(folder: str) -> None:
 
 def _file_system(place: Path) -> str:
     """Return words for an error: the folder's file system, its type and mount point."""
-    mounts: list[tuple[str, str]] = []
+    disks: list[Any] = []
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
-        mounts = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+        disks = psutil.disk_partitions(all=True)
     above = {str(place.resolve()), *map(str, place.resolve().parents)}
-    matches = [mount for mount in mounts if mount[0] in above]
+    matches = [disk for disk in disks if disk.mountpoint in above]
     if not matches:
         return "this file system"
-    point, name = max(matches, key=lambda mount: len(mount[0]))
-    return f"the file system {name} at {point}"
+    disk = max(matches, key=lambda disk: len(disk.mountpoint))
+    return f"the file system {disk.fstype} at {disk.mountpoint}"

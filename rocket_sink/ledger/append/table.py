@@ -35,7 +35,7 @@ from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.append.links import check_links
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
+from rocket_sink.ledger.path import LedgerPath, first_line
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS, VERSION_PROPERTY
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import TOKENS, LedgerToken, token_names, worker_and_user
@@ -244,13 +244,12 @@ def fold_app_id(ledger_id: str) -> str:
     return f"rocket-sink/folds/{ledger_id}"
 
 
-def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id: str) -> int | None:
+def last_txn_version(spark: SparkSession, place: LedgerPath, app_id: str) -> int | None:
     """Return the last committed `txnVersion` of an app id, or None.
 
     Raises:
         LedgerError: the session is not a classic one, or Delta is not on its class path.
     """
-    place = resolve_path(ledger_path)
     table = open_direct(spark, place)
     if table is not None:
         return last_version(place, table, app_id)
@@ -296,7 +295,7 @@ def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
 
 
 def check_not_ahead(
-    spark: SparkSession, ledger_path: str | LedgerPath, query_id: str, first_epoch: int
+    spark: SparkSession, place: LedgerPath, query_id: str, first_epoch: int
 ) -> None:
     """Refuse to start a query if the ledger has epochs after `first_epoch`, the first one to run.
 
@@ -306,7 +305,6 @@ def check_not_ahead(
     Raises:
         CheckpointError: the ledger is ahead of the checkpoint; the text says how to go on.
     """
-    place = resolve_path(ledger_path)
     last = last_txn_version(spark, place, txn_app_id(query_id))
     if last is None or last <= first_epoch:
         return
@@ -367,10 +365,8 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
         if is_created or is_table(spark, place):
             return
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
-    for name, value in PROPERTIES.items():
-        writer = writer.option(name, value)
     try:
-        writer.partitionBy("kind").save(place.uri)
+        writer.options(**PROPERTIES).partitionBy("kind").save(place.uri)
     except Exception as error:
         if not _is_conflict(error) and not is_table(spark, place):
             raise LedgerError(
@@ -396,14 +392,12 @@ def _set_version(spark: SparkSession, place: LedgerPath) -> None:
 
 def _spark_schema() -> StructType:
     from pyspark.sql.pandas.types import from_arrow_type
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructType
 
-    return StructType(
-        [
-            StructField(c.name, from_arrow_type(c.arrow_type), metadata={"comment": c.comment})
-            for c in COLUMNS
-        ]
-    )
+    schema = StructType()
+    for c in COLUMNS:
+        schema.add(c.name, from_arrow_type(c.arrow_type), metadata={"comment": c.comment})
+    return schema
 
 
 def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
