@@ -360,24 +360,18 @@ def dead_letter_rows(
     prefix = pa.scalar(uuid.uuid4().hex)
     letter_ids = pc.binary_join_element_wise(prefix, ordinals.cast(pa.string()), "-")
     values.setdefault("letter_id", letter_ids)
-    return [
-        _rows(_slice(values, start, stop), stop - start, ctx, include_body=include_body)
-        for start, stop in _cuts(lengths)
-    ]
-
-
-def _rows(
-    values: dict[str, Any], count: int, ctx: RunContext, *, include_body: bool
-) -> pa.RecordBatch:
-    body = values.get("body")
-    if not include_body and body is not None:
-        values |= {"body": None, "body_sha256": digests(body)}
-    texts = {
-        name: valid_text(value, LEDGER_SCHEMA.field(name).type)
-        for name, value in values.items()
-        if isinstance(value, pa.Array)
-    }
-    return build_rows(DEAD_LETTER, count, {**values, **texts}, ctx)
+    batches = []
+    for start, stop in _cuts(lengths):
+        part = {
+            name: valid_text(value.slice(start, stop - start), LEDGER_SCHEMA.field(name).type)
+            if isinstance(value, pa.Array)
+            else value
+            for name, value in values.items()
+        }
+        if not include_body and "body" in part:
+            part["body_sha256"] = digests(part.pop("body"))
+        batches.append(build_rows(DEAD_LETTER, stop - start, part, ctx))
+    return batches
 
 
 def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -445,13 +439,6 @@ def _cuts(lengths: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
         stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
         yield start, stop
         start = stop
-
-
-def _slice(values: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    return {
-        name: value.slice(start, stop - start) if isinstance(value, pa.Array) else value
-        for name, value in values.items()
-    }
 
 
 def digests(bodies: pa.Array) -> pa.Array:

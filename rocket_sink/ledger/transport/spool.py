@@ -159,20 +159,17 @@ class SpoolWriter:
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Turn an error into a LedgerError, and end the use of the file."""
+        text = f"cannot write the spool of the ledger {self._place}"
         try:
             yield
         except FileNotFoundError as error:
             self._forget()
-            text = f"cannot write the spool of the ledger {self._place}: {error}"
-            text = self._gone() if self._place.is_local else text
+            text = self._gone() if self._place.is_local else f"{text}: {error}"
             raise LedgerError(text, path=self._path) from error
         except (OSError, pa.ArrowException) as error:
             self._leave()
-            raise LedgerError(
-                f"cannot write the spool of the ledger {self._place}: {error}. The executors "
-                "need to write below the ledger's folder",
-                path=self._path,
-            ) from error
+            text = f"{text}: {error}. The executors need to write below the ledger's folder"
+            raise LedgerError(text, path=self._path) from error
 
     def _gone(self) -> str:
         """Return the reason why the open file is gone, as far as this process can tell."""
