@@ -91,17 +91,6 @@ class Manifest:
         return [f"{place.spool}/{file}" for file in self.files]
 
 
-def write_manifest(
-    store: NoteStore, place: LedgerPath, ledger_id: str, number: int, files: list[fs.FileInfo],
-    version: int,
-) -> Manifest:  # fmt: skip
-    names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
-    size = sum(info.size or 0 for info in files)
-    manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
-    store.write(manifest.name, asdict(manifest))
-    return manifest
-
-
 def unfinished(store: NoteStore) -> list[Manifest]:
     """Return the manifests of folds that died, in their order.
 
@@ -290,7 +279,16 @@ class _Folder:
         # `_check_ours` reads this version if the spool is in a store.
         version = 0 if self._spool.is_local else table_version(self._spark, self._place)
         self._step("manifest")
-        return write_manifest(self._notes, self._spool, ledger_id, number, files, version)
+        return self._write_manifest(ledger_id, number, files, version)
+
+    def _write_manifest(
+        self, ledger_id: str, number: int, files: list[fs.FileInfo], version: int
+    ) -> Manifest:
+        names = tuple(info.path.removeprefix(f"{self._spool.spool}/") for info in files)
+        size = sum(info.size or 0 for info in files)
+        manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
+        self._notes.write(manifest.name, asdict(manifest))
+        return manifest
 
     def _complete(self, manifest: Manifest) -> None:
         app_id = self._app_id(manifest.ledger_id)
@@ -328,10 +326,9 @@ class _Folder:
             return manifest
         paths = [path for path in manifest.paths(self._spool) if path not in wrong]
         infos = self._fs.get_file_info(paths)
-        manifest = write_manifest(
-            self._notes, self._spool, manifest.ledger_id, manifest.number, infos,
-            manifest.table_version,
-        )  # fmt: skip
+        manifest = self._write_manifest(
+            manifest.ledger_id, manifest.number, infos, manifest.table_version
+        )
         for path, error in wrong.items():
             if isinstance(error, DamagedSpoolError):
                 moved = put_aside(self._spool, self._fs, path)
