@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send, perform, stores
+from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send, perform, unsupported
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import Halves, MemoryStore, Reads, now_ms
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
@@ -105,11 +105,11 @@ class FakeBroker:
 
     def freeze(self) -> None:
         """Answer nothing, as after SIGSTOP; the kernel still accepts bytes."""
-        self._loop.call(lambda: setattr(self._port, "frozen", True))
+        self._loop.call(self._port.freeze)
 
     def thaw(self) -> None:
         """Handle the requests that came since `freeze`, and go on."""
-        self._loop.call(lambda: self._loop.thaw(self._port))
+        self._loop.call(self._port.thaw)
 
     def kill(self) -> None:
         """Refuse connections and reset the open ones; the store survives."""
@@ -159,7 +159,7 @@ class FakeBroker:
     def _handle(self, peer: Peer, request: Frame) -> None:
         self.requests.append(request)
         behaviour = self._script.decide(request)
-        if request.code in _WRITES and behaviour is not None and not stores(behaviour):
+        if behaviour and request.code in _WRITES and not behaviour.keeps_message:
             answer: Frame | None = response_to(request, ResponseCode.SYSTEM_ERROR)
         else:
             answer = self._answer(request)
@@ -174,10 +174,7 @@ class FakeBroker:
     def _answer(self, request: Frame) -> Frame | None:
         handler = self._handlers.get(request.code)
         if handler is None:
-            return response_to(
-                request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                remark=f" request type {request.code} not supported",
-            )  # fmt: skip
+            return unsupported(request)
         try:
             return handler(request)
         except Exception as error:  # as NettyRemotingAbstract; one thread serves all brokers

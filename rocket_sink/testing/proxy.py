@@ -16,22 +16,23 @@ with FaultProxies("127.0.0.1:9876") as proxies:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.testing.script import Behaviour, Script, is_send, perform, stores
+from rocket_sink.testing.script import Behaviour, Script, is_send, perform
+from rocket_sink.testing.server import Connection, Loop, reset
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, response_to
 from rocket_sink.wire.route import decode_route, encode_route
 
 _LENGTH = 4
+_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def _read(data: bytes) -> Frame | None:
 
 
 Direction = Literal["request", "answer"]
-_RESET = b"\x01\0\0\0\0\0\0\0"
+_CHUNK_BYTES = 1 << 16
+_CONNECT_TIMEOUT_S = 5.0
 
 
 class FaultProxy:
@@ -118,21 +120,19 @@ class FaultProxy:
     def __init__(self, address: str, *, seed: int = 0) -> None:
         host, _, port = address.rpartition(":")
         self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = ""
         self.delay_ms = 0.0
         self.bytes_per_s = 0.0
-        self._flowing = threading.Event()
+        self._flowing = asyncio.Event()
         self._flowing.set()
         self._refusing = False
-        self._closed = False
         self._budgets: dict[Direction, int | None] = {"request": None, "answer": None}
-        self._sockets: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
         self.script = Script(seed)
         self._scripted = False
         self.change_route: Callable[[Frame], Frame] | None = None
-        threading.Thread(target=self._accept, daemon=True, name="fault-proxy").start()
+        self._loop = Loop("fault-proxy")
+        self._loop.call(self._listen)
 
     def __enter__(self) -> FaultProxy:
         return self
@@ -167,10 +167,10 @@ class FaultProxy:
 
     def freeze(self) -> None:
         """Hold all bytes in both directions, until `thaw`."""
-        self._flowing.clear()
+        self._loop.call(self._flowing.clear)
 
     def thaw(self) -> None:
-        self._flowing.set()
+        self._loop.call(self._flowing.set)
 
     def refuse(self) -> None:
         """Reset all connections, and new ones until `accept`."""
@@ -182,108 +182,89 @@ class FaultProxy:
 
     def cut_after(self, count: int, direction: Direction = "request") -> None:
         """Reset all connections after `count` more bytes in this direction."""
-        with self._lock:
-            self._budgets[direction] = count
+        self._budgets[direction] = count
 
     def reset(self) -> None:
         """Reset all open connections."""
-        with self._lock:
-            sockets, self._sockets = self._sockets, set()
-        for sock in sockets:
-            _reset(sock)
+        self._loop.call(self._reset)
 
     def close(self) -> None:
-        self._closed = True
-        self._flowing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.reset()
+        """Stop listening, and reset all connections. Idempotent."""
+        if self._loop.is_running:
+            self._loop.call(self._server.close)
+            self.reset()
+            self._loop.stop()
 
     # --- forwarding -------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                if self._refusing:
-                    raise ConnectionRefusedError
-                server = socket.create_connection(self._target, timeout=5)
-                server.settimeout(None)
-            except OSError:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                client.close()
-                continue
-            with self._lock:
-                self._sockets |= {client, server}
-            connection = _Connection(client, server, self)
-            for source, sink, direction in (
-                (client, server, "request"), (server, client, "answer"),
-            ):  # fmt: skip
-                threading.Thread(
-                    target=self._forward_all,
-                    args=(connection, source, sink, direction),
-                    daemon=True,
-                ).start()
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
-    def _forward_all(
-        self,
-        connection: _Connection,
-        source: socket.socket,
-        sink: socket.socket,
-        direction: Direction,
-    ) -> None:
-        cutter = Cutter()
-        handle = connection.on_request if direction == "request" else connection.on_answer
+    def _reset(self) -> None:
+        for connection in list(self._connections):
+            connection.reset()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while data := source.recv(1 << 16):
-                self._flowing.wait()
+            if self._refusing:
+                raise ConnectionRefusedError
+            connecting = asyncio.open_connection(*self._target)
+            server = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
+            reset(writer.transport)
+            return
+        connection = _Connection((reader, writer), server, self)
+        self._connections.add(connection)
+        await asyncio.gather(
+            self._forward_all(connection, "request"), self._forward_all(connection, "answer")
+        )
+        self._connections.discard(connection)
+
+    async def _forward_all(self, connection: _Connection, direction: Direction) -> None:
+        """Forward until an end closes; then close the other end, too."""
+        cutter = Cutter()
+        source, sink = connection.client, connection.server
+        if direction == "answer":
+            source, sink = sink, source
+        handle = connection.on_request if direction == "request" else connection.on_answer
+        with contextlib.suppress(OSError):
+            while data := await source[0].read(_CHUNK_BYTES):
+                await self._flowing.wait()
                 if self.delay_ms:
-                    time.sleep(self.delay_ms / 1000)
+                    await asyncio.sleep(self.delay_ms / 1000)
                 if self.bytes_per_s:
-                    time.sleep(len(data) / self.bytes_per_s)
+                    await asyncio.sleep(len(data) / self.bytes_per_s)
                 for piece in cutter.cut(data, whole=self._scripted):
                     if piece.frame is None or not handle(piece.frame):
-                        self._forward(connection, sink, piece.data, direction)
-        except OSError:
-            pass
-        for sock in (source, sink):
-            with self._lock:
-                self._sockets.discard(sock)
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+                        self._forward(connection, piece.data, direction)
+                await sink[1].drain()
+        for _, writer in (source, sink):
+            writer.close()
 
-    def _forward(
-        self, connection: _Connection, sink: socket.socket, data: bytes, direction: Direction
-    ) -> None:
-        allowed = self._allowed(len(data), direction)
+    def _forward(self, connection: _Connection, data: bytes, direction: Direction) -> None:
+        budget = self._budgets[direction]
+        allowed = len(data) if budget is None else min(len(data), budget)
         if direction == "answer":
             connection.send(data[:allowed])
         else:
-            sink.sendall(data[:allowed])
+            connection.server[1].write(data[:allowed])
+        if budget is None:
+            return
         if allowed < len(data):
-            self.reset()
+            self._budgets[direction] = None
+            self._reset()
             raise ConnectionResetError
-
-    def _allowed(self, size: int, direction: Direction) -> int:
-        with self._lock:
-            budget = self._budgets[direction]
-            if budget is None:
-                return size
-            self._budgets[direction] = None if size > budget else budget - size
-            return min(size, budget)
+        self._budgets[direction] = budget - allowed
 
 
-class _Connection:
+class _Connection(Connection):
     """A connection through the proxy. It keeps {opaque id: behaviour of the answer}."""
 
-    def __init__(self, client: socket.socket, server: socket.socket, proxy: FaultProxy) -> None:
-        self._client, self._server, self._proxy = client, server, proxy
-        self._sending = threading.Lock()
+    def __init__(self, client: _Stream, server: _Stream, proxy: FaultProxy) -> None:
+        super().__init__()
+        self.client, self.server, self._proxy = client, server, proxy
+        self.transport = client[1].transport
         self._planned: dict[int, Behaviour] = {}
         self._routes: set[int] = set()
 
@@ -296,7 +277,7 @@ class _Connection:
         behaviour = self._proxy.script.decide(request)
         if behaviour is None:
             return False
-        if not stores(behaviour):
+        if not behaviour.keeps_message:
             perform(self, behaviour, response_to(request, ResponseCode.SYSTEM_ERROR))
             return True
         if not request.is_oneway:
@@ -319,41 +300,9 @@ class _Connection:
             return True
         return False
 
-    # --- for `perform` ------------------------------------------------------------------------
-
-    def send(self, data: bytes) -> None:
-        with self._sending:
-            self._client.sendall(data)
-
-    def drip(self, data: bytes, seconds_per_byte: float) -> None:
-        with self._sending:
-            for at in range(len(data)):
-                self._client.sendall(data[at : at + 1])
-                time.sleep(seconds_per_byte)
-
     def reset(self) -> None:
-        for sock in (self._client, self._server):
-            _reset(sock)
-
-    def drop(self) -> None:
-        with contextlib.suppress(OSError):
-            self._client.shutdown(socket.SHUT_RDWR)
-
-    def after(self, seconds: float, function: Callable[[], None]) -> None:
-        def late() -> None:
-            with contextlib.suppress(OSError):
-                function()
-
-        timer = threading.Timer(seconds, late)
-        timer.daemon = True
-        timer.start()
-
-
-def _reset(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        sock.shutdown(socket.SHUT_RDWR)
-    sock.close()
+        super().reset()
+        reset(self.server[1].transport)
 
 
 class FaultProxies:

@@ -11,16 +11,19 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.testing.server import Connection
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers import Frame
+from rocket_sink.wire.headers import Frame, response_to
 
 Predicate = Callable[[Frame], bool]
 SEND_CODES = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )
+
+
+_DEGRADED = (10, 11, 12)
 
 
 def is_send(frame: Frame) -> bool:
@@ -34,6 +37,11 @@ class Behaviour:
 
     stores: bool = field(default=True, kw_only=True)
 
+    @property
+    def keeps_message(self) -> bool:
+        """Whether a send with this behaviour is stored."""
+        return self.stores
+
 
 @dataclass(frozen=True)
 class Answer(Behaviour):
@@ -46,6 +54,10 @@ class Answer(Behaviour):
     remark: str = ""
     ext: tuple[tuple[str, str], ...] = ()
     stores: bool = field(default=False, kw_only=True)
+
+    @property
+    def keeps_message(self) -> bool:
+        return self.stores or self.code in _DEGRADED
 
 
 @dataclass(frozen=True)
@@ -149,29 +161,7 @@ class Script:
         return None
 
 
-_DEGRADED = (10, 11, 12)
-
-
-class ClientConnection(Protocol):
-    """A server's connection to a client."""
-
-    def send(self, data: bytes) -> None:
-        """Send bytes, in order."""
-
-    def drip(self, data: bytes, seconds_per_byte: float) -> None:
-        """Send bytes one by one; later answers wait for them."""
-
-    def reset(self) -> None:
-        """Close with RST."""
-
-    def drop(self) -> None:
-        """Close after sending."""
-
-    def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call a function later; serve other connections meanwhile."""
-
-
-def perform(client: ClientConnection, behaviour: Behaviour, answer: Frame) -> None:
+def perform(client: Connection, behaviour: Behaviour, answer: Frame) -> None:
     """Execute a behaviour; `answer` is the normal answer."""
     data = encode_frame(answer)
     match behaviour:
@@ -201,8 +191,10 @@ def perform(client: ClientConnection, behaviour: Behaviour, answer: Frame) -> No
             pass  # Drop
 
 
-def stores(behaviour: Behaviour) -> bool:
-    """Return whether a send with this behaviour is stored."""
-    if isinstance(behaviour, Answer) and behaviour.code in _DEGRADED:
-        return True
-    return behaviour.stores
+def unsupported(request: Frame) -> Frame:
+    """Return the answer to a request that the server does not know."""
+    return response_to(
+        request,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        remark=f" request type {request.code} not supported",
+    )
