@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send, perform, unsupported
 from rocket_sink.testing.server import Loop, Peer, Port
-from rocket_sink.testing.store import Halves, MemoryStore, Reads, now_ms
+from rocket_sink.testing.store import Halves, MemoryStore, now_ms
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import ONEWAY_FLAG, Frame, response_to
@@ -64,17 +64,16 @@ class FakeBroker:
         loop.call(self._port.open)
         self.store = MemoryStore(("127.0.0.1", self._port.number))
         self._halves = Halves(self.store)
-        reads = Reads(self.store)
         self._handlers: dict[int, Callable[[Frame], Frame | None]] = {
             **dict.fromkeys((RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT), _ok),
             RequestCode.END_TRANSACTION: self._halves.end,
             RequestCode.RECALL_MESSAGE: self._recall,
-            RequestCode.GET_MAX_OFFSET: reads.max_offset,
-            RequestCode.GET_MIN_OFFSET: reads.min_offset,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: reads.offset_by_time,
-            RequestCode.PULL_MESSAGE: reads.pull,
-            RequestCode.QUERY_MESSAGE: reads.query,
-            RequestCode.VIEW_MESSAGE_BY_ID: reads.view,
+            RequestCode.GET_MAX_OFFSET: self.store.max_offset,
+            RequestCode.GET_MIN_OFFSET: self.store.min_offset,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.store.offset_by_time,
+            RequestCode.PULL_MESSAGE: self.store.pull,
+            RequestCode.QUERY_MESSAGE: self.store.query,
+            RequestCode.VIEW_MESSAGE_BY_ID: self.store.view,
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._create_topic,
             RequestCode.GET_TOPIC_CONFIG: self._topic_config,
             **dict.fromkeys(SEND_CODES, self._send),

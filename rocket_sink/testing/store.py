@@ -15,7 +15,14 @@ from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import RequestCode, ResponseCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.headers import Frame, response_to
-from rocket_sink.wire.properties import CLUSTER, PGROUP, TRAN_MSG, UNIQ_KEY, decode_properties
+from rocket_sink.wire.properties import (
+    CLUSTER,
+    PGROUP,
+    TRAN_MSG,
+    UNIQ_KEY,
+    decode_properties,
+    split_keys,
+)
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 
 CLUSTER_NAME = "FakeCluster"
@@ -66,18 +73,6 @@ class MemoryStore:
         flag = int(ext.get("h", "0"))
         return [self.append(replace(base, body=body, flag=flag, properties=properties))]
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        return len(self._queues.get((topic, queue_id), ()))
-
-    def read(self, topic: str, queue_id: int, offset: int, count: int) -> list[StoredMessage]:
-        return self._queues.get((topic, queue_id), [])[offset : offset + count]
-
-    def find(self, topic: str, key: str, *, unique: bool) -> list[StoredMessage]:
-        """Return the messages with this index key; with `unique`, `key` is a client message id."""
-        name = UNIQ_KEY if unique else "KEYS"
-        parts = ((m, m.properties.get(name, "")) for m in self.messages(topic))
-        return [m for m, text in parts if key in ([text] if unique else text.split(" "))]
-
     def at(self, commit_log_offset: int) -> StoredMessage | None:
         return self._log.get(commit_log_offset)
 
@@ -118,6 +113,58 @@ class MemoryStore:
         self._end += len(encode_message(stored))
         return stored
 
+    # --- read requests ----------------------------------------------------------------------
+
+    def min_offset(self, request: Frame) -> Frame:
+        return response_to(request, ResponseCode.SUCCESS, ext={"offset": "0"})
+
+    def max_offset(self, request: Frame) -> Frame:
+        offset = str(len(self._queue(request)))
+        return response_to(request, ResponseCode.SUCCESS, ext={"offset": offset})
+
+    def offset_by_time(self, request: Frame) -> Frame:
+        time_ms = int((request.ext or {})["timestamp"])
+        offset = str(sum(message.store_ms < time_ms for message in self._queue(request)))
+        return response_to(request, ResponseCode.SUCCESS, ext={"offset": offset})
+
+    def pull(self, request: Frame) -> Frame:
+        ext = request.ext or {}
+        queue, offset = self._queue(request), int(ext["queueOffset"])
+        messages = queue[offset : offset + int(ext["maxMsgNums"])]
+        fields = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(min(offset + len(messages), len(queue))),
+            "minOffset": "0",
+            "maxOffset": str(len(queue)),
+        }
+        code = ResponseCode.SUCCESS if messages else ResponseCode.PULL_NOT_FOUND
+        return response_to(request, code, ext=fields, body=_body(messages))
+
+    def query(self, request: Frame) -> Frame:
+        """Find messages by an index key or, with `_UNIQUE_KEY_QUERY`, by the client message id."""
+        ext = request.ext or {}
+        key, by_id = ext["key"], ext.get("_UNIQUE_KEY_QUERY") == "true"
+        matches = [
+            m
+            for m in self.messages(ext["topic"])
+            if key in ([m.properties.get(UNIQ_KEY)] if by_id else split_keys(m.properties))
+        ]
+        if not matches:
+            return response_to(request, ResponseCode.QUERY_NOT_FOUND)
+        fields = {"indexLastUpdateTimestamp": str(now_ms()), "indexLastUpdatePhyoffset": "0"}
+        body = _body(matches[: int(ext["maxNum"])])
+        return response_to(request, ResponseCode.SUCCESS, ext=fields, body=body)
+
+    def view(self, request: Frame) -> Frame:
+        message = self.at(int((request.ext or {})["offset"]))
+        if message is None:
+            return response_to(request, ResponseCode.SYSTEM_ERROR, remark="can not find message")
+        return response_to(request, ResponseCode.SUCCESS, body=_body([message]))
+
+    def _queue(self, request: Frame) -> list[StoredMessage]:
+        ext = request.ext or {}
+        return self._queues.get((ext["topic"], int(ext["queueId"])), [])
+
 
 def encode_message(message: StoredMessage) -> bytes:
     """Return the bytes of the message in an answer, without compression."""
@@ -126,56 +173,6 @@ def encode_message(message: StoredMessage) -> bytes:
             message, sys_flag=message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
         )
     )
-
-
-class Reads:
-    """Read requests: offsets, pulls, queries."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    def min_offset(self, request: Frame) -> Frame:
-        return response_to(request, ResponseCode.SUCCESS, ext={"offset": "0"})
-
-    def max_offset(self, request: Frame) -> Frame:
-        ext = request.ext or {}
-        offset = self._store.max_offset(ext["topic"], int(ext["queueId"]))
-        return response_to(request, ResponseCode.SUCCESS, ext={"offset": str(offset)})
-
-    def offset_by_time(self, request: Frame) -> Frame:
-        ext = request.ext or {}
-        messages = self._store.read(ext["topic"], int(ext["queueId"]), 0, 1 << 31)
-        earlier = sum(message.store_ms < int(ext["timestamp"]) for message in messages)
-        return response_to(request, ResponseCode.SUCCESS, ext={"offset": str(earlier)})
-
-    def pull(self, request: Frame) -> Frame:
-        ext = request.ext or {}
-        topic, queue_id, offset = ext["topic"], int(ext["queueId"]), int(ext["queueOffset"])
-        messages = self._store.read(topic, queue_id, offset, int(ext["maxMsgNums"]))
-        top = self._store.max_offset(topic, queue_id)
-        fields = {
-            "suggestWhichBrokerId": "0",
-            "nextBeginOffset": str(min(offset + len(messages), top)),
-            "minOffset": "0",
-            "maxOffset": str(top),
-        }
-        code = ResponseCode.SUCCESS if messages else ResponseCode.PULL_NOT_FOUND
-        return response_to(request, code, ext=fields, body=_body(messages))
-
-    def query(self, request: Frame) -> Frame:
-        ext = request.ext or {}
-        unique = ext.get("_UNIQUE_KEY_QUERY") == "true"
-        messages = self._store.find(ext["topic"], ext["key"], unique=unique)[: int(ext["maxNum"])]
-        if not messages:
-            return response_to(request, ResponseCode.QUERY_NOT_FOUND)
-        fields = {"indexLastUpdateTimestamp": str(now_ms()), "indexLastUpdatePhyoffset": "0"}
-        return response_to(request, ResponseCode.SUCCESS, ext=fields, body=_body(messages))
-
-    def view(self, request: Frame) -> Frame:
-        message = self._store.at(int((request.ext or {})["offset"]))
-        if message is None:
-            return response_to(request, ResponseCode.SYSTEM_ERROR, remark="can not find message")
-        return response_to(request, ResponseCode.SUCCESS, body=_body([message]))
 
 
 def _body(messages: list[StoredMessage]) -> bytes | None:
