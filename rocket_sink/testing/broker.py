@@ -20,16 +20,6 @@ _HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": 
            "properties": "i", "queueId": "e"}  # fmt: skip
 
 
-def pushed_reply(send: Frame, now_ms: int) -> Frame:
-    """Return the request that pushes a sent reply to the requester (ReplyMessageProcessor)."""
-    ext = send.ext or {}
-    fields = {long: ext.get(short, "0") for long, short in _HEADER.items()}
-    fields["storeTimestamp"] = str(now_ms)
-    frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, send.body)
-    frame.flag |= ONEWAY_FLAG
-    return frame
-
-
 @dataclass(frozen=True)
 class TopicConfig:
     """A topic on one broker. `attributes`: {name: value}, such as cleanup.policy."""
@@ -47,6 +37,7 @@ class FakeBroker:
 
     Attributes:
         name: the name in routes, such as `broker-a`.
+        topics: {topic: its settings on this broker}.
         requests: every request received, in order, for assertions.
         version: the release in the headers of its answers (MQVersion ordinal); settable.
         is_master: if False, routes have only a slave, as during a fail-over; settable.
@@ -58,7 +49,7 @@ class FakeBroker:
         self.version = CURRENT_VERSION
         self.is_master = True
         self._loop = loop
-        self._topics = topics
+        self.topics = topics
         self._script = Script(seed)
         self._port = Port(loop, self._handle)
         loop.call(self._port.open)
@@ -181,15 +172,15 @@ class FakeBroker:
 
     def _send(self, request: Frame) -> Frame:
         ext = request.ext or {}
-        topic = self._topics.get(ext["b"])
+        topic = self.topics.get(ext["b"])
         if topic is None:
-            template = self._topics.get(ext.get("c", ""))
+            template = self.topics.get(ext.get("c", ""))
             if template is None:
                 return response_to(
                     request, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{ext['b']}] not exist"
                 )
             queues = min(template.queues, int(ext.get("d", "4")))
-            topic = self._topics[ext["b"]] = replace(template, queues=queues)
+            topic = self.topics[ext["b"]] = replace(template, queues=queues)
         if not topic.perm & PermName.WRITE:
             return response_to(
                 request, ResponseCode.NO_PERMISSION,
@@ -220,10 +211,16 @@ class FakeBroker:
         )
 
     def _reply(self, request: Frame) -> Frame:
-        """Store the reply and push it to every client. The requester knows its correlation id."""
+        """Store the reply and push it to every client, as ReplyMessageProcessor does to the
+        requester, which knows its correlation id."""
         answer = self._send(request)
         if answer.code == ResponseCode.SUCCESS:
-            self.send_request(pushed_reply(request, now_ms()))
+            ext = request.ext or {}
+            fields = {long: ext.get(short, "0") for long, short in _HEADER.items()}
+            fields["storeTimestamp"] = str(now_ms())
+            frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, request.body)
+            frame.flag |= ONEWAY_FLAG
+            self.send_request(frame)
         return answer
 
     def _recall(self, request: Frame) -> Frame:
@@ -236,17 +233,17 @@ class FakeBroker:
         ext = request.ext or {}
         pairs = filter(None, ext.get("attributes", "").split(","))
         attributes = dict(pair.removeprefix("+").split("=", 1) for pair in pairs)
-        self._topics[ext["topic"]] = TopicConfig(
+        self.topics[ext["topic"]] = TopicConfig(
             int(ext["writeQueueNums"]), int(ext["perm"]), attributes
         )
         return response_to(request, ResponseCode.SUCCESS)
 
     def _topic_config(self, request: Frame) -> Frame:
-        topic = self._topics.get((request.ext or {})["topic"])
+        topic = self.topics.get((request.ext or {})["topic"])
         if topic is None:
             return response_to(request, ResponseCode.TOPIC_NOT_EXIST, remark="No topic")
         body = json.dumps({"attributes": dict(topic.attributes)}).encode()
-        return replace(_ok(request), body=body)
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
 
 def _ok(request: Frame, ext: dict[str, str] | None = None) -> Frame:

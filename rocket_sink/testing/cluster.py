@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig
-from rocket_sink.testing.script import Behaviour, Script, perform
+from rocket_sink.testing.script import Behaviour, Script, perform, unsupported
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import CLUSTER_NAME
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
@@ -47,16 +46,14 @@ class FakeCluster:
         self._script = Script(seed)
         self._port = Port(self._loop, self._handle)
         self._loop.call(self._port.open)
-        self._topics: dict[str, dict[str, TopicConfig]] = {}
         self.brokers: list[FakeBroker] = []
-        self._unregistered: set[str] = set()
         self.order_topic_conf: dict[str, str] = {}
         if isinstance(brokers, int):
             brokers = [f"broker-{_letters(number)}" for number in range(brokers)]
         for number, name in enumerate(brokers):
             topics = {"TBW102": TopicConfig(queues)} if queues else {}
-            self._topics[name] = topics
             self.brokers.append(FakeBroker(self._loop, name, topics, seed=seed + 1 + number))
+        self._registered = set(brokers)
 
     def __enter__(self) -> FakeCluster:
         return self
@@ -82,13 +79,13 @@ class FakeCluster:
         attributes: Mapping[str, str] | None = None,
     ) -> None:
         """Create or change a topic on some brokers (by default on all)."""
-        for name in list(self._topics) if brokers is None else brokers:
-            self._topics[name][topic] = TopicConfig(queues, perm, attributes or {})
+        for broker in self.brokers if brokers is None else map(self.broker, brokers):
+            broker.topics[topic] = TopicConfig(queues, perm, attributes or {})
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages."""
         for broker in self.brokers:
-            self._topics[broker.name].pop(topic, None)
+            broker.topics.pop(topic, None)
             broker.store.forget(topic)
 
     def on_route(self, behaviour: Behaviour, *, times: int | None = 1) -> None:
@@ -107,11 +104,11 @@ class FakeCluster:
 
     def forget_brokers(self) -> None:
         """Forget all brokers and topics, as a name server that has just started."""
-        self._unregistered = set(self._topics)
+        self._registered.clear()
 
     def register(self, *names: str) -> None:
         """Register brokers (by default all) again, with their topics."""
-        self._unregistered -= set(names or self._topics)
+        self._registered |= set(names or (broker.name for broker in self.brokers))
 
     def messages(self, topic: str) -> list[StoredMessage]:
         """Return a topic's stored messages, broker by broker, in the order of storing."""
@@ -127,20 +124,19 @@ class FakeCluster:
         self._loop.stop()
 
     def route(self, topic: str) -> TopicRoute:
-        on = {
-            name: topics[topic]
-            for name, topics in self._topics.items()
-            if topic in topics and name not in self._unregistered
-        }
+        brokers = [b for b in self._registered_brokers() if topic in b.topics]
+        settings = [(b.name, b.topics[topic]) for b in brokers]
         return TopicRoute(
-            queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in on.items()),
+            queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in settings),
             brokers=tuple(
                 BrokerData(CLUSTER_NAME, b.name, {0 if b.is_master else 1: b.address})
-                for b in self.brokers
-                if b.name in on
+                for b in brokers
             ),
             order_topic_conf=self.order_topic_conf.get(topic),
         )
+
+    def _registered_brokers(self) -> list[FakeBroker]:
+        return [broker for broker in self.brokers if broker.name in self._registered]
 
     def _handle(self, peer: Peer, request: Frame) -> None:
         answer = self._answer(request)
@@ -152,32 +148,26 @@ class FakeCluster:
 
     def _answer(self, request: Frame) -> Frame:
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
-            names = sorted({topic for topics in self._topics.values() for topic in topics})
-            listed = json.dumps({"topicList": names}).encode()
-            return replace(response_to(request, ResponseCode.SUCCESS), body=listed)
-        if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            info = json.dumps(self._cluster_info()).encode()
-            return replace(response_to(request, ResponseCode.SUCCESS), body=info)
-        if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
-            return response_to(
-                request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                remark=f" request type {request.code} not supported",
-            )  # fmt: skip
-        topic = (request.ext or {}).get("topic", "")
-        route = self.route(topic)
-        if not route.queues:
-            return response_to(
-                request, ResponseCode.TOPIC_NOT_EXIST,
-                remark=f"No topic route info in name server for the topic: {topic}",
-            )  # fmt: skip
-        body = encode_route(route, legacy_keys=self._legacy_json)
-        return replace(response_to(request, ResponseCode.SUCCESS), body=body)
+            names = sorted({topic for broker in self.brokers for topic in broker.topics})
+            body = json.dumps({"topicList": names}).encode()
+        elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            body = json.dumps(self._cluster_info()).encode()
+        elif request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            topic = (request.ext or {}).get("topic", "")
+            route = self.route(topic)
+            if not route.queues:
+                return response_to(
+                    request, ResponseCode.TOPIC_NOT_EXIST,
+                    remark=f"No topic route info in name server for the topic: {topic}",
+                )  # fmt: skip
+            body = encode_route(route, legacy_keys=self._legacy_json)
+        else:
+            return unsupported(request)
+        return response_to(request, ResponseCode.SUCCESS, body=body)
 
     def _cluster_info(self) -> dict[str, object]:
         """Return the fields of a ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
-        registered = [
-            candidate for candidate in self.brokers if candidate.name not in self._unregistered
-        ]
+        registered = self._registered_brokers()
         return {
             "brokerAddrTable": {
                 broker.name: {
