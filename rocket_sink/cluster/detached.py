@@ -20,7 +20,7 @@ import psutil
 
 from rocket_sink.cluster.conf import Ports, Secrets
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
-from rocket_sink.cluster.layout import MARK_PROPERTY, NAME_SERVER, Nodes, Runtime, Wanted, launch
+from rocket_sink.cluster.layout import MARK_PROPERTY, Nodes, Runtime, Wanted, launch
 from rocket_sink.errors import ClusterError
 from rocket_sink.private_file import FileLock
 from rocket_sink.text import counted
@@ -57,7 +57,10 @@ class NodeState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster that `up` started. `ready`: `up` has seen every broker store a message."""
+    """A cluster that `up` started; its name server is the first node.
+
+    `ready`: `up` has seen every broker store a message.
+    """
 
     home: Path
     version: str
@@ -69,11 +72,11 @@ class ClusterState:
     @property
     def name_server(self) -> str:
         """host:port of the name server, the value of the option nameServer."""
-        return next(node.address for node in self.nodes if node.name == NAME_SERVER)
+        return self.nodes[0].address
 
     @property
     def brokers(self) -> list[NodeState]:
-        return [node for node in self.nodes if node.name != NAME_SERVER]
+        return list(self.nodes[1:])
 
     @property
     def running(self) -> bool:
@@ -129,15 +132,48 @@ def up(
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
-        running = status(folder)
-        if running is not None and running.running:
-            _tell_differences(running, wanted, progress)
-            return running
-        keep = running if running is not None and _fits(running, wanted) else None
-        if running is not None and keep is None:
-            _end(running)
+        alive: list[NodeState] = []
+        ports = None
+        if (running := status(folder)) is not None:
+            count = len(running.brokers)
+            settings = running.version, count, running.queues, running.tls
+            is_same = settings == (version, brokers, queues, tls)
+            if running.running:
+                if progress and not is_same:
+                    progress(
+                        f"a cluster of version {running.version} with {counted(count, 'broker')}, "
+                        f"{counted(running.queues, 'queue')} each and TLS "
+                        f"{running.tls or 'disabled'} runs in {folder} already; take it down first "
+                        "to change that"
+                    )
+                return running
+            if is_same and running.ready and running.nodes[0].alive:
+                alive = [node for node in running.nodes if node.alive]
+                server, *others = (int(n.address.rpartition(":")[2]) for n in running.nodes)
+                ports = Ports(server, tuple(others))
+            else:
+                _end(running)
         runtime = Runtime.make(wanted, folder, cache, progress)
-        return _launch_detached(wanted, runtime, keep, timeout_s, progress)
+        try:
+            nodes = launch(
+                wanted,
+                runtime,
+                lambda: {"start_new_session": True},
+                timeout_s=timeout_s,
+                progress=progress,
+                # Save each process at once: if this process is killed, `down` finds the others.
+                spawned=lambda nodes: _save(runtime, wanted, nodes, alive, ready=False),
+                ports=ports,
+                alive={node.name for node in alive},
+            )
+            state = _save(runtime, wanted, nodes, alive, ready=True)
+        except BaseException:
+            if not alive:
+                (folder / _STATE_FILE).unlink(missing_ok=True)
+            raise
+        for node in nodes:
+            node.release()
+        return state
 
 
 def status(home: Path | None = None) -> ClusterState | None:
@@ -161,72 +197,18 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
         return was_running
 
 
-def _fits(state: ClusterState, wanted: Wanted) -> bool:
-    """Return whether the cluster runs with the wanted settings; brokers may be dead."""
-    server_alive = any(node.alive for node in state.nodes if node.name == NAME_SERVER)
-    settings = (wanted.version, wanted.brokers, wanted.queues, wanted.tls)
-    return state.ready and server_alive and _settings(state) == settings
-
-
-def _launch_detached(
-    wanted: Wanted, runtime: Runtime, keep: ClusterState | None, timeout_s: float,
-    progress: Progress | None,
-) -> ClusterState:  # fmt: skip
-    """Start all processes; with `keep`, only the dead processes of that cluster."""
-    alive = [node for node in keep.nodes if node.alive] if keep else []
-
-    def spawned(nodes: Nodes) -> None:
-        # Save before the processes are ready, so that `down` finds them if this process is killed.
-        _save(runtime, wanted, nodes, alive, ready=False)
-
-    try:
-        nodes = launch(
-            wanted,
-            runtime,
-            lambda: {"start_new_session": True},
-            timeout_s=timeout_s,
-            progress=progress,
-            spawned=spawned,
-            ports=_ports(keep) if keep else None,
-            alive={node.name for node in alive},
-        )
-        state = _save(runtime, wanted, nodes, alive, ready=True)
-    except BaseException:
-        if keep is None:
-            (runtime.home / _STATE_FILE).unlink(missing_ok=True)
-        raise
-    for node in (nodes.name_server, *nodes.brokers):
-        node.release()
-    return state
-
-
-def _ports(state: ClusterState) -> Ports:
-    server, *brokers = (
-        int(address.rpartition(":")[2])
-        for address in (state.name_server, *(broker.address for broker in state.brokers))
-    )
-    return Ports(server, tuple(brokers))
-
-
 def _save(
     runtime: Runtime, wanted: Wanted, nodes: Nodes, kept: Sequence[NodeState], *, ready: bool
 ) -> ClusterState:
-    names = [node.name for node in (nodes.name_server, *nodes.brokers)]
-    alive = {node.name: node for node in kept} | {
-        n.name: NodeState(
-            n.name, n.address, n.pid, psutil.Process(n.pid).create_time(), runtime.mark
-        )
-        for n in (nodes.name_server, *nodes.brokers)
-        if n.alive
-    }
-    state = ClusterState(
-        runtime.home,
-        wanted.version,
-        tuple(alive[name] for name in names if name in alive),
-        wanted.queues,
-        wanted.tls,
-        ready,
-    )
+    states = {node.name: node for node in kept}
+    for node in nodes:
+        if node.alive:
+            started_s = psutil.Process(node.pid).create_time()
+            states[node.name] = NodeState(
+                node.name, node.address, node.pid, started_s, runtime.mark
+            )
+    ordered = tuple(states[node.name] for node in nodes if node.name in states)
+    state = ClusterState(runtime.home, wanted.version, ordered, wanted.queues, wanted.tls, ready)
     plain = asdict(state)
     del plain["home"]
     file = runtime.home / _STATE_FILE
@@ -269,20 +251,6 @@ def _end(state: ClusterState) -> bool:
             process.kill()
     psutil.wait_procs(remaining, timeout=_KILL_S)
     return bool(processes)
-
-
-def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress | None) -> None:
-    settings = _settings(running)
-    if progress and settings != (wanted.version, wanted.brokers, wanted.queues, wanted.tls):
-        progress(
-            f"a cluster of version {settings[0]} with {counted(settings[1], 'broker')}, "
-            f"{counted(settings[2], 'queue')} each and TLS {settings[3] or 'disabled'} runs in "
-            f"{running.home} already; take it down first to change that"
-        )
-
-
-def _settings(state: ClusterState) -> tuple[str, int, int, str | None]:
-    return state.version, len(state.brokers), state.queues, state.tls
 
 
 def _folder(home: Path | None) -> Path:

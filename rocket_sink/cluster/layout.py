@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from rocket_sink.cluster import conf
 from rocket_sink.cluster.conf import LOOPBACK, Ports, choose_ports, load_ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress, resolve_jars
 from rocket_sink.cluster.loopback import write_loopback_jar
-from rocket_sink.cluster.node import Broker, NameServer, NodeSpec, PortTakenError
+from rocket_sink.cluster.node import Broker, NameServer, Node, NodeSpec, PortTakenError
 from rocket_sink.cluster.probe import Probe
 from rocket_sink.cluster.tls import TestCertificates, make_certificates
 from rocket_sink.errors import ClusterError
@@ -112,20 +112,21 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The processes of a cluster and their readiness probe."""
+    """The processes of a cluster."""
 
     name_server: NameServer
     brokers: list[Broker]
-    probe: Probe
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter((self.name_server, *self.brokers))
 
     def stop(self) -> None:
         """Stop all processes in parallel (SIGTERM). Brokers take some 15 s. Idempotent."""
-        nodes = [*self.brokers, self.name_server]
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            list(pool.map(lambda node: node.stop(), nodes))
+        with ThreadPoolExecutor(1 + len(self.brokers)) as pool:
+            list(pool.map(lambda node: node.stop(), self))
 
     def kill(self) -> None:
-        for node in [*self.brokers, self.name_server]:
+        for node in self:
             node.kill()
 
 
@@ -136,7 +137,7 @@ def launch(
     *,
     timeout_s: float,
     progress: Progress | None,
-    spawned: Callable[[Nodes], None] | None = None,
+    spawned: Callable[[Nodes], object] | None = None,
     ports: Ports | None = None,
     alive: Collection[str] = (),
 ) -> Nodes:
@@ -147,7 +148,8 @@ def launch(
     try again with other ports. On any other error, kill the started processes and raise the error.
     """
     wanted_ports = load_ports(runtime.home / "ports.json")
-    for last in [False] * (_PORT_TRIES - 1) + [True]:
+    failures = 0
+    while True:
         chosen = ports or choose_ports(wanted.brokers, wanted=wanted_ports)
         nodes = build(wanted, runtime, chosen, popen_options)
         try:
@@ -156,13 +158,13 @@ def launch(
             )
         except BaseException as error:
             nodes.kill()
-            if last or not isinstance(error, PortTakenError):
+            failures += 1
+            if failures == _PORT_TRIES or not isinstance(error, PortTakenError):
                 raise
             wanted_ports = None
         else:
             chosen.save(runtime.home / "ports.json")
             return nodes
-    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def build(
@@ -179,12 +181,12 @@ def build(
     server = NameServer(_name_server_spec(wanted, runtime, ports.name_server), popen_options)
     specs = [_broker_spec(wanted, runtime, index, ports) for index in range(wanted.brokers)]
     brokers = [Broker(spec, popen_options, server.address, probe) for spec in specs]
-    return Nodes(server, brokers, probe)
+    return Nodes(server, brokers)
 
 
 def _start(
     nodes: Nodes, alive: Collection[str], timeout_s: float, tell: Progress,
-    spawned: Callable[[Nodes], None],
+    spawned: Callable[[Nodes], object],
 ) -> None:  # fmt: skip
     began = time.monotonic()
     if nodes.name_server.name not in alive:

@@ -2927,8 +2927,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "healthy-brokers-restarted",
         "rocket_sink/cluster/detached.py",
-        "    return state.ready and server_alive and _settings(state) == settings\n",
-        "    return False\n",
+        "            if is_same and running.ready and running.nodes[0].alive:\n",
+        "            if not running:\n",
         ("tests/cluster/test_cluster_live.py::test_up_and_down_twice",),
         "cluster up ends the brokers that work because another one has died",
     ),
