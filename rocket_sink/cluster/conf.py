@@ -181,17 +181,13 @@ _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
 
 class Secrets(Protocol):
-    """An object with an access key and its secret."""
+    """A user's name and password, such as `rocket_sink.Credentials`."""
 
     @property
-    def access_key(self) -> str:
-        """The user's name."""
-        ...
+    def access_key(self) -> str: ...
 
     @property
-    def secret_key(self) -> str:
-        """The user's password."""
-        ...
+    def secret_key(self) -> str: ...
 
 
 def broker_name(index: int) -> str:

@@ -94,20 +94,22 @@ class Runtime:
         class_path = os.pathsep.join(map(str, (loopback, *jars)))
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 
-    def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:
-        """Write the files that process `name` needs; return the process's command line."""
+    def spec(
+        self, wanted: Wanted, role: str, name: str, port: int, memory: Sequence[str],
+        settings: Mapping[str, str],
+    ) -> NodeSpec:  # fmt: skip
+        """Write the files that process `name` needs; return its command line and settings."""
         folder = self.home / name
         conf.write_rocketmq_home(folder, wanted.version, wanted.acl)
-        return tuple(
-            conf.jvm_command(
-                role,
-                java=self.java.executable,
-                folder=folder,
-                version=wanted.version,
-                memory=memory,
-                extra=[f"-D{MARK_PROPERTY}={self.mark}", *self.tls_flags],
-            )
+        command = conf.jvm_command(
+            role,
+            java=self.java.executable,
+            folder=folder,
+            version=wanted.version,
+            memory=memory,
+            extra=[f"-D{MARK_PROPERTY}={self.mark}", *self.tls_flags],
         )
+        return NodeSpec(name, port, folder, tuple(command), self.class_path, settings)
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,13 @@ def build(
             f"The disk of {runtime.home} has {free_mb} MiB left and a cluster needs "
             f"{conf.LEAST_FREE_MB}: free some, or choose a home (or TMPDIR) on another disk."
         )
-    probe = Probe.of(wanted.acl, runtime.certificates)
-    server = NameServer(_name_server_spec(wanted, runtime, ports.name_server), popen_options)
+    tls = runtime.certificates
+    probe = Probe(wanted.acl, tls.ca, tls.client) if tls else Probe(wanted.acl)
+    # A name server does little work: optimising its code costs more CPU than it saves.
+    memory = ("-Xms32m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
+    settings = {"listenPort": str(ports.name_server), "bindAddress": LOOPBACK}
+    spec = runtime.spec(wanted, NAME_SERVER, NAME_SERVER, ports.name_server, memory, settings)
+    server = NameServer(spec, popen_options)
     specs = [_broker_spec(wanted, runtime, index, ports) for index in range(wanted.brokers)]
     brokers = [Broker(spec, popen_options, server.address, probe) for spec in specs]
     return Nodes(server, brokers)
@@ -205,20 +212,6 @@ def _start(
         tell(f"{broker.name} is ready at {broker.address}")
 
 
-def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
-    command = runtime.command(
-        wanted,
-        NAME_SERVER,
-        NAME_SERVER,
-        *("-Xms32m", "-Xmx128m"),
-        # A name server does little work: optimising its code costs more CPU than it saves.
-        "-XX:TieredStopAtLevel=1",
-    )
-    folder = runtime.home / NAME_SERVER
-    lines = {"listenPort": str(port), "bindAddress": LOOPBACK}
-    return NodeSpec(NAME_SERVER, port, folder, command, runtime.class_path, lines)
-
-
 def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> NodeSpec:
     name, listen = conf.broker_name(index), ports.brokers[index]
     memory = (
@@ -226,8 +219,6 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
         f"-Xmx{wanted.heap_mb}m",
         f"-XX:MaxDirectMemorySize={wanted.heap_mb}m",
     )
-    command = runtime.command(wanted, "broker", name, *memory)
-    folder = runtime.home / name
     extra = {"defaultTopicQueueNums": str(wanted.queues)}
     usage = shutil.disk_usage(runtime.home)
     # Brokers use the same formula (UtilAll.getDiskPartitionSpaceUsedPercent).
@@ -236,6 +227,6 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
     if wanted.acl is not None:
         extra.update(conf.acl_conf(wanted.version, wanted.acl))
     extra.update(wanted.broker_config)
-    server = f"{LOOPBACK}:{ports.name_server}"
-    lines = conf.broker_conf(name, listen, server, folder / "store", extra)
-    return NodeSpec(name, listen, folder, command, runtime.class_path, lines)
+    server, store = f"{LOOPBACK}:{ports.name_server}", runtime.home / name / "store"
+    settings = conf.broker_conf(name, listen, server, store, extra)
+    return runtime.spec(wanted, "broker", name, listen, memory, settings)

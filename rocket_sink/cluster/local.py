@@ -149,7 +149,7 @@ class LocalCluster:
     def tls_client(self) -> tuple[Path, Path] | None:
         """A client's certificate and key (PEM), signed by `tls_ca`; None without TLS."""
         certificates = self._prepared().certificates
-        return (certificates.client_cert, certificates.client_key) if certificates else None
+        return certificates.client if certificates else None
 
     @property
     def name_server(self) -> str:

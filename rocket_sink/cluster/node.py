@@ -258,7 +258,7 @@ class Broker(Node):
     def wait_routed(self, topic: str, timeout_s: float) -> None:
         """Wait until the topic's route has the broker; errors as `wait_for`."""
         self._wait_registered(
-            lambda: self._probe.check_route(self._name_server, topic, [self.address]), timeout_s
+            lambda: self._probe.check_route(self._name_server, topic, self.address), timeout_s
         )
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:

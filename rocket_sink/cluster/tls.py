@@ -35,6 +35,11 @@ class TestCertificates:
     client_cert: Path
     client_key: Path
 
+    @property
+    def client(self) -> tuple[Path, Path]:
+        """The certificate and key of clients."""
+        return self.client_cert, self.client_key
+
     def jvm_flags(self, mode: str, settings: Path, client_auth: str = "none") -> list[str]:
         """Write the TLS settings of servers to `settings`; return the JVM flags for them.
 

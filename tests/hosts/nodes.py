@@ -71,7 +71,7 @@ def broker(
         **settings,
     }
     spec = _spec("broker", folder, host, address, port, version, lines, heap_mb, name)
-    new_broker = Broker(spec, dict, name_servers[0], Probe.of(secrets, None))
+    new_broker = Broker(spec, dict, name_servers[0], Probe(secrets))
     if start:
         new_broker.spawn()
     return new_broker
