@@ -213,7 +213,6 @@ _LINE = re.compile(
     r"(?P<group>[\w.-]+):(?P<name>[\w.-]+):(?P<version>[\w.-]+)(:(?P<classifier>[\w.-]+))?"
     r"\s+(?P<sha256>[0-9a-f]{64})"
 )
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, order=True)
@@ -277,11 +276,7 @@ def load_lock(version: str) -> tuple[Artifact, ...] | None:
 
 def sha256_of(path: Path) -> str:
     """Return the file's SHA-256 as lower-case hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 _PROCESSES = 6
@@ -328,14 +323,12 @@ def cache_folder(cache: Path | None = None) -> Path:
 def _cached(folder: Path, version: str) -> list[Path] | None:
     """Return the cached jars; None if a jar is missing or has a wrong digest. The right digests are
     in the lock file; without a lock file they are those of the first fetch."""
-    listing = folder / _LISTING
-    if not listing.is_file():
-        return None
     artifacts = load_lock(version)
     if artifacts is None:
+        listing = folder / _LISTING
         try:
             artifacts = parse_lock(listing.read_text(encoding="utf-8"), str(listing))
-        except (ClusterError, ValueError):  # The list is damaged: fetch again.
+        except (OSError, ClusterError, ValueError):  # The list is missing or damaged: fetch again.
             return None
     paths = [folder / artifact.file_name for artifact in artifacts]
     are_right = all(map(Artifact.matches, artifacts, paths))
@@ -408,14 +401,9 @@ def _resolve_all(scratch: Path, version: str, java: Java, tell: Progress) -> lis
 
 
 def _counter(what: str, total: int | None, tell: Progress) -> Callable[[], None]:
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        tell(f"{what}: {done} of {total} jars" if total else f"{what}: {done} jars")
-
-    return count
+    numbers = itertools.count(1)
+    of_total = f" of {total}" if total else ""
+    return lambda: tell(f"{what}: {next(numbers)}{of_total} jars")
 
 
 @contextmanager
