@@ -361,7 +361,6 @@ class UnknownOutcomeError(SendError):
     """The frame was written, and no valid answer came: the message may be stored."""
 
     code = "UNKNOWN"
-    outcome = Outcome.UNKNOWN
 
 
 class RequestTimeoutError(UnknownOutcomeError):

@@ -41,16 +41,12 @@ class ForkLock:
     def __exit__(self, *failure: object) -> None:
         self._lock.release()
 
-    def renew(self) -> None:
-        """Make the lock free; called in a forked child before other code."""
-        self._lock = threading.Lock()
-
 
 def _renew_all() -> None:
     global pid
     pid = os.getpid()
     for lock in list(_locks):
-        lock.renew()
+        lock._lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_all)

@@ -74,8 +74,6 @@ def json_text(
 ) -> str:
     """Return JSON with printable characters unchanged and all others escaped."""
     encoded = json.dumps(value, default=default, ensure_ascii=False, indent=indent)
-    if indent is None:
-        return _NOT_ASCII_TEXT.sub(_escaped, encoded)
     # json.dumps escapes line ends inside of texts.
     return "\n".join(_NOT_ASCII_TEXT.sub(_escaped, line) for line in encoded.split("\n"))
 
