@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, SupportsIndex
 
@@ -85,9 +86,6 @@ filters. 0x00 to 0x02 are not among them: a tag with these is refused."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _UNCARRIED: Final = re.compile(r"[\x01\x02]|\x00\Z")
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
-_TOPICS_MAX: Final = 1000
-_good_topics: Final[set[str]] = set()
-"""A cache of legal topic names."""
 
 
 def is_control_free(text: str) -> bool:
@@ -104,6 +102,7 @@ def is_carried(text: str) -> bool:
     return _UNCARRIED.search(text) is None
 
 
+@lru_cache(maxsize=1000)
 def check_topic(topic: str) -> None:
     """Raise MessageError(INVALID_TOPIC) if clients may not send to `topic`."""
     if not isinstance(topic, str) or not topic.strip():
@@ -124,16 +123,6 @@ def check_topic(topic: str) -> None:
             f"sending to the system topic {topic!r} is forbidden",
             code="INVALID_TOPIC", topic=topic,
         )  # fmt: skip
-
-
-def check_topic_once(topic: str) -> None:
-    """Check a topic as `check_topic` does, but a legal topic only once (cached)."""
-    if type(topic) is str and topic in _good_topics:
-        return
-    check_topic(topic)
-    if len(_good_topics) >= _TOPICS_MAX:
-        _good_topics.clear()
-    _good_topics.add(topic)
 
 
 def check_property(name: str, value: str) -> None:

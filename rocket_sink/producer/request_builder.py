@@ -10,7 +10,7 @@ from typing import Final
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic_once, with_namespace
+from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic, with_namespace
 from rocket_sink.net.telemetry import trace_context
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
@@ -65,7 +65,7 @@ class RequestBuilder:
         if not self._namespace:
             return name
         topic = with_namespace(self._namespace, name)
-        check_topic_once(topic)
+        check_topic(topic)
         return topic
 
     def queue(self, queue: MessageQueue) -> MessageQueue:

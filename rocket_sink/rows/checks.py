@@ -30,7 +30,7 @@ from rocket_sink.message_rules import (
     TOPIC_MAX_LENGTH,
     check_no_system_topic,
     check_property,
-    check_topic_once,
+    check_topic,
     is_control_free,
     with_namespace,
 )
@@ -379,7 +379,7 @@ def _error_of(
 ) -> MessageError | None:
     try:
         topic = with_namespace(options.namespace, batch.message(row).topic)
-        check_topic_once(topic)
+        check_topic(topic)
         if not isinstance(batch.topic, str) and not options.allow_system_topics:
             check_no_system_topic(topic)
         _check_body(batch, row, options)

@@ -500,7 +500,7 @@ PRODUCER = (
     Defect(
         "namespace-not-measured",
         "rocket_sink/producer/request_builder.py",
-        "        check_topic_once(topic)\n",
+        "        check_topic(topic)\n",
         "        pass\n",
         ("tests/producer/test_namespace.py",),
         "each message of a name that is too long goes to all brokers",
