@@ -9,7 +9,7 @@ import math
 import os
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field
+from dataclasses import Field, dataclass, field
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -172,14 +172,10 @@ def _number(value: Any) -> float:
 
 
 def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"true": True, "1": True, "yes": True, "on": True}
-    words |= {"false": False, "0": False, "no": False, "off": False}
-    try:
-        return words[str(value).strip().lower()]
-    except KeyError:
-        raise ValueError(value) from None
+    word = str(value).strip().lower()
+    if word not in ("true", "1", "yes", "on", "false", "0", "no", "off"):
+        raise ValueError(value)
+    return word in ("true", "1", "yes", "on")
 
 
 def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
@@ -277,8 +273,7 @@ def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: A
 
 
 def option_of(item: Field[Any]) -> Option:
-    default = None if item.default is MISSING else item.default
-    return Option(attribute=item.name, default=default, **item.metadata[_KEY])
+    return Option(attribute=item.name, default=item.default, **item.metadata[_KEY])
 
 
 REFERENCES: Final = ("env:", "file:")

@@ -148,26 +148,11 @@ class SinkOptions:
             OptionError: an unknown name, a value out of range, a repeated option, or options that
                 contradict each other.
         """
-        values: dict[str, Any] = {}
-        spelled: dict[str, str] = {}
-        for name, value in [*(given or {}).items(), *more.items()]:
-            spec = find_option(name)
-            if spec.attribute in spelled:
-                raise OptionError(
-                    f"option {spec.name} is given twice, as {spelled[spec.attribute]!r} and as "
-                    f"{name!r}; keep one",
-                    option=spec.name,
-                )
-            spelled[spec.attribute] = name
-            if value is not None:
-                values[spec.attribute] = spec.parse(_compatible(spec, value))
-        return _checked(cls(**values))
+        return _checked(cls(**_parsed([*(given or {}).items(), *more.items()])))
 
     def with_(self, **changes: Any) -> SinkOptions:
-        """Return a copy with these values changed."""
-        changed_options = {find_option(name): value for name, value in changes.items()}
-        values = {o.attribute: o.parse(_compatible(o, v)) for o, v in changed_options.items()}
-        return _checked(replace(self, **values))
+        """Return a copy with these values changed; None changes nothing."""
+        return _checked(replace(self, **_parsed(changes.items())))
 
     @property
     def name_servers(self) -> tuple[str, ...]:
@@ -245,6 +230,9 @@ def _checked(options: SinkOptions) -> SinkOptions:
     """Return the options; raise OptionError if they contradict each other."""
     missing = "secretKey" if options.access_key else "accessKey"
     rules = (
+        (options.app_id and not _APP_ID.fullmatch(options.app_id), "appId",
+         (f"option appId: {options.app_id!a} has characters other than letters, digits, spaces and "
+          "._:/@+=,-; it stands in paths, in queries and in commands to paste")),
         (bool(options.access_key) != bool(options.secret_key), missing,
          f"option {missing} is missing: accessKey and secretKey only work together"),
         (options.namespace and options.namespace_v2, "namespaceV2",
@@ -279,12 +267,6 @@ def _checked(options: SinkOptions) -> SinkOptions:
          "deadLetterTopic",
          "deadLetterTopic is the topic itself, which would get its own dead letters"),
     )  # fmt: skip
-    if options.app_id and not _APP_ID.fullmatch(options.app_id):
-        raise OptionError(
-            f"option appId: {options.app_id!a} has characters other than letters, digits, spaces and "
-            "._:/@+=,-; it stands in paths, in queries and in commands to paste",
-            option="appId",
-        )
     for broken, name, text in rules:
         if broken:
             raise OptionError(text, option=name)
@@ -310,11 +292,25 @@ def check_topic_option(name: str, topic: str, namespace: str = "") -> None:
         raise OptionError(f"option {name}: {error.text}", option=name) from None
 
 
-def _compatible(spec: Option, value: Any) -> Any:
-    """Convert a value of Java's option useTLS, which is a boolean, to a `tlsMode`."""
-    if spec.attribute == "tls_mode" and str(value).lower() in ("true", "false"):
-        return "verify-full" if str(value).lower() == "true" else "off"
-    return value
+def _parsed(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return {attribute: parsed value} of (name, value) pairs; None values are left out."""
+    parsed: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in values:
+        spec = find_option(name)
+        if spec.attribute in names:
+            raise OptionError(
+                f"option {spec.name} is given twice, as {names[spec.attribute]!r} and as "
+                f"{name!r}; keep one",
+                option=spec.name,
+            )
+        names[spec.attribute] = name
+        if spec.attribute == "tls_mode":
+            # Java's option useTLS is a boolean.
+            value = {"true": "verify-full", "false": "off"}.get(str(value).lower(), value)
+        if value is not None:
+            parsed[spec.attribute] = spec.parse(value)
+    return parsed
 
 
 OPTIONS: Final[tuple[Option, ...]] = tuple(option_of(item) for item in fields(SinkOptions))

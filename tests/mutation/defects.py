@@ -3028,8 +3028,8 @@ VALUES: tuple[Defect, ...] = (
     Defect(
         "app-ids-of-any-form",
         "rocket_sink/options.py",
-        "    if options.app_id and not _APP_ID.fullmatch(options.app_id):\n",
-        "    if options.app_id and options.app_id.isspace():\n",
+        "options.app_id and not _APP_ID.fullmatch(options.app_id), ",
+        "options.app_id.isspace(), ",
         ("tests/test_options.py::test_an_illegal_option_is_explained",),
         "quotes and line breaks of an appId are in commands, queries and paths",
     ),
