@@ -71,11 +71,16 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
 
-def this_process() -> Owner:
-    return Owner(host_name(), _boot_id(), _pid_namespace(), os.getpid(), _own_start())
-
-
 @functools.cache
+def this_process() -> Owner:
+    boot = _boot_id()
+    start = _ticks(_PROC / "self/stat") if boot else _start_of(os.getpid())
+    return Owner(host_name(), boot, _pid_namespace(), os.getpid(), start)
+
+
+os.register_at_fork(after_in_child=this_process.cache_clear)
+
+
 def host_name() -> str:
     """Return this host's name, reduced to characters that file names may have."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
@@ -89,7 +94,6 @@ def _boot_id() -> str:
         return ""
 
 
-@functools.cache
 def _pid_namespace() -> str:
     try:
         return re.sub(r"\D", "", str((_PROC / "self/ns/pid").readlink()))
@@ -97,26 +101,12 @@ def _pid_namespace() -> str:
         return ""
 
 
-@functools.cache
-def _own_start() -> int:
-    return _ticks(_PROC / "self/stat") if _boot_id() else _start_of(os.getpid())
-
-
-@functools.cache
 def _sees_own_pids() -> bool:
     """Return False if /proc belongs to another pid namespace."""
     try:
         return str((_PROC / "self").readlink()) == str(os.getpid())
     except OSError:
         return False
-
-
-def _forget_own() -> None:
-    for cached_function in (_pid_namespace, _own_start, _sees_own_pids):
-        cached_function.cache_clear()
-
-
-os.register_at_fork(after_in_child=_forget_own)
 
 
 def _start_of(pid: int) -> int:
