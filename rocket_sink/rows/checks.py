@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +54,7 @@ from rocket_sink.wire.columns.properties import (
     map_sizes,
     property_pieces,
 )
+from rocket_sink.wire.headers import INT64_MAX
 from rocket_sink.wire.properties import ENCODED_LIMIT, KEY_SEPARATOR, UNIQ_KEY
 
 _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
@@ -71,49 +72,30 @@ _MEMBER: Final = f"[ \\t]*([a-z0-9][a-z0-9_*/@-]*={_VALUE})?[ \\t]*"
 _TRACESTATE: Final = f"^{_MEMBER}(,{_MEMBER}){{0,31}}$"
 
 
-@dataclass(frozen=True, eq=False)
-class SuspectEntries:
-    """Masks of entries of a property map that may be illegal, and of the rows that have them."""
-
-    entries: Mask
-    rows: Mask
-
-
-def suspect_entries(batch: RowBatch) -> SuspectEntries:
-    """Return all entries that are illegal, and perhaps some legal ones."""
-    names, values, offsets = entries_of(batch.properties)
+def _suspect_entries(batch: RowBatch, names: pa.Array, values: pa.Array) -> Mask:
+    """Return a mask of the entries of `batch.properties` that are illegal, and perhaps of some
+    legal ones."""
     is_suspect = np.zeros(len(names), np.bool_)
     for part in (names, values):
         is_suspect |= with_separator(part) | invalid_utf8(part) | all_blank(part)
     reserved = [*sorted(RESERVED_PROPERTIES)]
     if batch.event_time_ms is not None:
         reserved.append(EVENT_TIME_PROPERTY)
-    is_suspect |= pc.is_in(names, value_set=pa.array(reserved, names.type)).to_numpy(
-        zero_copy_only=False
-    )
-    is_suspect |= _mask(pc.starts_with(names, RESERVED_PREFIX))
-    rows = np.zeros(len(offsets) - 1, np.bool_)
-    rows[np.searchsorted(offsets, np.flatnonzero(is_suspect), side="right") - 1] = True
-    return SuspectEntries(is_suspect, rows)
+    is_suspect |= _mask(pc.is_in(names, value_set=pa.array(reserved, names.type)))
+    return is_suspect | _mask(pc.starts_with(names, RESERVED_PREFIX))
 
 
 def drop_illegal(batch: RowBatch) -> RowBatch:
     """Return the batch without illegal user properties."""
     if batch.properties is None:
         return batch
-    suspects = suspect_entries(batch).entries
     names, values, offsets = entries_of(batch.properties)
     row_of = np.repeat(np.arange(len(batch)), np.diff(offsets))
-    entries = np.flatnonzero(suspects)
-    rows = row_of[entries]
-    illegal = [
-        entry
-        for entry, row in zip(entries.tolist(), rows.tolist(), strict=True)
-        if _is_illegal(text_at(names, entry) or "", text_at(values, entry) or "")
-        or (text_at(names, entry) == EVENT_TIME_PROPERTY and batch.has_event_time(row))
-    ]
     keep = np.ones(len(names), np.bool_)
-    keep[illegal] = False
+    for entry in np.flatnonzero(_suspect_entries(batch, names, values)).tolist():
+        name = text_at(names, entry) or ""
+        is_taken = name == EVENT_TIME_PROPERTY and batch.has_event_time(int(row_of[entry]))
+        keep[entry] = not is_taken and not _is_illegal(name, text_at(values, entry) or "")
     for name, is_illegal in illegal_context(batch).items():
         keep &= ~(_mask(pc.equal(names, pa.scalar(name, names.type))) & is_illegal[row_of])
     if keep.all():
@@ -266,12 +248,14 @@ def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     if batch.keys is not None:
         yield _suspect_keys(batch.keys)
     if batch.properties is not None:
-        yield suspect_entries(batch).rows
+        names, values, offsets = entries_of(batch.properties)
+        yield _rows_with(offsets, _suspect_entries(batch, names, values))
     yield from illegal_context(batch).values()
     for text in (batch.sharding_key, batch.message_id):
         if text is not None:
             yield _suspect_texts(text)
-    yield batch.kinds() != 0 if _half(options) else _suspect_delays(batch)
+    if _half(options):
+        yield batch.kinds() != 0
     yield from _suspect_kinds(batch)
     if batch.flag is not None:
         flags = ints_of(batch.flag, 0)
@@ -314,45 +298,32 @@ def _suspect_keys(keys: pa.Array) -> Mask:
     return rows
 
 
-def _suspect_delays(batch: RowBatch) -> Mask:
-    delay_counts = np.zeros(len(batch), np.int64)
-    is_suspect = np.zeros(len(batch), np.bool_)
+def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
+    """Yield masks of rows with an illegal delay, priority or lite topic, of rows that have two of
+    these, and of rows with a priority or lite topic that also name a queue or a sharding key."""
+    kinds = np.zeros(len(batch), np.int64)
     if batch.delay_level is not None:
         levels = ints_of(batch.delay_level, 0)
-        delay_counts += levels != 0
-        is_suspect |= (levels < 0) | (levels > DELAY_LEVEL_MAX)
-    for delay in (batch.delay_ms, batch.delivery_timestamp_ms):
-        if delay is not None:
-            delay_counts += ~nulls_of(delay)
-            is_suspect |= ints_of(delay, 0) < 0
-    if batch.delay_ms is not None:
-        is_suspect |= ints_of(batch.delay_ms, 0) > DELAY_MAX_S * 1000
-    return is_suspect | (delay_counts > 1)
-
-
-def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
-    """Yield masks of rows with an illegal priority or lite topic, and of rows that combine these
-    with each other, a delay, a queue, or a sharding key."""
-    priority, lite_topic = batch.priority, batch.lite_topic
-    if priority is None and lite_topic is None:
-        return
-    if priority is not None:
-        values = ints_of(priority, 0)
-        yield (values < 0) | (values > PRIORITY_MAX)
-    if lite_topic is not None:
-        legal = _matches(lite_topic, f"^{LITE_TOPIC_PATTERN}$")
-        yield ~nulls_of(lite_topic) & ~legal | with_separator(lite_topic)
-    columns = (
-        priority, lite_topic, batch.sharding_key, batch.delay_ms, batch.delivery_timestamp_ms,
-        batch.queue_id,
-    )  # fmt: skip
-    counts = np.zeros(len(batch), np.int64)
-    for column in columns:
+        yield (levels < 0) | (levels > DELAY_LEVEL_MAX)
+        kinds += levels != 0
+    for column, most in (
+        (batch.delay_ms, DELAY_MAX_S * 1000),
+        (batch.delivery_timestamp_ms, INT64_MAX),
+        (batch.priority, PRIORITY_MAX),
+    ):
         if column is not None:
-            counts += ~nulls_of(column)
-    if batch.delay_level is not None:
-        counts += ints_of(batch.delay_level, 0) != 0
-    yield counts > 1
+            values = ints_of(column, 0)
+            yield (values < 0) | (values > most)
+            kinds += ~nulls_of(column)
+    if batch.lite_topic is not None:
+        has_lite_topic = ~nulls_of(batch.lite_topic)
+        yield has_lite_topic & ~_matches(batch.lite_topic, f"^{LITE_TOPIC_PATTERN}$")
+        kinds += has_lite_topic
+    yield kinds > 1
+    for kind in (batch.priority, batch.lite_topic):
+        for place in (batch.sharding_key, batch.queue_id):
+            if kind is not None and place is not None:
+                yield ~nulls_of(kind) & ~nulls_of(place)
 
 
 def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
@@ -472,20 +443,18 @@ def empty(array: pa.Array) -> Mask:
 def with_control(array: pa.Array) -> Mask:
     """Return a mask of texts with a C0 control character or DEL."""
     data = bytes_of(array)
-    if not len(data) or (int(data.min()) >= 0x20 and int(data.max()) < 0x7F):
-        return np.zeros(len(array), np.bool_)
-    return _rows_with(array, (data < 0x20) | (data == 0x7F))
+    return _texts_with(array, (data < 0x20) | (data == 0x7F))
 
 
 def with_separator(array: pa.Array) -> Mask:
     """Return a mask of texts with 0x00, 0x01 or 0x02. The wire format separates properties by 0x01
     and 0x02."""
-    return _rows_with_up_to(array, 0x02)
+    return _texts_with_up_to(array, 0x02)
 
 
 def with_blank(array: pa.Array) -> Mask:
     """Return a mask of texts with a blank or a C0 control character."""
-    return _rows_with_up_to(array, 0x20)
+    return _texts_with_up_to(array, 0x20)
 
 
 def all_blank(array: pa.Array) -> Mask:
@@ -494,7 +463,7 @@ def all_blank(array: pa.Array) -> Mask:
     data = bytes_of(array)
     if not len(data) or int(data.min()) > 0x20:
         return empty(array)
-    is_blank: Mask = ~_rows_with(array, data > 0x20)
+    is_blank: Mask = ~_texts_with(array, data > 0x20)
     return is_blank & ~nulls_of(array) if array.null_count else is_blank
 
 
@@ -541,18 +510,23 @@ def _is_invalid(value: bytes | None) -> bool:
     return False
 
 
-def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
+def _texts_with_up_to(array: pa.Array, greatest: int) -> Mask:
     data = bytes_of(array)
     if not len(data) or int(data.min()) > greatest:
         return np.zeros(len(array), np.bool_)
-    return _rows_with(array, data <= greatest)
+    return _texts_with(array, data <= greatest)
 
 
-def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Mask:
-    """Return a mask of the rows with a wanted byte; `wanted` has a flag for each byte of data."""
-    has_wanted = np.zeros(len(array), np.bool_)
-    positions = np.flatnonzero(wanted)
-    if len(positions):
-        offsets = offsets_of(array)
-        has_wanted[np.searchsorted(offsets - offsets[0], positions, side="right") - 1] = True
+def _texts_with(array: pa.Array, wanted: Mask) -> Mask:
+    """Return a mask of the texts with a wanted byte; `wanted` has a flag for each byte of data."""
+    offsets = offsets_of(array)
+    has_wanted = _rows_with(offsets - offsets[0], wanted)
     return has_wanted & ~nulls_of(array) if array.null_count else has_wanted
+
+
+def _rows_with(offsets: np.ndarray[tuple[int], np.dtype[Any]], wanted: Mask) -> Mask:
+    """Return a mask of the rows with a wanted item; row i has items `offsets[i]` to
+    `offsets[i + 1]`."""
+    has_wanted = np.zeros(len(offsets) - 1, np.bool_)
+    has_wanted[np.searchsorted(offsets, np.flatnonzero(wanted), side="right") - 1] = True
+    return has_wanted

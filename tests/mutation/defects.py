@@ -1621,8 +1621,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "delays-overflow-in-columns",
         "rocket_sink/rows/checks.py",
-        "    if batch.delay_ms is not None:\n",
-        "    if batch.delay_ms is not None and batch.delay_level is not None:\n",
+        "        (batch.delay_ms, DELAY_MAX_S * 1000),\n",
+        "        (batch.delay_ms, INT64_MAX),\n",
         ("tests/rows/test_checks.py::test_each_rule_has_its_code",),
         "a row that is due in millions of years is delivered at once",
     ),
@@ -1850,8 +1850,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "priorities-with-delays",
         "rocket_sink/rows/checks.py",
-        "    yield counts > 1\n",
-        "    yield counts > 2\n",
+        "    yield kinds > 1\n",
+        "    yield kinds > 2\n",
         ("tests/rows/test_checks.py::test_each_rule_has_its_code",),
         "a row with a priority and a delay is stored without its priority",
     ),
@@ -1918,8 +1918,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "sliced-text-accuses-others",
         "rocket_sink/rows/checks.py",
-        "np.searchsorted(offsets - offsets[0], positions",
-        "np.searchsorted(offsets, positions",
+        "_rows_with(offsets - offsets[0], wanted)",
+        "_rows_with(offsets, wanted)",
         ("tests/rows/test_checks.py::test_screens_pass_nothing_that_a_message_refuses",),
         "in a sliced batch a bad row passes and a good one is looked at in its place",
     ),
