@@ -180,6 +180,8 @@ CONTRACT: Final = (
 )
 
 
+_NAMES: Final = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
+"""{name or alias: the column's name}"""
 _PREFIX: Final = "__rmq_"
 
 
@@ -306,11 +308,9 @@ def _wrong_kind(column: ContractColumn, source: str, kind: str) -> str:
 
 def _contract_column(wanted: str) -> str:
     folded = wanted.lower().removeprefix(_PREFIX)
-    names = {column.alias: column.name for column in CONTRACT if column.alias}
-    names |= {column.name: column.name for column in CONTRACT}
-    if folded in names:
-        return names[folded]
-    near = nearest(folded, names)
+    if folded in _NAMES:
+        return _NAMES[folded]
+    near = nearest(folded, _NAMES)
     hint = f"did you mean {near!r}?" if near else f"it has {', '.join(c.name for c in CONTRACT)}"
     raise ColumnError(
         f"option columns: the row contract has no column {wanted!r}; {hint}", column=wanted
@@ -369,8 +369,7 @@ def _check_spelling(
     unknown: Iterable[str], sources: Mapping[str, str], options: SinkOptions
 ) -> None:
     """Refuse a column that looks like a misspelt contract column; it would be ignored silently."""
-    names = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
-    absent = {name: column for name, column in names.items() if column not in sources}
+    absent = {name: column for name, column in _NAMES.items() if column not in sources}
     for source in unknown:
         for name, column in absent.items():
             if is_misspelled(source, name) and not (column == "topic" and options.topic):

@@ -237,13 +237,10 @@ def _last_wins(
     words = as_binary(names).dictionary_encode()
     rows = np.repeat(np.arange(len(counts)), counts)
     pairs = rows * len(words.dictionary) + words.indices.to_numpy()
-    ranks = np.argsort(pairs, kind="stable")
-    repeated = np.diff(pairs[ranks]) == 0
-    if not repeated.any():
+    _, first = np.unique(pairs, return_index=True)
+    if len(first) == len(pairs):
         return offsets, names, values
-    starts = np.flatnonzero(np.concatenate(([True], ~repeated)))
-    ends = np.concatenate((starts[1:], [len(ranks)])) - 1
-    first, last = ranks[starts], ranks[ends]
+    last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
     order = np.argsort(first)
     kept = np.zeros(len(pairs) + 1, np.int64)
     kept[first + 1] = 1

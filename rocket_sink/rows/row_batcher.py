@@ -26,18 +26,7 @@ from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _TEXT_MAP: Final = pa.map_(pa.string(), pa.string())
-_SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
-    (str, pa.string()),
-    ((bytearray), pa.binary()),
-    (bytes, pa.binary()),
-    (bool, pa.bool_()),
-    (int, pa.int64()),
-    (float, pa.float64()),
-    (dt.datetime, _INSTANT),
-    (dt.date, pa.date32()),
-    (dt.time, pa.time64("us")),
-    (dt.timedelta, pa.duration("us")),
-)
+_SCALARS: Final = (str, bytes, bytearray, bool, int, float, dt.date, dt.time, dt.timedelta)
 _BELOW: Final = 1 << 62
 """A number that is added to times to make them positive, so that their bytes sort like numbers."""
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
@@ -200,9 +189,10 @@ def _lengths(rows: Sequence[Any], column: int) -> list[int]:
 
 def type_of(value: Any) -> pa.DataType:
     """Return the Arrow type of a column that has this value."""
-    for kind, type_ in _SCALARS:
-        if isinstance(value, kind):
-            return type_
+    if isinstance(value, dt.datetime):
+        return _INSTANT
+    if isinstance(value, _SCALARS):
+        return pa.infer_type([value])
     if isinstance(value, decimal.Decimal):
         return pa.decimal128(38, max(0, -int(value.as_tuple().exponent)))
     if isinstance(value, dict):

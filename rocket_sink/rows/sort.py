@@ -42,16 +42,16 @@ class RowSorter:
     def add(self, rows: RowBatch) -> None:
         """Add rows, which must have the column `order_by`."""
         self._batches.append(rows)
+        self._like = rows
         self._bytes += sum(array.nbytes for array in rows.columns().values())
         if self._bytes > self._limit:
             self._spill()
 
     def sorted_rows(self) -> Iterator[RowBatch]:
         """Yield all rows, sorted by `order_by`. Rows with equal values keep their order."""
-        like = self._batches[0] if self._batches else None
         if self._directory is None:
-            if like is not None:
-                yield _rows(self._sorted_batches(), like)
+            if self._batches:
+                yield _rows(self._sorted_batches(), self._like)
             return
         self._spill()
         while len(self._runs) > _RUNS:
@@ -82,7 +82,6 @@ class RowSorter:
             self._directory = tempfile.TemporaryDirectory(
                 prefix="rocket-sink-", dir=scratch_folder()
             )
-        self._like = self._batches[0]
         self._runs.append(self._write([self._sorted_batches()]))
 
     def _write(self, tables: Iterable[pa.Table]) -> Path:
