@@ -94,16 +94,13 @@ class IvyRun:
 
         No digest is checked. Raises ClusterError with Ivy's last lines if Ivy fails.
         """
-        parts = [artifacts[start::processes] for start in range(processes)]
+
+        def fetch_part(number: int) -> None:
+            module = locked_module(artifacts[number::processes])
+            self._run(f"part-{number}", module, into / _FLAT, poms=False)
+
         with ThreadPoolExecutor(processes) as pool:
-            runs = [
-                pool.submit(
-                    self._run, f"part-{number}", locked_module(part), into / _FLAT, poms=False
-                )
-                for number, part in enumerate(part for part in parts if part)
-            ]
-        for run in runs:
-            run.result()
+            list(pool.map(fetch_part, range(min(processes, len(artifacts)))))
 
     def resolve(self, version: str, into: Path) -> None:
         """Fetch all dependencies as `into/group/name/version/name-version[-classifier].jar`.
@@ -257,10 +254,7 @@ def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
                 f"{source}, line {number}: expected 'group:name:version[:classifier] sha256', "
                 f"found {line[:120]!r}. Reinstall rocket-sink, or make the lock file again."
             )
-        artifact = Artifact(
-            match["group"], match["name"], match["version"], match["classifier"] or "",
-            match["sha256"],
-        )  # fmt: skip
+        artifact = Artifact(**match.groupdict(default=""))
         if artifact.file_name in artifacts:
             raise ClusterError(f"{source}, line {number}: {artifact.file_name} is there twice.")
         artifacts[artifact.file_name] = artifact
