@@ -156,10 +156,8 @@ class FakeBroker:
         if answer is None:
             return
         answer.version = self.version
-        if behaviour is not None:
+        if behaviour or not (request.is_oneway or request.is_response):
             perform(peer, behaviour, answer)
-        elif not request.is_oneway and not request.is_response:
-            peer.send(encode_frame(answer))
 
     def _answer(self, request: Frame) -> Frame | None:
         handler = self._handlers.get(request.code)

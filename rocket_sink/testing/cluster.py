@@ -17,7 +17,6 @@ from rocket_sink.testing.script import Behaviour, Script, perform, unsupported
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import CLUSTER_NAME
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
-from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import Frame, response_to
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, encode_route
 from rocket_sink.wire.stored import StoredMessage
@@ -139,12 +138,7 @@ class FakeCluster:
         return [broker for broker in self.brokers if broker.name in self._registered]
 
     def _handle(self, peer: Peer, request: Frame) -> None:
-        answer = self._answer(request)
-        behaviour = self._script.decide(request)
-        if behaviour is None:
-            peer.send(encode_frame(answer))
-        else:
-            perform(peer, behaviour, answer)
+        perform(peer, self._script.decide(request), self._answer(request))
 
     def _answer(self, request: Frame) -> Frame:
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:

@@ -161,10 +161,12 @@ class Script:
         return None
 
 
-def perform(client: Connection, behaviour: Behaviour, answer: Frame) -> None:
-    """Execute a behaviour; `answer` is the normal answer."""
+def perform(client: Connection, behaviour: Behaviour | None, answer: Frame) -> None:
+    """Execute a behaviour; `answer` is the normal answer, which None sends."""
     data = encode_frame(answer)
     match behaviour:
+        case None:
+            client.send(data)
         case Answer(code=code, remark=remark, ext=ext):
             fields = dict(ext) or (answer.ext if code in _DEGRADED else None)
             client.send(
