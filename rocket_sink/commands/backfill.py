@@ -49,7 +49,7 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
 @click.option("--path", help="Send the rows of the files or the Delta table there.")
 @click.option("--table", "name", metavar="NAME", help="Send the rows of this table of the catalog.")
 @click.option(
-    "--format", "form", default="delta", show_default=True,
+    "--format", "form", default="delta",
     help="What --path is: delta, parquet, json, csv or another source of Spark.",
 )  # fmt: skip
 @click.option("--schema", metavar="DDL", help="The files' schema, where they have none.")
@@ -74,7 +74,7 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
 @click.option("--until", callback=time_value, metavar="TIME", help="Only those before this time.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest.")
 @click.option(
-    "--max-tries", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+    "--max-tries", type=click.IntRange(1), default=3, metavar="N",
     help="Leave out dead letters that N backfills failed with, and later ones of their keys.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Also send dead letters that --max-tries leaves out.")
@@ -91,7 +91,6 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     "--sample",
     type=click.IntRange(0),
     default=5,
-    show_default=True,
     help="Dead letters that --dry-run shows.",
 )
 @spark_options

@@ -77,14 +77,12 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
     "--messages",
     type=click.IntRange(1),
     default=20_000,
-    show_default=True,
     help="Messages per run. An epoch costs Spark a second or two: give a lane 200000 or more.",
 )
 @click.option(
     "--body-bytes",
     type=click.IntRange(1),
     default=256,
-    show_default=True,
     help="Size of a body.",
 )
 @click.option(
@@ -97,14 +95,12 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
     "--batch",
     type=click.IntRange(1),
     default=1000,
-    show_default=True,
     help="--mode batch: messages per call.",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(1),
     default=3,
-    show_default=True,
     help="Runs of each case, in turn; medians are shown.",
 )
 @click.option(
@@ -128,7 +124,6 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
     "--tolerance",
     type=click.FloatRange(0),
     default=0.15,
-    show_default=True,
     help="--baseline: how much worse is accepted.",
 )
 @spark_options

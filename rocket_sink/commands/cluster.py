@@ -38,14 +38,11 @@ def cluster() -> None:
     rocket-sink cluster up --home ./mq --json | jq -r .name_server"""
 )
 @_home
-@click.option(
-    "--brokers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of brokers."
-)
+@click.option("--brokers", type=click.IntRange(1, 64), default=2, help="Number of brokers.")
 @click.option(
     "--queues",
     type=click.IntRange(1),
     default=4,
-    show_default=True,
     help="Queues per broker of a topic made on the fly.",
 )
 @click.option("--version", help="RocketMQ version. Default: 5.5.0.")
@@ -72,9 +69,7 @@ def up(
 @cluster.command(example="    rocket-sink cluster topic flights --queues 8")
 @click.argument("name")
 @_home
-@click.option(
-    "--queues", type=click.IntRange(1), default=4, show_default=True, help="Queues per broker."
-)
+@click.option("--queues", type=click.IntRange(1), default=4, help="Queues per broker.")
 def topic(name: str, home: Path | None, queues: int) -> None:
     """Create a topic on all brokers of the cluster, or change its number of queues."""
     from rocket_sink import cluster as clusters

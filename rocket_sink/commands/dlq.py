@@ -150,7 +150,7 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
 @_group
 @_selecting
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the origin.")
-@click.option("--max-resends", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+@click.option("--max-resends", type=click.IntRange(1), default=3, metavar="N",
               help="Leave messages alone that were sent again N times before.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also these, and those that have been sent already.")
 @click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")

@@ -146,7 +146,6 @@ def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
     metavar="AGE",
     callback=_age,
     default="7d",
-    show_default=True,
     help="Remove bodies of dead letters that were stored or dropped so long ago.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
@@ -232,9 +231,7 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
 @click.argument("view", type=click.Choice(list(_SHOWN)), metavar="VIEW")
 @_ledger
 @click.option("--where", metavar="SQL", help="Only rows for which this is true.")
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows, the newest first."
-)
+@click.option("--limit", type=click.IntRange(1), default=20, help="Rows, the newest first.")
 @click.option("--all-letters", is_flag=True, help="dead-letters: also those that are resolved.")
 @fold_option
 @spark_options

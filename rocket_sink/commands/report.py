@@ -38,7 +38,6 @@ from rocket_sink.ledger.report import Scope, figures, to_html
     "--epochs",
     type=click.IntRange(1),
     default=20,
-    show_default=True,
     help="Epochs to list, the last ones.",
 )
 @click.option(

@@ -61,7 +61,6 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     "--lane",
     type=click.Choice(LANES),
     default="foreach",
-    show_default=True,
     help="How rows reach the sink.",
 )
 @click.option("--checkpoint", help="Checkpoint directory of the query.")
@@ -77,7 +76,6 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     "--stop-timeout",
     type=click.FloatRange(0),
     default=60.0,
-    show_default=True,
     metavar="SECONDS",
     help="On SIGTERM or Ctrl-C: longest wait for the micro-batch.",
 )

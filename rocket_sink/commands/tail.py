@@ -43,7 +43,7 @@ traffic, when there is always a message that is not dispatched yet."""
 @click.option(
     "--last", type=click.IntRange(0), metavar="N", help="Begin with the newest N messages."
 )
-@click.option("--follow/--no-follow", default=True, help="Wait for new messages. Default: yes.")
+@click.option("--follow/--no-follow", default=True, help="Wait for new messages.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
 @click.option("--key", help="Only messages that have this key.")
 @click.option("--tag", help="Only messages with this tag.")

@@ -66,7 +66,7 @@ def transactions() -> None:
 )
 @click.option("--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder.")
 @click.option("--all", "everything", is_flag=True, help="Also those that are ended.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True,
+@click.option("--limit", type=click.IntRange(1), default=50,
               help="Rows, the newest first.")  # fmt: skip
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per transaction.")

@@ -36,7 +36,6 @@ from rocket_sink.ledger.sql import Scope
     "limit",
     type=click.IntRange(1),
     default=200_000,
-    show_default=True,
     help="Attempts to replay, the newest ones.",
 )
 @spark_options

@@ -33,12 +33,12 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JS
 
 
 class Command(click.Command):
-    """A command with an example in its help; `--debug` may follow the command's name."""
+    """A command with an example and the defaults in its help; `--debug` may follow its name."""
 
     DEBUG: ClassVar[str] = "rocket_sink.debug"
 
-    def __init__(self, *arguments: Any, example: str = "", **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, *, example: str = "", **more: Any) -> None:
+        super().__init__(context_settings={"show_default": True}, **more)
         self.example = example
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, hidden=True))
 

@@ -26,7 +26,7 @@ _PARTS = ("flights", "checkpoint", "ledger", "cluster")
     rocket-sink demo --out ./demo --keep""",
 )
 @click.option(
-    "--rows", type=click.IntRange(1, _FLIGHTS), default=_FLIGHTS, show_default=True,
+    "--rows", type=click.IntRange(1, _FLIGHTS), default=_FLIGHTS,
     help="Flights to send.",
 )  # fmt: skip
 @click.option(
@@ -36,17 +36,15 @@ _PARTS = ("flights", "checkpoint", "ledger", "cluster")
 )  # fmt: skip
 @click.option(
     "--ordering", type=click.Choice(["none", "best_effort", "strict"]), default="strict",
-    show_default=True, help="strict: the broken broker's keys wait for it, all others are sent.",
+    help="strict: the broken broker's keys wait for it, all others are sent.",
 )  # fmt: skip
+@click.option("--brokers", type=click.IntRange(2, 16), default=2, help="Number of brokers.")
 @click.option(
-    "--brokers", type=click.IntRange(2, 16), default=2, show_default=True, help="Number of brokers."
-)
-@click.option(
-    "--fault", type=click.Choice(["freeze", "kill", "none"]), default="freeze", show_default=True,
+    "--fault", type=click.Choice(["freeze", "kill", "none"]), default="freeze",
     help="What happens to one broker in mid-run.",
 )  # fmt: skip
 @click.option(
-    "--fault-seconds", type=click.FloatRange(0.5, 45), default=6.0, show_default=True,
+    "--fault-seconds", type=click.FloatRange(0.5, 45), default=6.0,
     help="How long the broker stays frozen, or down.",
 )  # fmt: skip
 @click.option(
