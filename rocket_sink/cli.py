@@ -17,7 +17,7 @@ from typing import Final
 import click
 
 from rocket_sink import __version__
-from rocket_sink.commands.common.base import Command, LazyGroup, debug_wanted, usage_line
+from rocket_sink.commands.common.base import LazyGroup, debug_wanted, one_line, usage_line
 from rocket_sink.commands.common.output import (
     escape_what_streams_lack,
     ignore_odd_sizes,
@@ -65,11 +65,11 @@ COMMANDS: Final = {
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="rocket-sink")
-@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
-@click.pass_context
-def cli(context: click.Context, debug: bool) -> None:
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show a traceback when something fails."
+)
+def cli() -> None:
     """Send Spark rows to Apache RocketMQ, and account for every one of them."""
-    context.meta[Command.DEBUG] = debug
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,8 +103,6 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
 
 
 def _failed(error: Exception, argv: Sequence[str]) -> int:
-    from rocket_sink.commands.common.base import one_line
-
     if debug_wanted(argv):
         note_lines(clean_trace("".join(traceback.format_exception(error))))
     note(f"rocket-sink: {one_line(error)}")

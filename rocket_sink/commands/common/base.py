@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -34,8 +34,6 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JS
 
 class Command(click.Command):
     """A command with an example and the defaults in its help; `--debug` may follow its name."""
-
-    DEBUG: ClassVar[str] = "rocket_sink.debug"
 
     def __init__(self, *, example: str = "", **more: Any) -> None:
         super().__init__(context_settings={"show_default": True}, **more)
