@@ -267,7 +267,7 @@ def _measure(arguments: Arguments, results: Results) -> None:
 def _session(packages: tuple[str, ...]) -> Any:
     _let_workers_import()
     # Spark's Parquet reader wants 4,096 rows in one piece: too much for 1 GB with bodies of 16 KiB.
-    memory = ["spark.driver.memory=3g"]
+    memory = {"spark.driver.memory": "3g"}
     return spark_session("benchmark", packages=packages, spark_conf=memory)
 
 

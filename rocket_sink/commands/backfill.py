@@ -20,7 +20,7 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
     with_name_server,
 )
-from rocket_sink.commands.common.spark_input import name_values, pairs, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 
@@ -97,7 +97,7 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
 @json_option
 def backfill(
     path: str | None, name: str | None, form: str, schema: str | None,
-    source_option: tuple[str, ...], reasons: tuple[str, ...], only_topic: str | None,
+    source_option: dict[str, str], reasons: tuple[str, ...], only_topic: str | None,
     where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
     max_tries: int, again: bool, move_keys: bool, no_wait: bool,
     to_topic: str | None, dry_run: bool, sample: int, as_json: bool, **spark: Any,
@@ -166,7 +166,7 @@ def backfill(
 
 def _table(
     spark: SparkSession, options: SinkOptions, path: str | None, name: str | None, form: str,
-    schema: str | None, source_option: tuple[str, ...],
+    schema: str | None, source_option: dict[str, str],
 ) -> Table:  # fmt: skip
     from rocket_sink.commands.common.stream_run import Source
     from rocket_sink.spark.backfill.sources import Table
@@ -175,7 +175,7 @@ def _table(
         return Table(spark.table(name), name, options)
     assert path is not None
     path = absolute(path)
-    files = Source(form, path, schema, pairs(source_option), None, ())
+    files = Source(form, path, schema, source_option, None, ())
     is_text = form in ("csv", "json", "text", "xml")
     return Table(files.read(spark, streaming=False), path, options, is_text)
 

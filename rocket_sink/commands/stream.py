@@ -17,7 +17,7 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
     with_name_server,
 )
-from rocket_sink.commands.common.spark_input import name_values, pairs, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
 
 _LIVE_FOLD_MS: Final = 2000
 LANES: Final = ("foreach", "datasource", "foreachBatch")
@@ -85,7 +85,7 @@ def stream(
     form: str,
     path: str | None,
     schema: str | None,
-    source_option: tuple[str, ...],
+    source_option: dict[str, str],
     where: str | None,
     select: tuple[str, ...],
     lane: str,
@@ -108,7 +108,7 @@ def stream(
     from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
     _check(batch, checkpoint, trigger)
-    source = Source(form, path, schema, pairs(source_option), where, select)
+    source = Source(form, path, schema, source_option, where, select)
     # Fold often for a terminal: its user wants to see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
     sink = with_name_server({**live, **given_options()})

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -38,13 +38,15 @@ _SMALL_PLANS: Final = {
 
 def name_values(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Refuse texts that are not `NAME=VALUE`, before any work begins (a click callback)."""
+) -> dict[str, str]:
+    """Return {name: value} of texts of the form `NAME=VALUE` (a click callback)."""
+    values = {}
     for text in texts:
-        name, equals, _ = text.partition("=")
+        name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-    return texts
+        values[name.strip()] = value
+    return values
 
 
 spark_options: Final = together(
@@ -57,18 +59,12 @@ spark_options: Final = together(
 )  # fmt: skip
 
 
-def pairs(texts: Iterable[str]) -> dict[str, str]:
-    """Return {name: value} of the texts that `name_values` has accepted."""
-    split = (text.partition("=") for text in texts)
-    return {name.strip(): value for name, _, value in split}
-
-
 @contextlib.contextmanager
 def spark_session(
     name: str,
     *,
     master: str | None = None,
-    spark_conf: Iterable[str] = (),
+    spark_conf: Mapping[str, str] | None = None,
     packages: Iterable[str] = (),
     small: bool = False,
 ) -> Iterator[SparkSession]:
@@ -80,7 +76,7 @@ def spark_session(
     """
     from rocket_sink.spark.session import build_session
 
-    conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf)}
+    conf = {**(_SMALL_PLANS if small else {}), **(spark_conf or {})}
     note("starting Spark ...")
     with _log_file() as log, _no_jvm_left() as end:
         with _jvm_output_to(log):

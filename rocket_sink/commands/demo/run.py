@@ -155,10 +155,10 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         f"flights: {flights.rows:,} rows in {flights.files} files, {flights.keys:,} sharding keys "
         f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
     )
-    warehouse = f"spark.sql.warehouse.dir={settings.checkpoint / 'warehouse'}"
+    warehouse = {"spark.sql.warehouse.dir": str(settings.checkpoint / "warehouse")}
     with (
         _cluster(settings, keep=keep) as cluster,
-        spark_session("demo", spark_conf=[warehouse]) as spark,
+        spark_session("demo", spark_conf=warehouse) as spark,
     ):
         note(f"cluster: name server {cluster.name_server}, "
              f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
