@@ -272,6 +272,17 @@ def time_value(
     )
 
 
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let a function handle SIGTERM and SIGINT while the context lasts. Main thread only."""
+    earlier = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, previous in earlier.items():
+            signal.signal(number, previous)
+
+
 class _Stopped(BaseException):
     """An exception that a signal raises in the main thread; no `except Exception` catches it."""
 
@@ -303,15 +314,12 @@ def until_signal() -> Iterator[Stop]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise _Stopped
 
-    earlier = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stop
+        with handle_signals(leave):
+            yield stop
     except KeyboardInterrupt:
         # A Spark session's handler of Ctrl-C had replaced `leave`, and raised KeyboardInterrupt.
         stop.number = stop.number or signal.SIGINT
     except BaseException:
         if stop.number is None:
             raise
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
