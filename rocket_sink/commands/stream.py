@@ -126,7 +126,7 @@ def stream(
             )  # fmt: skip
         finish(session, report, sink)
         if as_json:
-            print_json(report.as_dict())
+            print_json(report)
         else:
             show(report.as_text())
         if report.error:

@@ -33,7 +33,7 @@ def figures() -> Any:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_picture_has_all_and_breaks_no_word(width: int) -> None:
-    view = RunView(figures())
+    view = RunView(Report(), figures())
     view.epoch(12, 10_000, 1.2)
     console = Console(file=io.StringIO(), width=width)
     console.print(view.as_table())
@@ -46,7 +46,7 @@ def test_the_picture_has_all_and_breaks_no_word(width: int) -> None:
 
 
 def test_without_a_terminal_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with RunView(figures()) as view:
+    with RunView(Report(), figures()) as view:
         view.epoch(12, 10_000, 1.2)
         view.refresh()
         view.refresh()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import os
 import shlex
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rocket_sink.commands.common.base import one_line
+from rocket_sink.commands.common.base import handle_signals, one_line
 from rocket_sink.commands.common.output import note, stderr_console, table
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.text import clean, counted
@@ -35,13 +33,15 @@ class RunView:
     A context manager; not thread-safe.
 
     Args:
+        report: gets the micro-batches.
         figures: reads the ledger's new rows; None: show Spark's figures only.
     """
 
-    def __init__(self, figures: LiveFigures | None) -> None:
+    def __init__(self, report: Report, figures: LiveFigures | None) -> None:
+        self._report = report
         self._figures = figures
         self._live: Any = None
-        self._rows = 0
+        self._last_epoch = -1
         self._epoch = ""
         self._began_s = time.monotonic()
         self._isolated: dict[str, dt.datetime] = {}
@@ -69,9 +69,19 @@ class RunView:
         else:
             note(text)
 
+    def look(self, query: StreamingQuery) -> None:
+        """Show the query's micro-batches and the ledger's rows that came since the last call."""
+        for progress in query.recentProgress:
+            epoch, rows = int(progress["batchId"]), int(progress["numInputRows"])
+            if epoch > self._last_epoch and rows:
+                self._last_epoch = epoch
+                self.epoch(epoch, rows, progress["durationMs"].get("triggerExecution", 0) / 1000)
+        self.refresh()
+
     def epoch(self, epoch: int, rows: int, took_s: float) -> None:
-        """Show the end of a micro-batch."""
-        self._rows += rows
+        """Add a micro-batch to the report, and show it."""
+        self._report.epochs += 1
+        self._report.rows_read += rows
         self._epoch = f"epoch {epoch}: {counted(rows, 'row')} in {took_s:.1f} s"
         self._event(self._epoch)
 
@@ -86,9 +96,9 @@ class RunView:
         from rich.console import Group
         from rich.text import Text
 
-        seconds = time.monotonic() - self._began_s
-        rate = f", {self._rows / seconds:,.0f} rows/s" if self._rows and seconds >= 1 else ""
-        head = f"{counted(self._rows, 'row')} read in {seconds:,.0f} s{rate}"
+        rows, seconds = self._report.rows_read, time.monotonic() - self._began_s
+        rate = f", {rows / seconds:,.0f} rows/s" if rows and seconds >= 1 else ""
+        head = f"{counted(rows, 'row')} read in {seconds:,.0f} s{rate}"
         lines: list[RenderableType] = [Text(f"{head}; {self._epoch}" if self._epoch else head)]
         if self._figures is not None:
             lines += self._of_ledger(self._figures)
@@ -212,9 +222,6 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def as_text(self) -> str:
         per_s = self.rows_read / self.seconds if self.seconds else 0
         rate = f", {per_s:,.1f} rows/s" if per_s else ""
@@ -270,14 +277,16 @@ def run_stream(
     report = Report(query_id=str(query.id), run_id=str(query.runId))
     if figures is not None:
         figures.run_id = report.run_id
-    with _stop_signals() as stop, RunView(figures) as view:
+    stop = threading.Event()
+    with handle_signals(lambda *_: stop.set()), RunView(report, figures) as view:
         _let_jvm_go_on(spark, stop)
-        watcher = _Watcher(spark, query, report, view)
-        watcher.until(stop)
+        while query.isActive and not stop.is_set():
+            time.sleep(_POLL_S)
+            view.look(query)
         if stop.is_set():
             view.say("stopping after the current micro-batch")
-            watcher.stop(stop_timeout_s)
-        watcher.look()
+            _stop(spark, query, stop_timeout_s)
+        view.look(query)
     report.seconds = time.monotonic() - started_s
     failure = query.exception()
     report.error = one_line(failure) if failure is not None else None
@@ -307,8 +316,7 @@ def run_batch(
         report.rows_read = observation.get["rows"]
     else:
         summary = sink.write(frame)
-        report.query_id = getattr(summary, "query_id", None)
-        report.rows_read = getattr(summary, "rows_in", 0)
+        report.query_id, report.rows_read = summary.query_id, summary.rows_in
     report.seconds = time.monotonic() - started_s
     return report
 
@@ -404,57 +412,26 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in options.items()}
 
 
-class _Watcher:
-    """Adds each finished micro-batch to the report, once."""
+def _stop(spark: SparkSession, query: StreamingQuery, timeout_s: float) -> None:
+    """Stop the query between two micro-batches, or after the time-out. A micro-batch that is
+    interrupted runs again after a restart."""
+    deadline_s = time.monotonic() + timeout_s
+    epoch = _newest_epoch(query)
+    while (
+        query.isActive
+        and query.status["isTriggerActive"]
+        and _newest_epoch(query) == epoch
+        and time.monotonic() < deadline_s
+    ):
+        time.sleep(_STOP_POLL_S)
+    # Silence Spark, which logs interrupted tasks as errors. The report has the query's errors.
+    spark.sparkContext.setLogLevel("OFF")
+    query.stop()
 
-    def __init__(
-        self, spark: SparkSession, query: StreamingQuery, report: Report, view: RunView
-    ) -> None:
-        self._spark = spark
-        self._query = query
-        self._report = report
-        self._view = view
-        self._last_epoch = -1
 
-    def until(self, stop: threading.Event) -> None:
-        """Watch until the query ends or the event is set."""
-        while self._query.isActive and not stop.is_set():
-            time.sleep(_POLL_S)
-            self.look()
-
-    def stop(self, timeout_s: float) -> None:
-        """Stop the query between two micro-batches, or after the time-out. A micro-batch that is
-        interrupted runs again after a restart."""
-        deadline_s = time.monotonic() + timeout_s
-        epoch = self._newest()
-        while (
-            self._query.isActive
-            and self._query.status["isTriggerActive"]
-            and self._newest() == epoch
-            and time.monotonic() < deadline_s
-        ):
-            time.sleep(_STOP_POLL_S)
-        # Silence Spark, which logs interrupted tasks as errors. The report has the query's errors.
-        self._spark.sparkContext.setLogLevel("OFF")
-        self._query.stop()
-        self.look()
-
-    def look(self) -> None:
-        """Add the micro-batches since the last call to the report, and show them."""
-        for progress in self._query.recentProgress:
-            epoch, rows = int(progress["batchId"]), int(progress["numInputRows"])
-            if epoch <= self._last_epoch or not rows:
-                continue
-            self._last_epoch = epoch
-            self._report.epochs += 1
-            self._report.rows_read += rows
-            took_ms = progress["durationMs"].get("triggerExecution", 0)
-            self._view.epoch(epoch, rows, took_ms / 1000)
-        self._view.refresh()
-
-    def _newest(self) -> int:
-        progress = self._query.lastProgress
-        return int(progress["batchId"]) if progress else -1
+def _newest_epoch(query: StreamingQuery) -> int:
+    progress = query.lastProgress
+    return int(progress["batchId"]) if progress else -1
 
 
 def _let_jvm_go_on(spark: SparkSession, stop: threading.Event) -> None:
@@ -480,15 +457,3 @@ class _SetsEvent:
 
     class Java:
         implements: ClassVar[list[str]] = ["sun.misc.SignalHandler"]
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set, while the context lasts."""
-    stop = threading.Event()
-    earlier = {n: signal.signal(n, lambda *_: stop.set()) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
