@@ -1,4 +1,5 @@
 """Execution of `rocket-sink stream`: the source, the query, its progress, signals, the report."""
+# ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations
 
@@ -326,39 +327,36 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     path = sink_options.get("ledger")
     if not path:
         return report
-    from pyspark.sql.functions import col
-
     from rocket_sink.commands.common.ledger_input import fold_and_note
     from rocket_sink.ledger.driver.ledger import Ledger
     from rocket_sink.ledger.path import resolve_path
+    from rocket_sink.ledger.query.duckdb_reader import reader_of
     from rocket_sink.ledger.query.live import pending_by_reason
+    from rocket_sink.ledger.sql import Scope, Scoped, is_text
+    from rocket_sink.ledger.views import OUTCOMES
 
     ledger, began = Ledger(str(path)), dt.datetime.now(dt.timezone.utc)
     began -= dt.timedelta(seconds=report.seconds)
     fold_and_note(ledger, spark)
     report.ledger = ledger.path
-    if not ledger.exists(spark):
+    query = reader_of(spark, resolve_path(str(path)))
+    if query is None:
         return report
-    report.pending = pending_by_reason(spark, resolve_path(str(path)))
-    report.query_id = report.query_id or _batch_since(ledger.epochs(spark), began)
-    if report.query_id:
+    report.pending = pending_by_reason(query)
+    if report.query_id is None:
+        # The data source makes the id of a batch write in another process.
+        read = Scoped(query, Scope(since=began))
+        ids = read(f"SELECT query_id FROM epochs WHERE lane = 'batch' AND {read.where} LIMIT 2")
+        report.query_id = ids[0]["query_id"] if len(ids) == 1 else None
+    if report.query_id is not None:
         # With `appId` the ledger's query id is the appId, so a stream is selected by its run's id.
         key, value = ("run_id", report.run_id) if report.run_id else ("query_id", report.query_id)
-        epochs = ledger.epochs(spark).where(col(key) == value)
-        names = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered")
-        sums = epochs.selectExpr(*(f"coalesce(sum({name}), 0) AS {name}" for name in names)).first()
-        report.counts = {name: int(sums[name]) for name in names} if sums else {}
+        counts = ", ".join(
+            f"CAST(coalesce(sum({name}), 0) AS BIGINT) AS {name}" for name in ("rows_in", *OUTCOMES)
+        )
+        rows = query(f"SELECT {counts} FROM epochs WHERE {is_text(key, value)}")
+        (report.counts,) = rows.to_pylist()
     return report
-
-
-def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
-    """Return the id of the batch write that ended since `began`; None if there was not exactly one.
-
-    The data source makes the id in another process, so this process does not know it.
-    """
-    since = epochs.where((epochs.lane == "batch") & (epochs.at >= began))
-    ids = [row.query_id for row in since.select("query_id").limit(2).collect()]
-    return ids[0] if len(ids) == 1 else None
 
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:

@@ -216,20 +216,11 @@ def standing_of(query: Query | None) -> Standing:
     if query is None:
         return Standing({}, 0)
     superseded = query("SELECT sum(superseded_rows) AS n FROM superseded")["n"][0].as_py()
-    return Standing(_pending_by_reason(query), int(superseded or 0))
+    return Standing(pending_by_reason(query), int(superseded or 0))
 
 
-def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
-    """Count the pending dead letters by reason.
-
-    Raises:
-        LedgerError: the table is no ledger of this version.
-    """
-    query = reader_of(spark, place)
-    return {} if query is None else _pending_by_reason(query)
-
-
-def _pending_by_reason(query: Query) -> dict[str, int]:
+def pending_by_reason(query: Query) -> dict[str, int]:
+    """Count the pending dead letters by reason."""
     rows = query("SELECT reason, count(*) AS letters FROM pending_letters GROUP BY reason")
     return {row["reason"]: row["letters"] for row in rows.to_pylist()}
 
