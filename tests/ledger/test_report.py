@@ -113,20 +113,20 @@ def test_series_have_the_sums_of_the_figures(report):
     series, (_, a, b) = report.series, report.brokers
     messages = dict.fromkeys(("broker-a", "broker-b"), 0)
     attempts = dict(messages)
-    for _, broker, _, _, requests, stored, *_ in series.cells:
+    for _, broker, _, _, requests, stored, *_ in series.rows["cells"]:
         messages[broker] += stored
         attempts[broker] += requests
     assert messages == {"broker-a": a.messages, "broker-b": b.messages}
     assert attempts == {"broker-a": a.requests, "broker-b": b.requests}
-    assert sum(row[3] for row in series.queues) == a.messages
-    [(broker, topic, answers, p50, p95, p99, p999, longest)] = series.latency
+    assert sum(row[3] for row in series.rows["queues"]) == a.messages
+    [(broker, topic, answers, p50, p95, p99, p999, longest)] = series.rows["latency"]
     assert (broker, topic, answers, longest) == ("broker-a", "t", a.requests, a.max_ms)
     assert (p50, p95, p99, p999) == pytest.approx(
         (a.p50_ms, a.p95_ms, a.p99_ms, a.p999_ms), abs=0.001
     )
-    assert [(f[3], f[10]) for f in series.failures] == [("t", "REQUEST_TIMEOUT")]
-    by_reason = {(reason): (n, settled) for _, reason, n, settled, _ in series.letters if n}
-    assert by_reason["transport"] == (1, 0) and sum(row[3] for row in series.letters) == 1
+    assert [(f[3], f[10]) for f in series.rows["failures"]] == [("t", "REQUEST_TIMEOUT")]
+    by_reason = {(reason): (n, settled) for _, reason, n, settled, _ in series.rows["letters"] if n}
+    assert by_reason["transport"] == (1, 0) and sum(row[3] for row in series.rows["letters"]) == 1
 
 
 def test_isolations_noted_by_two_workers_are_one(report):

@@ -25,10 +25,12 @@ def test_figures_of_a_report_are_charts_of_its_series(tmp_path: Path) -> None:
     }  # fmt: skip
     assert report.series is not None
     rows = charts["plot_rows"]["data"]["values"]
-    assert sum(row["messages"] for row in rows) == sum(row[5] for row in report.series.cells)
+    assert sum(row["messages"] for row in rows) == sum(
+        row[5] for row in report.series.rows["cells"]
+    )
     assert min(row["at"] for row in rows) <= report.series.first_ms
     spent = charts["plot_heat"]["layer"][1]["data"]["values"]
-    assert {row["broker"] for row in spent} == {row[0] for row in report.series.isolations}
+    assert {row["broker"] for row in spent} == {row[0] for row in report.series.rows["isolations"]}
     failed = charts["plot_failures"]["data"]["values"]
     assert sum(row["attempts"] for row in failed) == sum(error.attempts for error in report.errors)
 

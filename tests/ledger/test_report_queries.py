@@ -135,7 +135,7 @@ def test_a_letter_is_settled_by_what_was_not_taken_back(
         rows.append(at(resolutions, START + dt.timedelta(hours=hour)))
     series = report_of(store(tmp_path, in_order(rows, 1 << 32)), series=True).series
     assert series is not None
-    times = [row[0] * series.step_ms / 1000 for row in series.letters if row[3]]
+    times = [row[0] * series.step_ms / 1000 for row in series.rows["letters"] if row[3]]
     hours = [(time - START.timestamp()) / 3600 for time in times]
     assert hours == ([] if settled is None else [settled])
 

@@ -160,7 +160,7 @@ def _plain_series(series: Series | None) -> dict[str, Any] | None:
         ]
 
     rows: dict[str, Any] = {
-        name: [row_of(columns, row) for row in getattr(series, name)]
+        name: [row_of(columns, row) for row in series.rows[name]]
         for name, columns in COLUMNS.items()
     }
     steps = {name: getattr(series, name) for name in ("step_ms", "first_ms", "last_ms")}

@@ -8,46 +8,35 @@ from __future__ import annotations
 
 import functools
 import html
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.report.page import chart_library
-from rocket_sink.ledger.report.series import COLUMNS, Series
-from rocket_sink.ledger.report.values import ErrorFigures
+from rocket_sink.ledger.report.series import COLUMNS
+from rocket_sink.ledger.report.values import Figures
 
 if TYPE_CHECKING:
     import altair
 
 
-def latency_heat(series: Series) -> altair.LayerChart:
-    """Draw p99 (ms) of the times to an answer, by broker and time. Red lines mark isolations."""
-    alt = _altair()
-    heat = (
-        _chart()(_data(series, "heat", end=True))
-        .mark_rect()
-        .encode(
-            x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
-            color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
-            tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
-        )
-    )  # fmt: skip
-    isolated = (
-        _chart()(_data(series, "isolations"))
-        .mark_rule(color="#c62828", strokeWidth=3)
-        .encode(x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"])
-    )
-    layers = _offline(alt.LayerChart)(layer=[heat, isolated])
-    chart: altair.LayerChart = layers.properties(width=_WIDTH)
-    return chart
+_WIDTH: Final = 640
 
 
-def latency_by_broker(series: Series) -> altair.Chart:
+def plot_rows(report: Figures) -> altair.Chart:
+    """Draw messages over time by outcome, as a figure of altair like all `plot_` methods.
+
+    Raises from all of them:
+        ConfigurationError: altair is not installed, or the report was made without `charts`.
+    """
+    return _over_time(report, "cells", "messages", "outcome", "messages")
+
+
+def plot_latency(report: Figures) -> altair.Chart:
     """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
     alt = _altair()
     # Vega-Lite would read a dot in a field's name as a path.
     shares = ["p50", "p95", "p99", "p999"]
-    rows = _rows(series, "latency")
+    rows = _rows(report, "latency")
     for row in rows:
         row["p999"] = row.pop("p99.9")
     chart: altair.Chart = (
@@ -65,32 +54,57 @@ def latency_by_broker(series: Series) -> altair.Chart:
     return chart
 
 
-def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
+def plot_heat(report: Figures) -> altair.LayerChart:
+    """Draw p99 (ms) of the times to an answer, by broker and time. Red lines mark isolations."""
+    alt = _altair()
+    heat = (
+        _chart()(alt.Data(values=_rows(report, "heat")))
+        .mark_rect()
+        .encode(
+            x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
+            color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
+            tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
+        )
+    )  # fmt: skip
+    isolated = (
+        _chart()(alt.Data(values=_rows(report, "isolations")))
+        .mark_rule(color="#c62828", strokeWidth=3)
+        .encode(x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"])
+    )
+    layers = _offline(alt.LayerChart)(layer=[heat, isolated])
+    chart: altair.LayerChart = layers.properties(width=_WIDTH)
+    return chart
+
+
+def plot_failures(report: Figures) -> altair.Chart:
     """Draw failed attempts by error."""
     alt = _altair()
-    rows = [{"error": row.error_code, "attempts": row.attempts} for row in errors]
+    rows = [{"error": row.error_code, "attempts": row.attempts} for row in report.errors]
     return _bars(
-        alt.Data(values=rows), x=alt.X("attempts:Q", title="failed attempts"),
+        rows, x=alt.X("attempts:Q", title="failed attempts"),
         y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
     )  # fmt: skip
 
 
-_WIDTH: Final = 640
+def plot_dead_letters(report: Figures) -> altair.Chart:
+    """Draw dead letters over time by reason."""
+    return _over_time(report, "letters", "given", "reason", "dead letters given up")
 
 
-def over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
+def _over_time(report: Figures, name: str, amount: str, colour: str, title: str) -> altair.Chart:
     """Draw the sums of the column `amount` of a series, by time and by the column `colour`."""
     alt = _altair()
     return _bars(
-        _data(series, name, end=True), x=alt.X("at:T", title=None), x2="end:T",
+        _rows(report, name), x=alt.X("at:T", title=None), x2="end:T",
         y=alt.Y(f"sum({amount}):Q", title=title), color=alt.Color(f"{colour}:N", title=None),
         tooltip=["at:T", f"{colour}:N", f"sum({amount}):Q"],
     )  # fmt: skip
 
 
-def _bars(data: Any, **channels: Any) -> altair.Chart:
-    bars: altair.Chart = _chart()(data).mark_bar().encode(**channels).properties(width=_WIDTH)
-    return bars
+def _bars(rows: list[dict[str, Any]], **channels: Any) -> altair.Chart:
+    bars = _chart()(_altair().Data(values=rows)).mark_bar().encode(**channels)
+    chart: altair.Chart = bars.properties(width=_WIDTH)
+    return chart
 
 
 def _offline(kind: type[Any]) -> type[Any]:
@@ -134,17 +148,16 @@ def _chart() -> type[Any]:
     return _offline(_altair().Chart)
 
 
-def _data(series: Series, name: str, *, end: bool = False) -> Any:
-    rows = _rows(series, name)
-    for row in rows if end else ():
-        row["end"] = row["at"] + series.step_ms
-    return _altair().Data(values=rows)
-
-
-def _rows(series: Series, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a series; the column `step` becomes `at`, in ms since 1970."""
-    rows = [dict(zip(COLUMNS[name], row, strict=True)) for row in getattr(series, name)]
+def _rows(report: Figures, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a series; the column `step` becomes `at` and `end`, in ms since 1970."""
+    series = report.series
+    if series is None:
+        raise ConfigurationError(
+            "this report has no figures over time: make it by ledger.report(spark, charts=True)"
+        )
+    rows = [dict(zip(COLUMNS[name], row, strict=True)) for row in series.rows[name]]
     for row in rows:
-        if "step" in row and "at" not in row:
+        if "step" in row:
             row["at"] = row.pop("step") * series.step_ms
+            row["end"] = row["at"] + series.step_ms
     return rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rocket_sink.ledger.schema import UNPARKED
@@ -58,14 +58,15 @@ COLUMNS: Final = {
     "epochs": ("query_id", "epoch", "at", "rows_in", "dead", "unknown", "adds_up"),
 }  # fmt: skip
 """{series: names of the values in its rows}"""
+Rows = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Series:
-    """Lists of rows; `COLUMNS` names the values in a row. Times are ms since 1970, or the number of
-    a step: step n begins at n times `step_ms`.
+    """`rows` has lists of rows by the names in `COLUMNS`, which names the values in a row. Times
+    are ms since 1970, or the number of a step: step n begins at n times `step_ms`.
 
-    Attributes:
+    Lists:
         cells: numbers of sent messages, and how their time was spent.
         heat, latency: percentiles (ms) by step and broker, and by broker and topic.
         letters: in each step, dead letters that were given up, and those that were settled.
@@ -78,15 +79,7 @@ class Series:
     step_ms: int
     first_ms: int
     last_ms: int
-    cells: list[tuple[Any, ...]] = field(default_factory=list)
-    heat: list[tuple[Any, ...]] = field(default_factory=list)
-    latency: list[tuple[Any, ...]] = field(default_factory=list)
-    letters: list[tuple[Any, ...]] = field(default_factory=list)
-    queues: list[tuple[Any, ...]] = field(default_factory=list)
-    isolations: list[tuple[Any, ...]] = field(default_factory=list)
-    behind: list[tuple[Any, ...]] = field(default_factory=list)
-    failures: list[tuple[Any, ...]] = field(default_factory=list)
-    epochs: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: Mapping[str, Rows]
 
 
 def read_series(read: Scoped) -> Series:
@@ -97,18 +90,20 @@ def read_series(read: Scoped) -> Series:
     (span,) = read(f"SELECT min(at) AS first, max(at) AS last FROM ({times}) t")
     first, last = span["first"], span["last"]
     if first is None:
-        return Series(1000, 0, 0)
+        return Series(1000, 0, 0, {name: [] for name in COLUMNS})
     step_s = step_of((last - first).total_seconds())
     step = f"CAST(floor(unix_micros(at) / {step_s * 1_000_000}) AS BIGINT)"
     topic = _most(read, "topic", "coalesce(topic, '-')", _TOPICS)
     broker = _most(read, "broker_name", BROKER, _BROKERS)
     behind = _behind(read, step, broker, topic)
-    return Series(
-        step_s * 1000, micros(first) // 1000, micros(last) // 1000,
-        _cells(read, step, broker, topic), *_latencies(read, step, broker, topic),
-        _letters(read, step), _queues(read), _isolations(read), behind,
-        _failures(read, step, broker, topic), _epochs(read, behind),
-    )  # fmt: skip
+    heat, latency = _latencies(read, step, broker, topic)
+    rows = {
+        "cells": _cells(read, step, broker, topic), "heat": heat, "latency": latency,
+        "letters": _letters(read, step), "queues": _queues(read), "isolations": _isolations(read),
+        "behind": behind, "failures": _failures(read, step, broker, topic),
+        "epochs": _epochs(read, behind),
+    }  # fmt: skip
+    return Series(step_s * 1000, micros(first) // 1000, micros(last) // 1000, rows)
 
 
 def step_of(length_s: float) -> int:
@@ -131,11 +126,11 @@ def _most(read: Scoped, column: str, text: str, most: int) -> str:
     return f"CASE WHEN {kept} THEN {column} ELSE '{_OTHERS}' END"
 
 
-def _rows(read: Scoped, select: str) -> list[tuple[Any, ...]]:
+def _rows(read: Scoped, select: str) -> Rows:
     return [tuple(row.values()) for row in read(select)]
 
 
-def _cells(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
+def _cells(read: Scoped, step: str, broker: str, topic: str) -> Rows:
     """Return the sums per step, broker, topic and outcome; a row without bytes on the wire is a
     wait of a strict queue."""
     frames = "coalesce(frames, 1)"
@@ -160,9 +155,7 @@ def _cells(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, 
     )
 
 
-def _latencies(
-    read: Scoped, step: str, broker: str, topic: str
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+def _latencies(read: Scoped, step: str, broker: str, topic: str) -> tuple[Rows, Rows]:
     rows = latencies(read.where, f"{step} AS step", f"{broker} AS broker", f"{topic} AS topic")
     table = read.table(
         f"""SELECT step, broker, topic, class, sum(weight) AS weight, max(ms) AS longest
@@ -180,7 +173,7 @@ def _latencies(
     return _percentiles(by_step), _percentiles(by_topic)
 
 
-def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> list[tuple[Any, ...]]:
+def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> Rows:
     rows = []
     for key, classes in sorted(groups.items()):
         classes.sort()
@@ -192,7 +185,7 @@ def _percentiles(groups: dict[Any, list[tuple[int, float, float]]]) -> list[tupl
     return rows
 
 
-def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
+def _letters(read: Scoped, step: str) -> Rows:
     """Count per step the letters that were given up, and the letters that were settled. Unparking
     a letter takes back its earlier resolutions, except `resent`."""
     ends = f"""SELECT letter_id, min(at) AS at FROM (
@@ -223,7 +216,7 @@ def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
     )
 
 
-def _queues(read: Scoped) -> list[tuple[Any, ...]]:
+def _queues(read: Scoped) -> Rows:
     return _rows(
         read,
         f"""SELECT coalesce(topic, '-') AS topic, {BROKER} AS broker, queue_id,
@@ -233,7 +226,7 @@ def _queues(read: Scoped) -> list[tuple[Any, ...]]:
     )
 
 
-def _isolations(read: Scoped) -> list[tuple[Any, ...]]:
+def _isolations(read: Scoped) -> Rows:
     return _rows(
         read,
         f"""SELECT DISTINCT broker_name, topic, cause,
@@ -243,7 +236,7 @@ def _isolations(read: Scoped) -> list[tuple[Any, ...]]:
     )
 
 
-def _behind(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
+def _behind(read: Scoped, step: str, broker: str, topic: str) -> Rows:
     longest = "coalesce(rtt_ms, 0)"
     # The last attempt wins among equally long ones.
     order = f"{longest} + coalesce(attempt, 1) * 1e-6"
@@ -272,7 +265,7 @@ def _behind(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any,
     )
 
 
-def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
+def _failures(read: Scoped, step: str, broker: str, topic: str) -> Rows:
     """Return the first failures of each step, broker and error."""
     return _rows(
         read,
@@ -290,7 +283,7 @@ def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[An
     )
 
 
-def _epochs(read: Scoped, behind: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _epochs(read: Scoped, behind: Rows) -> Rows:
     """Return up to `_EPOCHS` epochs: those of `_behind`'s rows, and those that do not add up."""
     numbers = sorted({row[4] for row in behind})
     named = f"epoch IN ({', '.join(map(str, numbers))})" if numbers else "false"

@@ -6,31 +6,21 @@ import html
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.report import plots
 from rocket_sink.ledger.report.page import QUERY_SHOWN, page_html
-from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.report.values import Column, Figures, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
-from rocket_sink.ledger.tune.values import Tuning
 from rocket_sink.tables import html_grid
 from rocket_sink.tables import table as grid
 from rocket_sink.text import clean, counted
 
 if TYPE_CHECKING:
-    import altair
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
 @dataclass(frozen=True)
 class Report(Figures):
-    """A report: its figures, and how they are shown.
-
-    `series` (the page's charts) and `tuning` (sends under other settings) are set on request.
-    """
-
-    series: Series | None = None
-    tuning: Tuning | None = None
+    """A report: its figures, and how they are shown."""
 
     @property
     def verdict(self) -> list[Finding]:
@@ -46,37 +36,11 @@ class Report(Figures):
         )
         return figures
 
-    def plot_rows(self) -> altair.Chart:
-        """Draw messages over time by outcome, as a figure of altair like all `plot_` methods.
-
-        Raises from all of them:
-            ConfigurationError: altair is not installed, or the report was made without `charts`.
-        """
-        return plots.over_time(self._charted(), "cells", "messages", "outcome", "messages")
-
-    def plot_latency(self) -> altair.Chart:
-        """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
-        return plots.latency_by_broker(self._charted())
-
-    def plot_heat(self) -> altair.LayerChart:
-        """Draw p99 (ms) by broker and time, with the isolations."""
-        return plots.latency_heat(self._charted())
-
-    def plot_failures(self) -> altair.Chart:
-        """Draw failed attempts by error."""
-        return plots.failures_by_class(self.errors)
-
-    def plot_dead_letters(self) -> altair.Chart:
-        """Draw dead letters over time by reason."""
-        title = "dead letters given up"
-        return plots.over_time(self._charted(), "letters", "given", "reason", title)
-
-    def _charted(self) -> Series:
-        if self.series is None:
-            raise ConfigurationError(
-                "this report has no figures over time: make it by ledger.report(spark, charts=True)"
-            )
-        return self.series
+    plot_rows = plots.plot_rows
+    plot_latency = plots.plot_latency
+    plot_heat = plots.plot_heat
+    plot_failures = plots.plot_failures
+    plot_dead_letters = plots.plot_dead_letters
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.sql import Scope
+from rocket_sink.ledger.tune.values import Tuning
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,10 @@ class Figures:
     isolated: list[IsolationSums] = field(default_factory=list)
     last_at: dt.datetime | None = None
     """Start of the last attempt at any broker, folded or not."""
+    series: Series | None = None
+    """The figures of the page's charts, on request."""
+    tuning: Tuning | None = None
+    """The sends under other settings, on request."""
 
     @property
     def in_flight(self) -> int:
