@@ -64,19 +64,6 @@ def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
     return f"<table><caption>{html.escape(clean(title))}</caption>{lines}</table>"
 
 
-def html_grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table of several columns for a notebook."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(clean(cell(value)))}</td>" for value in row) + "</tr>"
-        for row in rows
-    )
-    return (
-        f"<table><caption style='text-align:left'>{html.escape(clean(title))}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
 _BETWEEN: Final = 3
 """Blanks between two columns."""
 _NARROW: Final = 20

@@ -106,10 +106,10 @@ def page_html(
             f'<span><label for="{name.lower()}">{name}</label> <select id="{name.lower()}">'
             "</select></span>" for name in ("Broker", "Topic")
         ),
-        verdict="".join(map(_finding, figures["verdict"])), tiles=_tiles(figures),
+        verdict="".join(map(finding_html, figures["verdict"])), tiles=_tiles(figures),
         charts="" if series is None else _charts(drawn=bool(library)),
         what_if="" if tuning is None else _what_if(tuning, scope, figures["ledger"]),
-        tables="".join(map(_section, tables)), version=__version__,
+        tables="".join(map(table_html, tables)), version=__version__,
         library=f'<script type="module">{library}</script>' if library else "", data=_json(data),
     )  # fmt: skip
 
@@ -167,14 +167,15 @@ def _plain_series(series: Series | None) -> dict[str, Any] | None:
     return {**steps, **rows, "texts": list(texts)}
 
 
-def _finding(finding: Mapping[str, str]) -> str:
+def finding_html(finding: Mapping[str, str]) -> str:
+    """Return a finding of `Report.as_dict()` as an item of a list."""
     # Commands stand in `backquotes`, so every second part is a command.
     parts = [_text(part) for part in finding["next"].split("`")]
     following = "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))
     return (
-        f'<li class="{finding["level"]}"><span class="level">{finding["level"]}</span>'
+        f'<li class="{finding["level"]}"><b class="level">{finding["level"]}</b> '
         + _text(finding["text"])
-        + (f'<span class="next">Next: {following}</span>' if following else "")
+        + (f' <span class="next">Next: {following}</span>' if following else "")
         + "</li>"
     )
 
@@ -264,13 +265,14 @@ def _comparison(comparison: Comparison) -> str:
     return f"<h3>{comparison.title}</h3>{_grid(comparison.title, heads, lines)}"
 
 
-def _section(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """Return a table with its title as a section."""
     heads = [(column.name, "n" if column.kind == "n" else "") for column in table.columns]
     lines = [
         "<tr>" + "".join(_cell(column, column.of(row)) for column in table.columns) + "</tr>"
         for row in table.rows
     ]
-    body = _grid(table.title, heads, lines) if lines else '<p class="none">Nothing.</p>'
+    body = _grid(table.title, heads, lines) if lines else f'<p class="none">{table.empty}</p>'
     return f'<section class="card" id="table-{table.name}"><h2>{table.title}</h2>{body}</section>'
 
 

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.ledger.report import plots
-from rocket_sink.ledger.report.page import QUERY_SHOWN, page_html
+from rocket_sink.ledger.report.page import QUERY_SHOWN, finding_html, page_html, table_html
 from rocket_sink.ledger.report.values import Column, Figures, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
-from rocket_sink.tables import html_grid
 from rocket_sink.tables import table as grid
-from rocket_sink.text import clean, counted
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -60,14 +59,8 @@ class Report(Figures):
         yield Text(f"ledger {self.ledger}{more}", style="dim")
 
     def _repr_html_(self) -> str:
-        findings = "".join(
-            f"<li><b>{finding.level}</b>: {html.escape(clean(str(finding)))}</li>"
-            for finding in self.verdict
-        )
-        tables = "".join(
-            html_grid(*_grid(each)) if each.rows else f"<p>{html.escape(each.empty)}</p>"
-            for each in (_accounts(self), *_tables(self))
-        )
+        findings = "".join(map(finding_html, self.as_dict()["verdict"]))
+        tables = "".join(map(table_html, (_accounts(self), *_tables(self))))
         return f"<div><ul>{findings}</ul>{tables}<p>ledger {html.escape(self.ledger)}</p></div>"
 
 
