@@ -10,7 +10,6 @@ tail number, so their key is carrier and flight number (as in `UA-1545`).
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import zipfile
 from dataclasses import dataclass
@@ -59,8 +58,6 @@ class Settings:
         return self.out / "cluster"
 
 
-FLIGHTS: Final = 336_776
-"""Rows of the packaged file."""
 _FILES: Final = 24
 """Files, and so epochs, of all flights."""
 _SMALLEST_FILE: Final = 5000
@@ -68,16 +65,15 @@ _SMALLEST_FILE: Final = 5000
 
 @dataclass(frozen=True)
 class Flights:
-    """The input: a `directory` of Parquet files with `rows` rows and `keys` sharding keys."""
+    """The input: Parquet files with `rows` rows and `keys` sharding keys."""
 
-    directory: Path
     rows: int
     files: int
     keys: int
     keyless: int
 
 
-def write_flights(directory: Path, rows: int = FLIGHTS) -> Flights:
+def write_flights(directory: Path, rows: int) -> Flights:
     """Write the first `rows` flights of the year as Parquet files, oldest first. The files'
     modification times ascend, because Spark's file source reads files in that order.
 
@@ -94,7 +90,6 @@ def write_flights(directory: Path, rows: int = FLIGHTS) -> Flights:
         pyarrow.parquet.write_table(table.slice(start, size), path)
         os.utime(path, (newest_s + number, newest_s + number))
     return Flights(
-        directory=directory,
         rows=table.num_rows,
         files=len(starts),
         keys=pc.count_distinct(table["sharding_key"]).as_py(),
@@ -113,18 +108,10 @@ def _packaged_file() -> Path:
 
 
 def _read(path: Path) -> Any:
-    with zipfile.ZipFile(path) as archive:
-        text = archive.read("flights.csv")
-    table = pyarrow.csv.read_csv(
-        io.BytesIO(text),
-        convert_options=pyarrow.csv.ConvertOptions(
-            null_values=["NA", ""], strings_can_be_null=True
-        ),
-    )
-    order = pc.sort_indices(
-        table, sort_keys=[("time_hour", "ascending"), ("sched_dep_time", "ascending")]
-    )
-    return table.take(order)
+    nulls = pyarrow.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
+    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as file:
+        table = pyarrow.csv.read_csv(file, convert_options=nulls)
+    return table.sort_by([("time_hour", "ascending"), ("sched_dep_time", "ascending")])
 
 
 def _numbered(table: Any) -> Any:

@@ -28,8 +28,9 @@ from rocket_sink.commands.demo.flights import (
     Settings,
     write_flights,
 )
-from rocket_sink.commands.demo.summary import Verdict, Verifier, build_summary
+from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, lost_rows
 from rocket_sink.errors import RocketSinkError
+from rocket_sink.ledger.driver.ledger import Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,10 +168,13 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         _stream(spark, cluster, flights, settings, injector)
         streamed_s = time.monotonic() - streamed_s
         injector.restart_all()
-        verdict = _read_back(cluster, flights, injector)
-        summary = build_summary(
-            spark, settings, flights, verdict, streamed_s, tuple(injector.events)
-        )
+        verdict = _read_back(cluster, settings, injector)
+        ledger = Ledger(str(settings.ledger))
+        ledger.sync_fully(spark)
+        summary = DemoSummary(
+            settings, flights, streamed_s, ledger.report(spark), verdict,
+            lost_rows(spark, ledger, verdict), injector.events,
+        )  # fmt: skip
         if as_json:
             print_json(summary.as_dict())
         else:
@@ -276,14 +280,14 @@ def _rows_done(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _read_back(cluster: LocalCluster, flights: Flights, injector: FaultInjector) -> Verdict:
+def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjector) -> Verdict:
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.admin.stored_messages import await_dispatched
 
     with Admin(nameServer=cluster.name_server) as admin:
         await_dispatched(admin, TOPIC)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
-        verifier = Verifier(flights.directory)
+        verifier = Verifier(settings.flights)
         with Bar("read back", sum(ends.values())) as bar:
             done = 0
             for queue, end in ends.items():

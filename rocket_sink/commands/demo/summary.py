@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,8 @@ from rocket_sink.commands.common.output import program, table
 from rocket_sink.commands.demo.flights import Flights, Settings
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.report import Report
-from rocket_sink.text import counted
+from rocket_sink.ledger.report.tables import console_table, tables
+from rocket_sink.ledger.views import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,14 +131,8 @@ class DemoSummary:
     report: Report
     verdict: Verdict
     lost: int
-    events: tuple[str, ...] = ()
+    events: Sequence[str]
     """The demo's actions on brokers, with their times."""
-
-    @property
-    def accounted(self) -> int:
-        """The number of rows with an outcome in the ledger."""
-        totals = self.report.totals
-        return totals.acked + totals.degraded + totals.dead + totals.unknown + totals.filtered
 
     @property
     def announced(self) -> int:
@@ -148,12 +144,13 @@ class DemoSummary:
     def failures(self) -> list[str]:
         totals, verdict = self.report.totals, self.verdict
         ordering = self.settings.ordering
+        accounted = sum(getattr(totals, outcome) for outcome in OUTCOMES)
         checks = {
             f"{totals.not_adding_up:,} epochs of the ledger do not add up": totals.not_adding_up,
             f"the ledger has {totals.rows_in:,} rows, the input {self.flights.rows:,}":
                 totals.rows_in != self.flights.rows,
-            f"{self.accounted:,} of {totals.rows_in:,} rows are accounted for":
-                self.accounted != totals.rows_in,
+            f"{accounted:,} of {totals.rows_in:,} rows are accounted for":
+                accounted != totals.rows_in,
             f"{self.lost:,} rows are lost": self.lost,
             f"{verdict.altered:,} messages differ from their rows": verdict.altered,
             f"{verdict.foreign:,} messages are not the demo's": verdict.foreign,
@@ -184,22 +181,12 @@ class DemoSummary:
         }
 
     def tables(self) -> list[RenderableType]:
-        return [
-            self._accounts(), self._stored(), self._latencies(), self._isolated(),
-            self._explained(), self._closing(),
-        ]  # fmt: skip
-
-    def _accounts(self) -> RenderableType:
-        totals = self.report.totals
-        rows = [
-            ("rows in", totals.rows_in, f"{counted(totals.epochs, 'epoch')}, {self.seconds:.0f} s"),
-            ("acked", totals.acked, "acknowledged, and stored as asked for"),
-            ("degraded", totals.degraded, "stored, but less durably than asked for"),
-            ("dead letters", totals.dead, "not stored; rocket-sink backfill sends them again"),
-            ("unknown", totals.unknown, "given up, perhaps stored"),
-            ("accounted for", self.accounted, "the sum of the four"),
-        ]
-        return table("Accounts (ledger)", ("", "rows", "note"), rows, numbers="rows")
+        isolations = self.report.isolations[-_ISOLATIONS_SHOWN:]
+        accounts, brokers, isolated, *_ = (
+            console_table(each, narrow=True)
+            for each in tables(replace(self.report, isolations=isolations))
+        )
+        return [accounts, self._stored(), brokers, isolated, self._explained(), self._closing()]
 
     def _stored(self) -> RenderableType:
         verdict = self.verdict
@@ -214,30 +201,6 @@ class DemoSummary:
             ("keys in order", order, f"{verdict.moved_keys:,} moved to another queue"),
         ]
         return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
-
-    def _latencies(self) -> RenderableType:
-        names = ("broker", "requests", "messages", "not_acked", "p50_ms", "p95_ms", "p99_ms",
-                 "max_ms")  # fmt: skip
-        rows = [[getattr(figures, name) for name in names] for figures in self.report.brokers]
-        heads = [name.replace("_", " ") for name in names]
-        title = "Latency per broker (last byte to answer)"
-        return table(title, heads, rows, numbers=" ".join(names[1:]))
-
-    def _isolated(self) -> RenderableType:
-        report = self.report
-        if not report.isolations:
-            return "No broker was isolated.\n"
-        shown = report.isolations[:_ISOLATIONS_SHOWN]
-        rows = [
-            (i.start.strftime("%H:%M:%S"), i.broker, i.cause, i.latency_ms, i.length_ms / 1000)
-            for i in shown
-        ]
-        remaining = report.isolation_count - len(shown)
-        title = f"Isolations ({report.isolation_count:,}" + (
-            f", {remaining:,} more)" if remaining else ")"
-        )
-        names = ("from (UTC)", "broker", "cause", "latency ms", "length s")
-        return table(title, names, rows, numbers="latency_ms length_s")
 
     def _explained(self) -> RenderableType:
         """Return the demo's actions, and advice for reading failed requests and isolations."""
@@ -265,25 +228,8 @@ class DemoSummary:
         return Text.assemble(f"{ledger}\n", ("FAILED", "bold red"), f":\n{wrong}")
 
 
-def build_summary(
-    spark: SparkSession,
-    settings: Settings,
-    flights: Flights,
-    verdict: Verdict,
-    seconds: float,
-    events: tuple[str, ...],
-) -> DemoSummary:
-    """Fold the ledger and combine its report with the verification."""
-    ledger = Ledger(str(settings.ledger))
-    ledger.sync_fully(spark)
+def lost_rows(spark: SparkSession, ledger: Ledger, verdict: Verdict) -> int:
+    """Return the number of rows that neither a broker nor a pending dead letter has."""
     dead_letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
     dead_rows = [row.row for row in dead_letters.where("row IS NOT NULL").collect()]
-    return DemoSummary(
-        settings=settings,
-        flights=flights,
-        seconds=seconds,
-        report=ledger.report(spark),
-        verdict=verdict,
-        lost=len(verdict.missing.difference(dead_rows)),
-        events=events,
-    )
+    return len(verdict.missing.difference(dead_rows))

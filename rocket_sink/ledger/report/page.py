@@ -84,7 +84,7 @@ def page_html(
 
     Args:
         figures: `Report.as_dict()`.
-        tables: the tables of the same report.
+        tables: the tables of the same report, without its accounts.
         series: the figures of the charts; None: the page has no charts.
         tuning: the suggestions for the report's scope; None: the page has none.
     """
@@ -267,7 +267,11 @@ def _comparison(comparison: Comparison) -> str:
 
 def table_html(table: Table) -> str:
     """Return a table with its title as a section."""
-    heads = [(column.name, "n" if column.kind == "n" else "") for column in table.columns]
+    zone = " (<span data-zone>UTC</span>)"
+    heads = [
+        (column.name + (zone if column.kind == "t" else ""), "n" if column.kind == "n" else "")
+        for column in table.columns
+    ]
     lines = [
         "<tr>" + "".join(_cell(column, column.of(row)) for column in table.columns) + "</tr>"
         for row in table.rows

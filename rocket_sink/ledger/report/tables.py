@@ -45,23 +45,19 @@ class Report(Figures):
         from rich.text import Text
 
         narrow = options.max_width < _WIDE
-
-        def shown(each: Table) -> RenderableType:
-            return grid(*_grid(each, narrow=narrow)) if each.rows else Text(each.empty, style="dim")
-
+        accounts, *others = (console_table(each, narrow=narrow) for each in tables(self))
         lines = [Text(str(each), style=_STYLES[each.level]) for each in self.verdict]
         first, further = lines[:LINES], lines[LINES:]
         if further:
             first[-1].append(f" (and {len(further)} more, below)", style="dim")
         more = "; --html FILE writes a page with all columns" if narrow else ""
-        yield from (*first, Text(""), shown(_accounts(self)), *further)
-        yield from map(shown, _tables(self))
+        yield from (*first, Text(""), accounts, *further, *others)
         yield Text(f"ledger {self.ledger}{more}", style="dim")
 
     def _repr_html_(self) -> str:
         findings = "".join(map(finding_html, self.as_dict()["verdict"]))
-        tables = "".join(map(table_html, (_accounts(self), *_tables(self))))
-        return f"<div><ul>{findings}</ul>{tables}<p>ledger {html.escape(self.ledger)}</p></div>"
+        grids = "".join(map(table_html, tables(self)))
+        return f"<div><ul>{findings}</ul>{grids}<p>ledger {html.escape(self.ledger)}</p></div>"
 
 
 _WIDE: Final = 110
@@ -109,11 +105,13 @@ _EPOCHS: Final = (
 )  # fmt: skip
 
 
-def _tables(report: Report) -> list[Table]:
+def tables(report: Report) -> list[Table]:
+    """Return the tables of a report; the first one has its accounts."""
     latency = "Latency per broker (last byte to answer)"
     isolations = _last("Isolations", len(report.isolations), report.isolation_count)
     epochs = _last("Epochs", len(report.epochs), report.totals.epochs)
     return [
+        _accounts(report),
         Table("brokers", latency, _BROKERS, report.brokers, f"{latency}: nothing."),
         Table("isolations", isolations, _ISOLATIONS, report.isolations, "No broker was isolated."),
         Table("dead_letters", "Dead letters", _DEAD_LETTERS, report.dead_letters,
@@ -151,12 +149,16 @@ def _accounts(report: Report) -> Table:
     return Table("accounts", "Accounts", columns, list(notes.items()))
 
 
-def _grid(table: Table, *, narrow: bool = False) -> tuple[str, list[str], list[list[Any]]]:
-    """Return the title, the headings and the cells for a console or a notebook."""
+def console_table(table: Table, *, narrow: bool) -> RenderableType:
+    """Return a table for a console; if it has no rows, its sentence instead."""
+    from rich.text import Text
+
+    if not table.rows:
+        return Text(table.empty, style="dim")
     columns = [column for column in table.columns if not (narrow and column.is_wide)]
     names = [f"{column.name} (UTC)" if column.kind == "t" else column.name for column in columns]
     rows = [[_cell(column.kind, column.of(row)) for column in columns] for row in table.rows]
-    return table.title, names, rows
+    return grid(table.title, names, rows)
 
 
 def _cell(kind: str, value: Any) -> Any:
@@ -171,7 +173,7 @@ def _cell(kind: str, value: Any) -> Any:
 
 def to_html(report: Report) -> str:
     """Return the report as one page in one file, with charts if it has the series."""
-    return page_html(report.as_dict(), _tables(report), report.series, report.tuning)
+    return page_html(report.as_dict(), tables(report)[1:], report.series, report.tuning)
 
 
 _STYLES: Final = {"problem": "bold red", "warning": "bold yellow", "note": "", "well": "bold green"}
