@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -144,16 +145,6 @@ def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark
     """
     for topic in topics:
         check_topic_name(topic)
-    with _opened("serve", **spark) as (session, options):
-        _serve(session, options, topics, seconds, as_json=as_json)
-
-
-def _serve(
-    spark: SparkSession, options: SinkOptions, topics: Sequence[str], seconds: float | None,
-    *, as_json: bool,
-) -> None:  # fmt: skip
-    from rocket_sink.ledger.driver.ledger import Ledger
-    from rocket_sink.spark.transactions import TransactionChecker
 
     def on_decision(mark: Any, message_id: str, state: Any) -> None:
         answer = {
@@ -168,61 +159,59 @@ def _serve(
     def on_end(report: EndReport) -> None:
         note(_text(Settled.of(report)))
 
-    checker = TransactionChecker(
-        spark, options, on_decision=on_decision, on_end=on_end, ordered=True
-    )
-    until_s = None if seconds is None else time.monotonic() + seconds
-    try:
-        note(f"answering for {options.ledger}; Ctrl-C ends it")
-        while until_s is None or time.monotonic() < until_s:
-            topic_rows = (
-                Ledger(options.ledger).transactions(spark).select("topics").distinct().collect()
-            )
-            checker.watch(*topics, *(topic for row in topic_rows for topic in row.topics))
-            remaining_s = _LOOK_S if until_s is None else until_s - time.monotonic()
-            time.sleep(max(0.0, min(remaining_s, _LOOK_S)))
-    finally:
-        checker.close()
+    with _opened("serve", **spark) as (session, options):
+        from rocket_sink.ledger.driver.ledger import Ledger
+        from rocket_sink.spark.transactions import TransactionChecker
+
+        checker = TransactionChecker(
+            session, options, on_decision=on_decision, on_end=on_end, ordered=True
+        )
+        until_s = math.inf if seconds is None else time.monotonic() + seconds
+        with contextlib.closing(checker):
+            note(f"answering for {options.ledger}; Ctrl-C ends it")
+            while time.monotonic() < until_s:
+                transactions = Ledger(options.ledger).transactions(session)
+                topic_rows = transactions.select("topics").distinct().collect()
+                checker.watch(*topics, *(topic for row in topic_rows for topic in row.topics))
+                time.sleep(max(0.0, min(until_s - time.monotonic(), _LOOK_S)))
 
 
 @dataclass(frozen=True)
 class Settled:
-    """The result of one transaction."""
+    """The result of one transaction; `error` says why it stays open."""
 
-    query_id: str
-    epoch: int
-    report: EndReport | None
+    report: EndReport
     error: str
 
     @classmethod
     def of(cls, report: EndReport) -> Settled:
         busy = "another process is ending transactions of the ledger" if report.busy else ""
-        return cls(report.query_id, report.epoch, report, busy)
+        return cls(report, busy)
 
     @property
     def is_good(self) -> bool:
-        return not self.error and self.report is not None and not self.report.refused
+        return not self.error and not self.report.refused
 
     def as_dict(self) -> dict[str, Any]:
         report = self.report
         return {
-            "query_id": self.query_id, "epoch": self.epoch,
-            "committed": report.committed if report else 0,
-            "found_visible": report.found_stored if report else 0,
-            "refused": report.refused if report else 0, "error": self.error or None,
+            "query_id": report.query_id, "epoch": report.epoch, "committed": report.committed,
+            "found_visible": report.found_stored, "refused": report.refused,
+            "error": self.error or None,
         }  # fmt: skip
 
 
 def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
     """Settle the transactions one by one; after a failure skip the later ones of the same query."""
+    from rocket_sink.spark.transactions import EndReport
+
     done: list[Settled] = []
     before = 0
     failed: set[str] = set()
     for row in rows:
         if row.query_id in failed:
-            outcome = Settled(
-                row.query_id, row.epoch, None, "an earlier epoch of its query is open"
-            )
+            report = EndReport(row.query_id, row.epoch)
+            outcome = Settled(report, "an earlier epoch of its query is open")
         else:
             outcome = _settle(committer, row, bar, before)
         if outcome.error:
@@ -235,19 +224,22 @@ def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> l
 
 
 def _settle(committer: TransactionCommitter, row: Any, bar: Bar, before: int) -> Settled:
+    from rocket_sink.spark.transactions import EndReport
+
     try:
         report = committer.end(
             row.query_id, row.epoch, wait_s=_WAIT_S,
             progress=lambda done, total: bar.advance_to(before + done),
         )  # fmt: skip
     except RocketSinkError as error:
-        return Settled(row.query_id, row.epoch, None, error.text)
+        return Settled(EndReport(row.query_id, row.epoch), error.text)
     return Settled.of(report)
 
 
 def _text(outcome: Settled) -> str:
-    name, report = f"query {outcome.query_id} epoch {outcome.epoch}", outcome.report
-    if outcome.error or report is None:
+    report = outcome.report
+    name = f"query {report.query_id} epoch {report.epoch}"
+    if outcome.error:
         return f"{name} stays open: {outcome.error}"
     text = f"{name}: {counted(report.committed, 'message', 'is', 'are')} visible"
     if report.found_stored:
