@@ -6,7 +6,6 @@ A case is a send mode of `Producer`, or a Spark lane. CPU figures are those of t
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import statistics
 import time
@@ -14,9 +13,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
 import psutil
 
 from rocket_sink.errors import RocketSinkError
@@ -104,11 +105,10 @@ class Calls:
 
     def percentiles_ms(self) -> list[float | None]:
         """Return p50, p95, p99 and maximum of the successful calls (nearest rank)."""
-        ordered = sorted(self._latencies_ms)
-        if not ordered:
+        if not self._latencies_ms:
             return [None] * 4
-        ranks = (math.ceil(len(ordered) * share) - 1 for share in (0.5, 0.95, 0.99, 1))
-        return [ordered[rank] for rank in ranks]
+        shares = (0.5, 0.95, 0.99, 1)
+        return [*np.quantile(self._latencies_ms, shares, method="inverted_cdf").tolist()]
 
 
 class ProducerBench:
@@ -172,21 +172,18 @@ def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: C
     """Send asynchronously and await all results. The producer's window limits sends in flight."""
     ends: SimpleQueue[None] = SimpleQueue()
 
-    def callback_of(began_s: float) -> Callable[[Any, BaseException | None], None]:
-        def done(result: Any, error: BaseException | None) -> None:
-            if error is None:
-                calls.stored(began_s)
-            else:
-                calls.failed(error)
-            ends.put(None)
-
-        return done
+    def done(began_s: float, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            calls.stored(began_s)
+        else:
+            calls.failed(error)
+        ends.put(None)
 
     send_count = 0
     for message in messages:
         began_s = time.perf_counter()
         try:
-            producer.send_async(message, callback_of(began_s))
+            producer.send_async(message, partial(done, began_s))
         except RocketSinkError as error:
             calls.failed(error)
         else:
