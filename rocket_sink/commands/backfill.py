@@ -198,9 +198,7 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
 
 
 def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
-    if not plan.selected:
-        return work.run(0)
-    if quiet:
+    if quiet or not plan.selected:
         return work.run(plan.selected)
     with Bar(f"backfill of {plan.selected:,}", plan.selected) as bar:
         done = work.run(

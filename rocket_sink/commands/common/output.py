@@ -227,8 +227,6 @@ def _plain(value: Any) -> Any:
         return bytes(value).decode("utf-8", "replace")
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "_asdict"):
-        return value._asdict()
     if hasattr(value, "__dataclass_fields__"):
         return {name: getattr(value, name) for name in value.__dataclass_fields__}
     return str(value)
