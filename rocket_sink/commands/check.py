@@ -96,15 +96,15 @@ def check(as_json: bool) -> int:
 
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
-    if proxy := _proxy(options):
-        yield from _behind_proxy(options, proxy)
-        return
+    proxy = _proxy(options)
+    if proxy:
+        yield _proxy_finding(options, proxy)
     yield from _environment()
-    if not (yield from _name_servers(options)):
+    if not proxy and not (yield from _name_servers(options)):
         return
     if options.topic:
-        yield from _topic(options)
-    else:
+        yield from _topic(options, behind_proxy=proxy is not None)
+    elif not proxy:
         yield Finding("topic", "note", "none given (--topic): brokers are not looked at")
     if options.ledger:
         yield _ledger(options.ledger)
@@ -118,27 +118,16 @@ def _proxy(options: SinkOptions) -> str | None:
     return None
 
 
-def _behind_proxy(options: SinkOptions, proxy: str) -> Iterator[Finding]:
-    """Yield the findings behind a proxy, which answers for name servers and brokers."""
-    from rocket_sink.producer.admin.admin import Admin, proxy_error
+def _proxy_finding(options: SinkOptions, proxy: str) -> Finding:
+    from rocket_sink.producer.admin.admin import proxy_error
 
-    state, text = "note", (
-        "is a RocketMQ proxy, which hides the brokers: they are not looked at, and commands that "
-        "ask them do not work (docs/deploy/proxy.md)"
-    )  # fmt: skip
     if options.delivery != "at_least_once":
-        state, text = "fail", str(proxy_error(options.delivery, proxy))
-    yield Finding(f"proxy {proxy}", state, text)
-    yield from _environment()
-    if options.topic:
-        try:
-            with Admin(options) as admin:
-                route = admin.topic_route(options.topic)
-            yield _routed(options.topic, route, len(route.brokers))
-        except RocketSinkError as error:
-            yield Finding(f"topic {options.topic}", "fail", str(error))
-    if options.ledger:
-        yield _ledger(options.ledger)
+        return Finding(f"proxy {proxy}", "fail", str(proxy_error(options.delivery, proxy)))
+    return Finding(
+        f"proxy {proxy}", "note",
+        "is a RocketMQ proxy, which hides the brokers: they are not looked at, and commands that "
+        "ask them do not work (docs/deploy/proxy.md)",
+    )  # fmt: skip
 
 
 def _environment() -> Iterator[Finding]:
@@ -213,7 +202,8 @@ def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple
     return "ok", text
 
 
-def _topic(options: SinkOptions) -> Iterator[Finding]:
+def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
+    """Yield the findings about the topic. A proxy answers for name servers and hides brokers."""
     from rocket_sink.errors import NoRouteError
     from rocket_sink.producer.admin.admin import Admin
 
@@ -224,9 +214,13 @@ def _topic(options: SinkOptions) -> Iterator[Finding]:
             try:
                 route = admin.topic_route(topic)
             except NoRouteError:
+                if behind_proxy:
+                    raise
                 yield _missing(admin, options)
                 return
-            yield _routed(topic, route, len(admin.cluster()))
+            yield _routed(topic, route, len(route.brokers if behind_proxy else admin.cluster()))
+            if behind_proxy:
+                return
             if options.ledger:
                 yield from _missing_brokers(options, route)
             yield from _type(admin, options)
