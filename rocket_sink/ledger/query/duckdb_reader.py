@@ -4,6 +4,7 @@ Commands prefer it, because Spark and Delta need half a minute to start. The rea
 Rows that are not folded yet are only in the views `latest_answers` and `latest_isolations`. Needs
 the extra `fast`.
 """
+# ruff: noqa: S608 (the SQL has our own names; texts of users are checked or quoted)
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -97,56 +97,49 @@ class QuickLedger:
         self._queries = 0
         self._files: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
+        """{kind: table, query, or call of a table function that has the kind's rows}"""
         self._views: set[str] = set()
         with _readable(self.path):
             self._open(place, table)
 
     def _open(self, place: LedgerPath, table: DeltaTable) -> None:
-        """Define the view `ledger_rows`. DuckDB reads the files itself. Only if DuckDB would take
-        the path for a pattern, Arrow scans the files. This takes four times as long and twice the
+        """Define the views of rows. DuckDB reads the files itself. Only if DuckDB would take the
+        path for a pattern, Arrow scans the files. This takes four times as long and twice the
         memory, and DuckDB plans joins without the row counts."""
         files = data_files(place, table)
         if _GLOB.intersection(self.path):
             self._session.register("table_rows", as_dataset(table))
-            self._lock([])
-            self._define_rows({}, "SELECT * FROM table_rows")
-            return
-        paths = {kind: [f"{self.path}/{name}" for name in names] for kind, names in files.items()}
-        self._lock([path for names in paths.values() for path in names])
-        self._files = paths
-        self._define_rows({kind: _source_of(kind, names) for kind, names in paths.items()})
+            self._sources = {k: f"(SELECT * FROM table_rows WHERE kind = '{k}')" for k in files}
+        else:
+            for kind, names in files.items():
+                self._files[kind] = [f"{self.path}/{name}" for name in names]
+                self._sources[kind] = _source_of(kind, self._files[kind])
+        self._lock([path for paths in self._files.values() for path in paths])
+        self._define_rows()
 
-    def _define_rows(self, sources: dict[str, str], folded: str = "") -> None:
-        """Define the view of all rows, including unfolded ones, and a quicker view of each kind.
-        DuckDB needs 40 ms to plan the view of all rows, each time that a query names it.
-
-        Args:
-            sources: {kind: table or call of a table function that has the kind's rows}.
-            folded: a query for all rows of the table, used instead of `sources`.
-        """
-        no_rows = f"SELECT {_terms({})} WHERE false"
-        folded = folded or " UNION ALL ".join(starmap(_rows_of, sources.items())) or no_rows
-        rows = f"{folded} UNION ALL BY NAME SELECT * FROM unfolded_rows"  # noqa: S608
-        self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
+    def _define_rows(self) -> None:
+        """Define a view of each kind's rows, and one of all rows, including unfolded ones. DuckDB
+        needs 40 ms to plan the view of all rows, each time that a query names it."""
+        nulls = {c.name: f"CAST(NULL AS {_TYPES[c.sql_type]})" for c in COLUMNS}
         for kind in KINDS:
-            rows = f"SELECT * FROM ({folded if not sources else no_rows}) WHERE kind = '{kind}'"  # noqa: S608
-            if kind in sources:
-                terms = {"kind": _quoted([kind])} | _names_of(kind)
-                rows = f"SELECT {_aliased(terms)} FROM {sources[kind]}"  # noqa: S608
+            rows = f"SELECT {_aliased(nulls)} WHERE false"
+            if kind in self._sources:
+                terms = {"kind": f"'{kind}'"} | _names_of(kind)
+                rows = f"SELECT {_aliased(terms)} FROM {self._sources[kind]}"
             self._session.execute(f"CREATE OR REPLACE TEMP VIEW rows_of_{kind} AS {rows}")
-        self._sources = sources
+        views = [*(f"rows_of_{kind}" for kind in KINDS), "unfolded_rows"]
+        rows = " UNION ALL BY NAME ".join(f"SELECT * FROM {view}" for view in views)
+        self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
 
     def _gather(self) -> None:
         """Copy the rows of kinds with many small files into tables, because each query would open
         all the files again."""
-        sources = dict(self._sources)
         for kind, paths in self._files.items():
-            if len(paths) < _MANY or sum(map(os.path.getsize, paths)) > _SMALL * len(paths):
-                continue
-            select = f"SELECT {_aliased(_names_of(kind))} FROM {sources[kind]}"  # noqa: S608
-            self._session.execute(f"CREATE TEMP TABLE gathered_{kind} AS {select}")
-            sources[kind] = f"gathered_{kind}"
-        self._define_rows(sources)
+            if len(paths) >= _MANY and sum(map(os.path.getsize, paths)) <= _SMALL * len(paths):
+                select = f"SELECT {_aliased(_names_of(kind))} FROM {self._sources[kind]}"
+                self._session.execute(f"CREATE TEMP TABLE gathered_{kind} AS {select}")
+                self._sources[kind] = f"gathered_{kind}"
+        self._define_rows()
 
     def _lock(self, paths: list[str]) -> None:
         """Let the session read only these files, write no file and load no extension."""
@@ -212,11 +205,6 @@ def _source_of(kind: str, paths: list[str]) -> str:
     return f"read_parquet([{_quoted(paths)}], hive_partitioning=false, schema=MAP{{{columns}}})"
 
 
-def _rows_of(kind: str, source: str) -> str:
-    """Return a query for the rows of one kind with all columns of the table."""
-    return f"SELECT {_terms({'kind': _quoted([kind])} | _names_of(kind))} FROM {source}"  # noqa: S608
-
-
 def _names_of(kind: str) -> dict[str, str]:
     """Return {column: SQL term} for the columns of a kind."""
     # Each row has a query_id, so a null comes from a file with a damaged column name.
@@ -230,12 +218,6 @@ def _name(column: str) -> str:
 
 def _quoted(texts: list[str]) -> str:
     return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-
-
-def _terms(terms: Mapping[str, str]) -> str:
-    """Return a SELECT list of all columns of the table; a column without a term is null."""
-    nulls = {c.name: f"CAST(NULL AS {_TYPES[c.sql_type]})" for c in COLUMNS}
-    return _aliased({**nulls, **terms})
 
 
 def _aliased(terms: Mapping[str, str]) -> str:
