@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import path_part, resolve_path
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.duckdb_reader import reader_of
-from rocket_sink.ledger.query.pending_keys import PendingKeys, _Attempts, _notes, _pending, release
+from rocket_sink.ledger.query.pending_keys import PendingKeys, _known, _notes, _pending, release
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.sql import Query
 from rocket_sink.ledger.transport.spool import SpoolWriter
@@ -170,9 +171,15 @@ def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path:
     ledger.append(spark, *others)
     notes = list(_notes(NoteStore(place, "pending")))
     for query in readers(spark, ledger):
-        attempts = _Attempts(query, notes, set())
-        assert len(notes) == len(attempts._counts) == len(names)
-        assert all(attempts.knows(note) and not attempts.overruled(note) for note in notes)
-        assert attempts._last == {path_part(query): 5 for query in names}
+        read: list[int] = []
+
+        def counted(select: str, query: Query = query, read: list[int] = read) -> pa.Table:
+            rows = query(select)
+            read.append(rows.num_rows)
+            return rows
+
+        assert _known(counted, notes, set()) == dict.fromkeys(notes, True)
+        assert len(notes) == len(names)
+        assert read == [len(names) + 1, len(names)], "last epochs of queries, and attempts"
     # The queries have no pending dead letters.
     assert release(spark, place) == len(names)

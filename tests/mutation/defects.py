@@ -1602,8 +1602,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "keys-of-unfolded-letters",
         "rocket_sink/ledger/query/pending_keys.py",
-        "        return not is_spooled and self._last",
-        "        return self._last",
+        "        is_past = not is_spooled and last_epochs",
+        "        is_past = last_epochs",
         ("tests/ledger/test_pending_keys.py::test_keys_of_a_file_that_is_not_folded_yet_are_held",),
         "rows of a key overtake its dead letter, which a fold could not read",
     ),

@@ -133,13 +133,11 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
             query = reader_of(spark, place)
             if query is None:
                 return 0
-            attempts = _Attempts(query, notes, unfolded)
-            known_notes = [note for note in notes if attempts.knows(note)]
-            counted = any(not attempts.overruled(note) for note in known_notes)
-            pending = _pending(query) if counted else set()
+            known_notes = _known(query, notes, unfolded)
+            pending = _pending(query) if any(known_notes.values()) else set()
         removed = 0
-        for note in known_notes:
-            keys = {} if attempts.overruled(note) else _read(store, note.name)
+        for note, counts in known_notes.items():
+            keys = _read(store, note.name) if counts else {}
             if not any((t, k) in pending for t, names in keys.items() for k in names):
                 store.remove(note.name)
                 removed += 1
@@ -160,52 +158,41 @@ def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
                 store.write(note.name, kept)
 
 
-class _Attempts:
-    """The table's complete attempts at the tasks of the notes, and the last epoch of each query.
+def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> dict[_Note, bool]:
+    """Return {note: whether its attempt counts} of the notes whose attempt the table knows.
 
-    Args:
-        unfolded: the pairs (query, epoch) that have files in the spool.
+    The table knows a complete attempt. It knows all attempts at an epoch if it has later epochs of
+    the query, and the epoch has no file in the spool: is not among `unfolded` (query, epoch).
+    Another attempt at the same task proves nothing, because the note's attempt may be newer.
     """
-
-    def __init__(self, query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> None:
-        self._unfolded = unfolded
-        self._counts: dict[tuple[str, int, str, str, str], bool] = {}
-        parts = {note.query for note in notes}
-        last = "SELECT query_id, max(epoch) AS last FROM accounts WHERE complete GROUP BY query_id"
-        ids = {row["query_id"]: row["last"] for row in rows_of(query(last))}
-        ids = {query_id: epoch for query_id, epoch in ids.items() if path_part(query_id) in parts}
-        self._last = {path_part(query_id): epoch for query_id, epoch in ids.items()}
-        if not ids:
-            return
-        # Query the attempts at the notes' tasks only, because the ledger may be large.
-        places = ", ".join({f"'{note.epoch}~{note.partition}'" for note in notes})
-        queries = " OR ".join(is_text("query_id", query_id) for query_id in ids)
-        attempts = query(
-            "SELECT query_id, epoch, coalesce(CAST(partition AS STRING), 'None') AS part, run_id, "  # noqa: S608
-            "CAST(task_attempt_id AS STRING) AS task, counts FROM accounts WHERE complete "
-            "AND concat_ws('~', CAST(epoch AS STRING), coalesce(CAST(partition AS STRING), 'None'))"
-            f" IN ({places}) AND ({queries})"
-        )
-        for row in rows_of(attempts):
-            place = path_part(row["query_id"]), row["epoch"], row["part"]
-            attempt = (*place, _run_part(row["run_id"]), str(row["task"]))
-            self._counts[attempt] = row["counts"]
-
-    def knows(self, note: _Note) -> bool:
-        """Return whether the table has all rows of the note's attempt.
-
-        Another attempt at the same task does not prove it, because the note's attempt may be newer.
-        """
-        return note.attempt in self._counts or self._is_past(note)
-
-    def overruled(self, note: _Note) -> bool:
-        """Return whether the note's attempt does not count; ask only if the table `knows` it."""
-        return not self._counts.get(note.attempt, False)
-
-    def _is_past(self, note: _Note) -> bool:
-        """Return whether later epochs are in the table, and this epoch has no file in the spool."""
-        is_spooled = (note.query, str(note.epoch)) in self._unfolded
-        return not is_spooled and self._last.get(note.query, note.epoch) > note.epoch
+    parts = {note.query for note in notes}
+    last = "SELECT query_id, max(epoch) AS last FROM accounts WHERE complete GROUP BY query_id"
+    ids = {row["query_id"]: row["last"] for row in rows_of(query(last))}
+    ids = {query_id: epoch for query_id, epoch in ids.items() if path_part(query_id) in parts}
+    if not ids:
+        return {}
+    # Query the attempts at the notes' tasks only, because the ledger may be large.
+    places = ", ".join({f"'{note.epoch}~{note.partition}'" for note in notes})
+    queries = " OR ".join(is_text("query_id", query_id) for query_id in ids)
+    attempts = query(
+        "SELECT query_id, epoch, coalesce(CAST(partition AS STRING), 'None') AS part, run_id, "  # noqa: S608
+        "CAST(task_attempt_id AS STRING) AS task, counts FROM accounts WHERE complete "
+        "AND concat_ws('~', CAST(epoch AS STRING), coalesce(CAST(partition AS STRING), 'None'))"
+        f" IN ({places}) AND ({queries})"
+    )
+    counts: dict[tuple[str, int, str, str, str], bool] = {}
+    for row in rows_of(attempts):
+        place = path_part(row["query_id"]), row["epoch"], row["part"]
+        attempt = (*place, _run_part(row["run_id"]), str(row["task"]))
+        counts[attempt] = row["counts"]
+    last_epochs = {path_part(query_id): epoch for query_id, epoch in ids.items()}
+    known = {}
+    for note in notes:
+        is_spooled = (note.query, str(note.epoch)) in unfolded
+        is_past = not is_spooled and last_epochs.get(note.query, note.epoch) > note.epoch
+        if note.attempt in counts or is_past:
+            known[note] = counts.get(note.attempt, False)
+    return known
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
