@@ -10,7 +10,6 @@ import click
 
 from rocket_sink.commands.common.base import Decorated, Group, json_option, together
 from rocket_sink.commands.common.ledger_input import (
-    check_exists,
     fold_and_note,
     fold_option,
     note_faults,
@@ -18,7 +17,6 @@ from rocket_sink.commands.common.ledger_input import (
     quick_ledger,
 )
 from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
-from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError
 from rocket_sink.options import LEDGER_KINDS, find_option
@@ -249,8 +247,6 @@ def show_view(
     from rocket_sink.ledger import views
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
-    path = absolute(path)
-    check_exists(path)
     if quick := quick_ledger(path, where, fold, *spark.values()):
         select = f"SELECT * FROM {named} ORDER BY at DESC LIMIT {limit}"  # noqa: S608 (names of ours)
         rows = views.rows_of(quick.query(select))

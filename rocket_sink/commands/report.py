@@ -10,7 +10,6 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.ledger_input import (
-    check_exists,
     fold_and_note,
     fold_option,
     ledger_named_both_ways,
@@ -19,7 +18,6 @@ from rocket_sink.commands.common.ledger_input import (
     span_options,
 )
 from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
-from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.report import Scope, figures, to_html
 
@@ -53,8 +51,6 @@ def report(
     epochs: int, html: Path | None, fold: bool, as_json: bool, **spark: Any,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
-    path = absolute(path)
-    check_exists(path)
     if html:
         check_writable(html)
     scope = Scope(query, since, until)

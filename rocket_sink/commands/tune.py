@@ -9,14 +9,12 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.ledger_input import (
-    check_exists,
     ledger_named_both_ways,
     opened,
     quick_ledger,
     span_options,
 )
 from rocket_sink.commands.common.output import Bar, print_json, show
-from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.sql import Scope
 
@@ -52,15 +50,14 @@ def tune(
     """
     from rocket_sink.ledger.tune import suggest
 
-    path = absolute(path)
-    check_exists(path)
     scope = Scope(query, since, until)
+    quick = quick_ledger(path, *spark.values())
     with Bar("replaying", len(suggest.profiles())) as bar:
 
         def advance(done: int, _: int) -> None:
             bar.advance_to(done)
 
-        if quick := quick_ledger(path, *spark.values()):
+        if quick:
             suggestions = suggest.tune(
                 quick.query, quick.path, scope, limit=limit, progress=advance
             )
@@ -69,7 +66,7 @@ def tune(
 
             with opened("tune", path, **spark) as (session, ledger):
                 read = reader(ledger.rows(session))
-                suggestions = suggest.tune(read, path, scope, limit=limit, progress=advance)
+                suggestions = suggest.tune(read, ledger.path, scope, limit=limit, progress=advance)
     if as_json:
         print_json(suggestions.as_dict())
     else:

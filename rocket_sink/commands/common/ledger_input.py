@@ -63,9 +63,15 @@ span_options: Final = together(
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     """Open the ledger without Spark, and print a note if its table lacks rows. Return None if a
-    flag in `spark_wanted` is set, or if DuckDB cannot read the ledger."""
+    flag in `spark_wanted` is set, or if DuckDB cannot read the ledger.
+
+    Raises:
+        LedgerError: the path has no ledger.
+    """
     from rocket_sink.ledger.query.duckdb_reader import open_quick
 
+    path = absolute(path)
+    check_exists(path)
     # Under spark-submit the JVM runs already.
     if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
         return None
@@ -130,8 +136,9 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
 
     if spark is None and is_remote(path):
         return
-
     place = resolve_path(path)
+    if place.problem:
+        return
     if place.is_local:
         for folder in (Path(place.root, part) for part in ("", LOG_FOLDER, SPOOL)):
             if os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.X_OK):
@@ -139,19 +146,14 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
                     f"the ledger {path} cannot be read: this user may not look into {folder}",
                     path=path,
                 )
-        has_ledger = any(Path(place.root, part).is_dir() for part in (LOG_FOLDER, SPOOL))
-    elif place.problem:
-        return
-    else:
-        try:
-            infos = place.filesystem().get_file_info(
-                [f"{place.root}/{part}" for part in (LOG_FOLDER, SPOOL)]
-            )
-        except OSError:
-            return  # Spark may have the store's address and keys.
-        # On an object store a folder exists if it contains an object.
-        has_ledger = any(info.type.name != "NotFound" for info in infos)
-    if not has_ledger and place.is_local and Path(place.root, NOTES).is_dir():
-        raise LedgerError(f"no task has written to the ledger {path} yet", path=path)
-    if not has_ledger:
+    folders = [f"{place.root}/{part}" for part in (LOG_FOLDER, SPOOL, NOTES)]
+    try:
+        infos = place.filesystem().get_file_info(folders)
+    except OSError:
+        return  # Spark may have the store's address and keys.
+    # On an object store a folder exists if it contains an object.
+    has_table, has_spool, has_notes = (info.type.name != "NotFound" for info in infos)
+    if not (has_table or has_spool):
+        if has_notes:
+            raise LedgerError(f"no task has written to the ledger {path} yet", path=path)
         raise LedgerError(f"there is no ledger in {path}: check the path", path=path)
