@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
 from typing import Any
 
 import click
@@ -53,20 +54,14 @@ def tune(
     scope = Scope(query, since, until)
     quick = quick_ledger(path, *spark.values())
     with Bar("replaying", len(suggest.profiles())) as bar:
-
-        def advance(done: int, _: int) -> None:
-            bar.advance_to(done)
-
+        run = partial(suggest.tune, scope=scope, limit=limit, progress=bar.advance_to)
         if quick:
-            suggestions = suggest.tune(
-                quick.query, quick.path, scope, limit=limit, progress=advance
-            )
+            suggestions = run(quick.query, quick.path)
         else:
             from rocket_sink.ledger.views import reader
 
             with opened("tune", path, **spark) as (session, ledger):
-                read = reader(ledger.rows(session))
-                suggestions = suggest.tune(read, ledger.path, scope, limit=limit, progress=advance)
+                suggestions = run(reader(ledger.rows(session)), ledger.path)
     if as_json:
         print_json(suggestions.as_dict())
     else:

@@ -14,12 +14,12 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -88,12 +88,6 @@ class BrokerSums:
     answers: Counter[int] = field(default_factory=Counter)
     durations: Counter[float] = field(default_factory=Counter)
     """{upper bound of a bucket (s): number of answers in this bucket alone}."""
-
-    def add(self, answers: Counter[int]) -> None:
-        """Add answers, {latency class: weight}, to the histogram `durations`."""
-        for class_, weight in answers.items():
-            at = bisect.bisect_left(BOUNDS_S, middle_ms(class_) / 1000)
-            self.durations[BOUNDS_S[at]] += weight
 
     def latency_ms(self, share: float) -> float | None:
         """Return the latency that this share of the newest answers did not exceed."""
@@ -193,7 +187,9 @@ class LiveFigures:
                 before = sums.answers if name in self._answered else Counter[int]()
                 sums.answers = before + answers
                 self._answered.add(name)
-                sums.add(answers)
+                for class_, weight in answers.items():
+                    at = bisect.bisect_left(BOUNDS_S, middle_ms(class_) / 1000)
+                    sums.durations[BOUNDS_S[at]] += weight
 
     def _add_isolation(self, broker: str, cause: str, until: dt.datetime) -> None:
         sums = self.brokers.setdefault(broker or _NO_BROKER, BrokerSums())
@@ -228,21 +224,18 @@ def pending_by_reason(query: Query) -> dict[str, int]:
 def _latencies(rows: pa.Table) -> Counter[int]:
     """Return {latency class: messages} of the answers, as reports count them. A group of frames has
     only percentiles; each of them counts for a share of the group's messages (`GROUP_SHARES`)."""
-    counts: Counter[int] = Counter()
-    frames = rows["frames"].to_numpy()
-    alone = np.isnan(frames) if frames.dtype.kind == "f" else np.zeros(len(frames), bool)
-    longest = rows["rtt_ms"].to_numpy()
-    _count(counts, longest[alone], np.ones(int(alone.sum())))
+    is_alone = pc.field("frames").is_null()
+    alone, groups = rows.filter(is_alone)["rtt_ms"], rows.filter(~is_alone)
+    answers = [(alone, np.ones(len(alone)))]
     for column, share in GROUP_SHARES:
-        ms = rows[column].to_numpy()[~alone]
-        ms = np.where(np.isnan(ms), longest[~alone], ms)
-        _count(counts, ms, frames[~alone] * share)
+        ms = pc.coalesce(groups[column], groups["rtt_ms"])
+        answers.append((ms, groups["frames"].to_numpy() * share))
+    counts: Counter[int] = Counter()
+    for ms, weights in answers:
+        classes = latency_class(ms.to_numpy())
+        for class_, weight in zip(classes.tolist(), weights.tolist(), strict=True):
+            counts[class_] += weight
     return counts
-
-
-def _count(counts: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]) -> None:
-    for class_, weight in zip(latency_class(ms).tolist(), weights.tolist(), strict=True):
-        counts[class_] += weight
 
 
 def _sum(column: pa.ChunkedArray) -> int:
@@ -369,20 +362,16 @@ def register(meter: Meter, followed: Mapping[LedgerPath, LiveFigures]) -> None:
         create: Any = (
             meter.create_observable_counter if metric.is_counter else meter.create_observable_gauge
         )
-        create(
-            metric.name, [_callback(metric, followed)], unit=metric.unit, description=metric.text
-        )
+        callback = partial(_observations, metric, followed)
+        create(metric.name, [callback], unit=metric.unit, description=metric.text)
 
 
-def _callback(
-    metric: Metric, followed: Mapping[LedgerPath, LiveFigures]
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _observations(
+    metric: Metric, followed: Mapping[LedgerPath, LiveFigures], _: CallbackOptions
+) -> Iterator[Observation]:
     from opentelemetry.metrics import Observation
 
-    def observed(_: CallbackOptions) -> Iterable[Observation]:
-        for place, figures in list(followed.items()):
-            figures.refresh()
-            for value, attributes in metric.values(figures):
-                yield Observation(value, {"ledger": place.uri, **attributes})
-
-    return observed
+    for place, figures in list(followed.items()):
+        figures.refresh()
+        for value, attributes in metric.values(figures):
+            yield Observation(value, {"ledger": place.uri, **attributes})

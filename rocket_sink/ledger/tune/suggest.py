@@ -41,19 +41,17 @@ _SLOW_BATCH_MS: Final = 500.0
 RECORDED: Final = "as recorded"
 DEFAULT: Final = "5.x (default)"
 
-Progress = Callable[[int, int], None]
-"""A function that gets the number of finished candidates and the number of all candidates."""
-
 
 def tune(
     query: Query, path: str, scope: Scope, *, limit: int = LIMIT, fewest: int = 1,
-    progress: Progress | None = None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> Tuning:  # fmt: skip
     """Suggest options from a replay of the newest `limit` attempts of the scope.
 
     Args:
         query: runs SQL over the ledger's views.
         fewest: least number of attempts for a replay.
+        progress: gets the number of finished candidates, of those in `profiles`.
 
     Raises:
         LedgerError: no query's id begins with the scope's `query_id`, or several do.
@@ -63,12 +61,10 @@ def tune(
     attempts = read_attempts(Scoped(query, scope), limit)
     if len(attempts) < max(1, fewest):
         return Tuning(path, scope, len(attempts), None, None, limited=False)
-    tried = profiles()
     results: list[Candidate] = []
-    for name, profile in tried.items():
+    for name, profile in profiles().items():
         results.append(_candidate(name, profile, replay(attempts, profile)))
-        if progress is not None:
-            progress(len(results), len(tried))
+        progress(len(results))
     candidates = _with_best(results)
     suspicion = _with_least(suspicions(attempts))
     advice = [*_table_option(candidates), *_suspicion_option(suspicion), *_batches(attempts)]
