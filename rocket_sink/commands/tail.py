@@ -8,6 +8,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -109,9 +110,14 @@ def _messages(
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
     """Yield the stored messages, or the `last` of them, in the order of their times; then, with
     `follow`, new ones."""
-    stored = (_stored(admin, queue, offsets) for queue in [*offsets])
+    ends = {queue: admin.max_offset(queue) for queue in offsets}
+    stored = (
+        zip(repeat(queue), admin.read_queue(queue, offset, ends[queue]))
+        for queue, offset in offsets.items()
+    )
     merged = heapq.merge(*stored, key=_stored_ms)
     yield from merged if last is None else deque(merged, last)
+    offsets = {queue: max(offset, ends[queue]) for queue, offset in offsets.items()}
     asked_s, every_s = time.monotonic(), admin.options.poll_name_server_interval_ms / 1000
     while follow:
         arrived: list[tuple[MessageQueue, StoredMessage]] = []
@@ -128,18 +134,6 @@ def _messages(
         yield from sorted(arrived, key=_stored_ms)
         if not arrived:
             time.sleep(_IDLE_S)
-
-
-def _stored(
-    admin: Admin, queue: MessageQueue, offsets: dict[MessageQueue, int]
-) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Yield a queue's messages up to its present end; keep its next offset in `offsets`."""
-    end, before, offset = admin.max_offset(queue), -1, offsets[queue]
-    while before < offset < end:
-        before = offset
-        messages, offset = admin.pull(queue, offset)
-        offsets[queue] = min(offset, end)
-        yield from ((queue, message) for message in messages if message.queue_offset < end)
 
 
 def _stored_ms(pair: tuple[MessageQueue, StoredMessage]) -> int:

@@ -149,7 +149,10 @@ class LiveFigures:
         if self.run_id is not None:
             rows = rows.filter(pc.field("run_id") == self.run_id)
         if kind == EPOCH:
-            self._add_accounts(rows.filter(pc.field("complete").is_valid()))
+            accounts = rows.filter(pc.field("complete").is_valid())
+            for outcome in OUTCOMES:
+                self.rows[outcome] += _sum(accounts[outcome])
+            self.duplicates_possible += _sum(accounts["duplicates_possible"])
         elif kind == SEND:
             answered = rows.filter(pc.field("outcome") != IN_FLIGHT)
             # Unanswered requests may belong to a killed attempt, which `superseded_rows` counts.
@@ -161,11 +164,6 @@ class LiveFigures:
                 self._add_isolation(*values)
         # Accounts (EPOCH) tell which attempts count, and so which dead letters are pending.
         self._is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
-
-    def _add_accounts(self, rows: pa.Table) -> None:
-        for outcome in OUTCOMES:
-            self.rows[outcome] += _sum(rows[outcome])
-        self.duplicates_possible += _sum(rows["duplicates_possible"])
 
     def _add_sends(self, rows: pa.Table) -> None:
         names = rows["broker_name"].fill_null(_NO_BROKER)

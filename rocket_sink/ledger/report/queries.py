@@ -7,7 +7,6 @@ the ledger is large. Percentiles come from histograms, so they are the same with
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -68,11 +67,14 @@ def figures(
     count, events = _isolations(read, isolations)
     brokers, letters = _brokers(read), _dead_letters(read)
     pending = any(d.pending for d in letters)
+    (last,) = read(
+        f"SELECT max(at) AS at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
+    )
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
         _errors(read, errors), unfolded_epochs, quarantined_files,
         absences=_absences(read), waiting=_waiting(read) if pending else [],
-        successors=successors(read), isolated=_isolation_sums(read), last_at=_last_at(read),
+        successors=successors(read), isolated=_isolation_sums(read), last_at=last["at"],
         series=read_series(read) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip
@@ -139,15 +141,6 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
             )
         )  # fmt: skip
     return brokers
-
-
-def _last_at(read: Scoped) -> dt.datetime | None:
-    """Return the start of the last attempt at any broker, even if its row is not folded yet."""
-    (row,) = read(
-        f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
-    )
-    last: dt.datetime | None = row["last_at"]
-    return last
 
 
 def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:

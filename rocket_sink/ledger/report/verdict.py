@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from rocket_sink.ledger.report.values import Absence, BrokerFigures, Figures, Finding
+from rocket_sink.ledger.report.values import BrokerFigures, Figures, Finding
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import clean, counted
 
@@ -134,24 +134,16 @@ def _nonzero(
 
 def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
     for absence in facts.absences:
-        if absence.back_at is None and absence.left_route is left_route:
-            yield _absent(facts, absence)
-
-
-def _absent(facts: Figures, absence: Absence) -> Case:
-    waits = [w for w in facts.waiting if w.broker == absence.broker]
-    wait_text = ""
-    then = ""
-    if waits:
+        if absence.back_at is not None or absence.left_route is not left_route:
+            continue
+        waits = [w for w in facts.waiting if w.broker == absence.broker]
         rows, keys = sum(w.rows for w in waits), sum(w.keys for w in waits)
-        wait_text = (
-            f"; {counted(rows, 'row')} of {counted(keys, 'key', 'waits', 'wait', of=rows)} for it"
-        )
-        then = f", then `{_commands(facts.ledger)['backfill']}`"
-    return {
-        "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
-        "cause": clean(absence.cause, _NAMES), "held": wait_text, "then": then,
-    }  # fmt: skip
+        waiting = f"{counted(rows, 'row')} of {counted(keys, 'key', 'waits', 'wait', of=rows)}"
+        yield {
+            "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
+            "cause": clean(absence.cause, _NAMES), "held": f"; {waiting} for it" if waits else "",
+            "then": f", then `{backfill_command(facts.ledger)}`" if waits else "",
+        }  # fmt: skip
 
 
 def _was_away(facts: Figures) -> Iterator[Case]:
