@@ -107,7 +107,13 @@ def stream(
     """
     from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
-    _check(batch, checkpoint, trigger)
+    if batch and (checkpoint or trigger):
+        raise click.UsageError("--checkpoint and --trigger belong to streams, not to --batch")
+    if not batch and not checkpoint:
+        raise click.UsageError(
+            "a stream needs --checkpoint DIR: it remembers there what has been sent "
+            "(--batch reads the source once, without)"
+        )
     source = Source(form, path, schema, source_option, where, select)
     # Fold often for a terminal: its user wants to see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
@@ -116,10 +122,9 @@ def stream(
         sink["ledger"] = absolute(str(sink["ledger"]))
     check_name_server(checked_options(sink))  # Fail before Spark starts.
     with spark_session("stream", **spark) as session:
-        if batch:
+        if checkpoint is None:
             report = run_batch(session, source, sink, lane)
         else:
-            assert checkpoint is not None
             report = run_stream(
                 session, source, sink, lane, checkpoint=absolute(checkpoint), trigger=trigger,
                 query_name=query_name, stop_timeout_s=stop_timeout,
@@ -132,13 +137,3 @@ def stream(
         if report.error:
             note(f"rocket-sink: {report.error}")
     return 0 if report.error is None else 1
-
-
-def _check(batch: bool, checkpoint: str | None, trigger: str | None) -> None:
-    if batch and (checkpoint or trigger):
-        raise click.UsageError("--checkpoint and --trigger belong to streams, not to --batch")
-    if not batch and not checkpoint:
-        raise click.UsageError(
-            "a stream needs --checkpoint DIR: it remembers there what has been sent "
-            "(--batch reads the source once, without)"
-        )

@@ -97,22 +97,22 @@ def _given(context: click.Context, source: str) -> dict[str, str]:
     return values
 
 
-def given_options(**more: Any) -> dict[str, Any]:
-    """Return {option name: value} of the running command; `more` are defaults."""
+def given_options() -> dict[str, Any]:
+    """Return {option name: value} of the running command."""
     context = click.get_current_context()
-    values: dict[str, Any] = {find_option(name).name: value for name, value in more.items()}
+    values: dict[str, Any] = {}
     for source in ("file", "many", "flags"):
         values.update(_given(context, source))
     return values
 
 
-def resolved_options(**more: Any) -> SinkOptions:
+def resolved_options() -> SinkOptions:
     """Return the running command's options, checked, with a name server.
 
     Raises:
         OptionError: an option is wrong, or no name server is given or found.
     """
-    return checked_options(with_name_server(given_options(**more)))
+    return checked_options(with_name_server(given_options()))
 
 
 def checked_options(values: Mapping[str, Any]) -> SinkOptions:

@@ -7,7 +7,7 @@ import datetime as dt
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rocket_sink.commands.common.base import one_line
 from rocket_sink.commands.common.output import (
@@ -71,9 +71,8 @@ class FaultInjector:
         self.events: list[str] = []
         """The actions, with their times."""
         self._clock = clock
-        self._victim: Broker | None = None
-        self._repair_at_s: float | None = None
-        self._down_since_s: dict[str, float] = {}
+        self._repair_at_s: dict[str, float] = {}
+        """{name of a broken or dead broker: time of its repair}"""
         self.done = fault == "none"
 
     def _note(self, text: str) -> None:
@@ -86,27 +85,19 @@ class FaultInjector:
         if due and not self.done:
             self.done = True
             self._break(now_s)
-        elif self._repair_at_s is not None and now_s >= self._repair_at_s:
-            self.repair()
-        self._restart_dead(now_s)
-
-    def repair(self) -> None:
-        """End the fault now."""
-        victim, self._victim, self._repair_at_s = self._victim, None, None
-        if victim is None:
-            return
-        if victim.alive:
-            victim.thaw()
-            self._note(f"{victim.name} goes on (SIGCONT)")
-        else:
-            self._restart(victim)
+        for broker in self._cluster.brokers:
+            if broker.name in self._repair_at_s:
+                if now_s >= self._repair_at_s[broker.name]:
+                    self._repair(broker)
+            elif not broker.alive:
+                self._note(f"{broker.name} has died")
+                self._repair_at_s[broker.name] = now_s + _DOWN_S
 
     def restart_all(self) -> None:
         """End the fault, and restart all dead brokers at once."""
-        self.repair()
         for broker in self._cluster.brokers:
-            if not broker.alive:
-                self._restart(broker)
+            if broker.name in self._repair_at_s or not broker.alive:
+                self._repair(broker)
 
     def _break(self, now_s: float) -> None:
         victim = self._cluster.brokers[-1]
@@ -120,30 +111,22 @@ class FaultInjector:
             self._note(
                 f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s"
             )
-        self._victim = victim
-        self._repair_at_s = now_s + self._seconds
+        self._repair_at_s[victim.name] = now_s + self._seconds
 
-    def _restart_dead(self, now_s: float) -> None:
-        for broker in self._cluster.brokers:
-            if broker.alive or broker is self._victim:
-                self._down_since_s.pop(broker.name, None)
-                continue
-            since_s = self._down_since_s.setdefault(broker.name, now_s)
-            if since_s == now_s:
-                self._note(f"{broker.name} has died")
-            elif now_s - since_s >= _DOWN_S:
-                self._restart(broker)
-
-    def _restart(self, broker: Broker) -> None:
+    def _repair(self, broker: Broker) -> None:
         started_s = self._clock()
-        broker.restart(timeout_s=_RESTART_TIMEOUT_S)
-        self._down_since_s.pop(broker.name, None)
-        self._note(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
+        if broker.alive:
+            broker.thaw()
+            self._note(f"{broker.name} goes on (SIGCONT)")
+        else:
+            broker.restart(timeout_s=_RESTART_TIMEOUT_S)
+            self._note(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
+        self._repair_at_s.pop(broker.name, None)
 
 
 _POLL_S: Final = 0.2
 _PULL: Final = 512
-_READ_TRIES: Final = 5
+_READ_TRIES: Final = 6
 _START_TIMEOUT_S: Final = 240.0
 
 
@@ -220,9 +203,20 @@ def _stream(
     settings: Settings,
     injector: FaultInjector,
 ) -> None:
+    from rocket_sink.spark.sink import RocketSink
+
     with Bar("stream", flights.rows) as bar:
         injector.say = bar.say
-        query = _start(spark, cluster, settings)
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic=TOPIC, ledger=str(settings.ledger),
+            ordering=settings.ordering,
+        )  # fmt: skip
+        query = (
+            sink.stream(message_rows(spark, settings))
+            .option("checkpointLocation", str(settings.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
         while query.isActive:
             done = _rows_done(query)
             bar.advance_to(done)
@@ -233,23 +227,6 @@ def _stream(
     failure = query.exception()
     if failure is not None:
         raise RocketSinkError(f"the stream failed: {one_line(failure)}") from failure
-
-
-def _start(spark: SparkSession, cluster: LocalCluster, settings: Settings) -> StreamingQuery:
-    from rocket_sink.spark.sink import RocketSink
-
-    sink = RocketSink(
-        nameServer=cluster.name_server,
-        topic=TOPIC,
-        ledger=str(settings.ledger),
-        ordering=settings.ordering,
-    )
-    return (
-        sink.stream(message_rows(spark, settings))
-        .option("checkpointLocation", str(settings.checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
 
 
 def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
@@ -281,40 +258,32 @@ def _rows_done(query: StreamingQuery) -> int:
 
 
 def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjector) -> Verdict:
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.admin.stored_messages import await_dispatched
 
+    retrying = Retrying(
+        retry=retry_if_exception_type(RocketSinkError), stop=stop_after_attempt(_READ_TRIES),
+        # Restart dead brokers: a user may have killed one by hand.
+        before_sleep=lambda _: injector.restart_all(), wait=wait_fixed(_POLL_S), reraise=True,
+    )  # fmt: skip
     with Admin(nameServer=cluster.name_server) as admin:
         await_dispatched(admin, TOPIC)
+        pull = retrying.wraps(admin.pull)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
         verifier = Verifier(settings.flights)
         with Bar("read back", sum(ends.values())) as bar:
             done = 0
             for queue, end in ends.items():
-                for message in _queue_messages(admin, queue, end, injector):
-                    verifier.feed(queue.broker_name, message)
-                    done += 1
-                    if done % _PULL == 0:
-                        bar.advance_to(done)
-            bar.advance_to(done)
+                offset = 0
+                while offset < end:
+                    messages, offset = pull(queue, offset, max_messages=_PULL)
+                    for message in messages:
+                        verifier.feed(queue.broker_name, message)
+                    done += len(messages)
+                    bar.advance_to(done)
     return verifier.verdict()
-
-
-def _queue_messages(admin: Any, queue: Any, end: int, injector: FaultInjector) -> Iterator[Any]:
-    offset, tries = 0, 0
-    while offset < end:
-        try:
-            messages, following = admin.pull(queue, offset, max_messages=_PULL)
-        except RocketSinkError:
-            # Restart dead brokers: a user may have killed one by hand.
-            tries += 1
-            if tries > _READ_TRIES:
-                raise
-            injector.restart_all()
-            time.sleep(_POLL_S)
-            continue
-        yield from (message for message in messages if message.queue_offset < end)
-        offset = following
 
 
 def _leave_running(settings: Settings) -> None:

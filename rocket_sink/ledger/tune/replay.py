@@ -131,11 +131,9 @@ class _Brokers:
 
     def __init__(self, attempts: Attempts, profile: FaultProfile | None) -> None:
         self._names = attempts.brokers
-        self._tables = (
-            [LatencyFaultTolerance(profile, detector=False) for _ in attempts.hosts]
-            if profile is not None
-            else []
-        )
+        self._tables = [
+            LatencyFaultTolerance(profile, detector=False) for _ in attempts.hosts if profile
+        ]
         self._until_s: dict[tuple[int, int], float] = {}
         self._last_good: dict[int, tuple[float, float]] = {}
         self.isolations = 0
