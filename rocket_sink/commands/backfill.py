@@ -226,14 +226,14 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
     if not plan.pending:
         return
     if plan.by_reason:
-        show(table("by reason", ("reason", what), plan.by_reason.items(), numbers=what))
-    show(table("by topic", ("topic", what), plan.by_topic.items(), numbers=what))
+        show(table("by reason", ("reason", what), plan.by_reason.items()))
+    show(table("by topic", ("topic", what), plan.by_topic.items()))
     if plan.sample:
         names = ("topic", "sharding_key", "keys", "reason", "last_error_code", "tries",
                  "body_bytes")  # fmt: skip
         there = [name for name in names if name in plan.sample[0]]
         title = f"the first {len(plan.sample)}"
-        show(rows_table(title, there, plan.sample, numbers="body_bytes tries"))
+        show(rows_table(title, there, plan.sample))
 
 
 def _remarks(plan: Plan) -> Iterator[str]:

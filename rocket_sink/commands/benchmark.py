@@ -208,7 +208,6 @@ def _measure(
     cases: Sequence[str], repeat: int, options: SinkOptions, work: Workload, scratch: str | None,
     spark: Mapping[str, Any], results: Results,
 ) -> None:  # fmt: skip
-    """Run all cases in turn, `repeat` times, and add their figures to `results`."""
     from contextlib import ExitStack
 
     from rocket_sink.commands.benchmark_run import ProducerBench

@@ -104,7 +104,7 @@ def list_letters(query: DlqQuery | None, as_json: bool) -> None:
     if not shown:
         note("no dead letter is selected")
         return
-    show(table(f"dead letters of {query.group}", _SHOWN, shown, numbers="times resends"))
+    show(table(f"dead letters of {query.group}", _SHOWN, shown))
 
 
 @dlq.command(
@@ -196,7 +196,7 @@ def _print_groups(counts: dict[str, int], *, as_json: bool) -> None:
         for name, count in counts.items():
             print_json_line({"group": name, "letters": count})
     elif counts:
-        show(table("", ("group", "letters"), counts.items(), numbers="letters"))
+        show(table("", ("group", "letters"), counts.items()))
     else:
         note("no consumer group has a dead-letter topic")
 
@@ -218,7 +218,7 @@ def _print_plan(letters: Iterable[DeadLetter], to_topic: str | None, *, as_json:
         return
     note(f"{counted(counts.total(), 'dead letter', 'is', 'are')} selected; nothing sent")
     if counts:
-        show(table("by topic", ("topic", "letters"), counts.items(), numbers="letters"))
+        show(table("by topic", ("topic", "letters"), counts.items()))
 
 
 def _print_report(report: ResendReport, *, as_json: bool) -> None:

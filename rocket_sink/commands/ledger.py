@@ -45,7 +45,6 @@ _ledger = click.option(
 
 
 def _letter_options(where_help: str) -> Callable[[Decorated], Decorated]:
-    """Add options that select dead letters, and --reason, to a command."""
     return together(
         click.option("--letter", "letters", multiple=True, metavar="ID",
                      help="This one; repeatable."),
@@ -55,7 +54,6 @@ def _letter_options(where_help: str) -> Callable[[Decorated], Decorated]:
 
 
 def _age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    """Parse an age on the command line; return milliseconds."""
     try:
         return None if text is None else int(find_option("settledBodyRetention").parse(text))
     except OptionError as error:
@@ -333,7 +331,6 @@ def _check_named(letters: tuple[str, ...], where: str | None) -> None:
 
 
 def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
-    """Print the result of parking or unparking; return the exit code."""
     if as_json:
         print_json({way: done.count, f"not_{needed}": list(done.left_out)})
     else:

@@ -43,7 +43,6 @@ def routes(as_json: bool) -> None:
             f"topic {options.topic}", columns,
             ([row["broker"], row["master"], ", ".join(row["slaves"]) or None, row["writeQueues"],
               row["readQueues"], row["permission"]] for row in rows),
-            numbers="write_queues read_queues",
         )
     )  # fmt: skip
 

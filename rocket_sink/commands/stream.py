@@ -122,7 +122,7 @@ def stream(
         sink["ledger"] = absolute(str(sink["ledger"]))
     check_name_server(checked_options(sink))  # Fail before Spark starts.
     with spark_session("stream", **spark) as session:
-        if checkpoint is None:
+        if not checkpoint:
             report = run_batch(session, source, sink, lane)
         else:
             report = run_stream(

@@ -82,7 +82,7 @@ def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **
             print_json_line(row)
         return
     if rows:
-        show(rows_table("transactions", _SHOWN, rows, numbers="epoch halves committed refused"))
+        show(rows_table("transactions", _SHOWN, rows))
     else:
         note("no transaction is open" if not everything else "there are no transactions")
     note(_UNSEEN)
@@ -260,7 +260,7 @@ def _print_plan(rows: Sequence[Any], *, as_json: bool) -> None:
     )
     if rows:
         names = ("at", "query_id", "epoch", "halves", "topics")
-        show(rows_table("open", names, rows, numbers="halves"))
+        show(rows_table("open", names, rows))
 
 
 @contextlib.contextmanager

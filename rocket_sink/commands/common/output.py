@@ -161,17 +161,12 @@ def show(*things: RenderableType) -> None:
 
 
 def rows_table(
-    title: str, names: Sequence[str], rows: Iterable[Any], *, numbers: str = "",
-    most: int | None = None,
-) -> Table:  # fmt: skip
-    """Return a table of the columns `names` of the rows. Heads are the names without underscores.
-
-    Args:
-        numbers: see `table`.
-        most: length at which a text is cut.
-    """
+    title: str, names: Sequence[str], rows: Iterable[Any], *, most: int | None = None
+) -> Table:
+    """Return a table of the columns `names` of the rows, with texts cut to `most` characters. Heads
+    are the names without underscores."""
     cells = ([_short(row[name], most) for name in names] for row in rows)
-    return table(title, [name.replace("_", " ") for name in names], cells, numbers=numbers)
+    return table(title, [name.replace("_", " ") for name in names], cells)
 
 
 def _short(value: Any, most: int | None) -> Any:

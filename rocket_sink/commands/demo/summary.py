@@ -89,7 +89,6 @@ class Verifier:
         self._copies[row] += 1
 
     def verdict(self) -> Verdict:
-        """Return the result for all messages so far."""
         distinct = int(np.count_nonzero(self._copies))
         stored = int(self._copies.sum())
         keys = self._keys.values()
@@ -203,7 +202,6 @@ class DemoSummary:
         return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
 
     def _explained(self) -> RenderableType:
-        """Return the demo's actions, and advice for reading failed requests and isolations."""
         failed = [f"{e.attempts:,} {e.error_code}" for e in self.report.errors]
         shown = f" ({', '.join(failed)})" if failed else ""
         advice = (

@@ -92,7 +92,6 @@ def plot_dead_letters(report: Figures) -> altair.Chart:
 
 
 def _over_time(report: Figures, name: str, amount: str, colour: str, title: str) -> altair.Chart:
-    """Draw the sums of the column `amount` of a series, by time and by the column `colour`."""
     alt = _altair()
     return _bars(
         _rows(report, name), x=alt.X("at:T", title=None), x2="end:T",

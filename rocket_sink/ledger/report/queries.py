@@ -81,7 +81,6 @@ def figures(
 
 
 def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
-    """Return the sums over all epochs of the scope, and a list of the last epochs."""
     sums = {
         "epochs": "count(*)",
         **{name: f"sum({name})" for name in _SUMS},
@@ -171,7 +170,6 @@ _ONE_OUTAGE_US: Final = 10_000_000
 
 
 def _absences(read: Scoped) -> list[Absence]:
-    """Return the outages of brokers that could not be reached, and whether the brokers are back."""
     brokers = read(
         f"""SELECT broker_name AS broker, count(*) AS attempts FROM latest_answers
         WHERE NOT {STORED} AND error_code IN {_SILENT} AND broker_name <> '' AND {read.where}

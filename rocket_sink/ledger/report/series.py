@@ -266,7 +266,6 @@ def _behind(read: Scoped, step: str, broker: str, topic: str) -> Rows:
 
 
 def _failures(read: Scoped, step: str, broker: str, topic: str) -> Rows:
-    """Return the first failures of each step, broker and error."""
     return _rows(
         read,
         f"""SELECT CAST(unix_micros(at) / 1000 AS BIGINT) AS at_ms, step, broker,
