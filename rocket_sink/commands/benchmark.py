@@ -10,6 +10,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,8 +39,6 @@ from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
-
     from rocket_sink.commands.benchmark_run import Figures, LaneBench, ProducerBench, Workload
     from rocket_sink.options import SinkOptions
 
@@ -174,8 +173,7 @@ def benchmark(
     if out and results.runs:
         write_file(out, json.dumps(results.as_dict(), indent=1) + "\n")
     if as_json:
-        comparison = {"comparison": [asdict(item) for item in changes]} if before else {}
-        print_json({**results.as_dict(), **comparison})
+        print_json({**results.as_dict(), **({"comparison": changes} if before else {})})
     else:
         show(*_tables(results, changes, tolerance))
     if stop.number:
@@ -208,32 +206,22 @@ def _measure(
     cases: Sequence[str], repeat: int, options: SinkOptions, work: Workload, scratch: str | None,
     spark: Mapping[str, Any], results: Results,
 ) -> None:  # fmt: skip
-    from contextlib import ExitStack
-
-    from rocket_sink.commands.benchmark_run import ProducerBench
+    from rocket_sink.commands.benchmark_run import LaneBench, ProducerBench
 
     benches: dict[str, ProducerBench | LaneBench] = {}
     benches |= dict.fromkeys(MODES, ProducerBench(options, work))
     with ExitStack() as stack:
         if not set(cases) <= set(MODES):
-            benches |= dict.fromkeys(LANES, _lane_bench(stack, options, work, scratch, spark))
+            if not scratch:
+                folder = tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-")
+                scratch = stack.enter_context(folder)
+            session = stack.enter_context(spark_session("benchmark", **spark))
+            sink = {**given_options(), "nameServer": options.name_server, "topic": options.topic}
+            benches |= dict.fromkeys(LANES, LaneBench(session, sink, work, absolute(scratch)))
         for number, case in itertools.product(range(1, repeat + 1), cases):
             with Bar(f"{case} {number}/{repeat}", work.messages) as bar:
                 figures = benches[case].run(case, bar.advance_to)
             results.runs.setdefault(case, []).append(figures)
-
-
-def _lane_bench(
-    stack: ExitStack, options: SinkOptions, work: Workload, scratch: str | None,
-    spark: Mapping[str, Any],
-) -> LaneBench:  # fmt: skip
-    from rocket_sink.commands.benchmark_run import LaneBench
-
-    if not scratch:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-"))
-    session = stack.enter_context(spark_session("benchmark", **spark))
-    sink = {**given_options(), "nameServer": options.name_server, "topic": options.topic}
-    return LaneBench(session, sink, work, absolute(scratch))
 
 
 @dataclass(frozen=True)
@@ -302,18 +290,13 @@ def _tables(results: Results, changes: list[Change], tolerance: float) -> Iterat
     rows = [
         (
             item.case, item.messages, round(item.messages_per_s), item.mb_per_s,
-            f"{item.cpu_s_per_million:.2f}",
-            *(None if value is None else f"{value:,.2f}"
-              for value in (item.p50_ms, item.p95_ms, item.p99_ms, item.max_ms)),
-            item.failed,
+            item.cpu_s_per_million, item.p50_ms, item.p95_ms, item.p99_ms, item.max_ms, item.failed,
         )
         for item in results.medians
     ]  # fmt: skip
     keys = f", {settings['keys']:,} sharding keys" if settings["keys"] else ""
     title = f"Bodies of {settings['body_bytes']:,} bytes{keys}, ordering {settings['ordering']}"
-    yield table(
-        title, columns, rows, numbers=" ".join(name.replace(" ", "_") for name in columns[1:])
-    )
+    yield table(title, columns, rows)
     yield (
         "CPU s/M: CPU seconds of the client per million messages. ms: latency of a call (batch: of "
         f"a call with {settings['batch']:,} messages; lanes: of a request)."
@@ -327,10 +310,9 @@ def _tables(results: Results, changes: list[Change], tolerance: float) -> Iterat
             f"Beside the baseline; {tolerance:.0%} worse is accepted",
             ("case", "figure", "before", "now", "relative", ""),
             [
-                (item.case, _COMPARED[item.figure], f"{item.before:,.2f}",
-                 f"{item.now:,.2f}", f"{item.relative:.2f}", "WORSE" if item.worse else "")
+                (item.case, _COMPARED[item.figure], item.before, item.now, item.relative,
+                 "WORSE" if item.worse else "")
                 for item in changes
             ],
-            numbers="before now relative",
         )  # fmt: skip
         yield "relative: now / before, divided by the median of it over all cases."
