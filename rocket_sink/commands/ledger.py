@@ -262,7 +262,7 @@ def show_view(
         for row in rows:
             print_json_line(row)
         return
-    show(rows_table(view, _SHOWN[view], rows, most=60))
+    show(rows_table(view, _SHOWN[view], rows))
     if len(rows) == limit:
         note(f"the newest {limit}; --limit shows more, --json all columns")
 

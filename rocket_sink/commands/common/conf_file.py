@@ -18,9 +18,10 @@ def read_conf(path: str | Path) -> dict[str, str]:
     Raises:
         OptionError: the file is unreadable or malformed, or has an unknown or repeated option.
     """
+    parser = _parsed(Path(path))
     values: dict[str, str] = {}
-    for section, items in _sections(Path(path)).items():
-        for name, value in items.items():
+    for section in parser.sections():
+        for name, value in parser.items(section):
             try:
                 option = find_option(name)
             except OptionError as error:
@@ -32,7 +33,7 @@ def read_conf(path: str | Path) -> dict[str, str]:
     return values
 
 
-def _sections(path: Path) -> dict[str, dict[str, str]]:
+def _parsed(path: Path) -> configparser.ConfigParser:
     parser = configparser.ConfigParser(
         interpolation=None, delimiters=("=",), comment_prefixes=("#",), default_section="\0none"
     )
@@ -51,4 +52,4 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
         raise OptionError(
             f"{path} is not a configuration of 'name = value' lines: {line}"
         ) from None
-    return {section: dict(parser.items(section)) for section in parser.sections()}
+    return parser

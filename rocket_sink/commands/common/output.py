@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH: Final = 140
 _TERMINAL_WIDTH: Final = 80
+_TEXT_SHOWN: Final = 60
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
@@ -160,23 +161,19 @@ def show(*things: RenderableType) -> None:
         console.print(_Guarded(thing))
 
 
-def rows_table(
-    title: str, names: Sequence[str], rows: Iterable[Any], *, most: int | None = None
-) -> Table:
-    """Return a table of the columns `names` of the rows, with texts cut to `most` characters. Heads
-    are the names without underscores."""
-    cells = ([_short(row[name], most) for name in names] for row in rows)
+def rows_table(title: str, names: Sequence[str], rows: Iterable[Any]) -> Table:
+    """Return a table of the columns `names` of the rows, with long texts cut. Heads are the names
+    without underscores."""
+    cells = ([_short(row[name]) for name in names] for row in rows)
     return table(title, [name.replace("_", " ") for name in names], cells)
 
 
-def _short(value: Any, most: int | None) -> Any:
+def _short(value: Any) -> Any:
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, datetime.datetime):
         return value.strftime("%m-%d %H:%M:%S")
-    if most is not None and isinstance(value, str) and len(value) > most:
-        return value[: most - 3] + "..."
-    return value
+    return clean(value, _TEXT_SHOWN) if isinstance(value, str) else value
 
 
 class _Guarded:

@@ -106,15 +106,11 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
     from rocket_sink.spark import console
 
     names = () if shows_plans else ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-    loggers = [console.LOG, *map(PySparkLogger.getLogger, names)]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
+    with contextlib.ExitStack() as stack:
+        for logger in (console.LOG, *map(PySparkLogger.getLogger, names)):
+            stack.callback(setattr, logger, "disabled", logger.disabled)
+            logger.disabled = True
         yield
-    finally:
-        for logger, was_disabled in zip(loggers, before, strict=True):
-            logger.disabled = was_disabled
 
 
 class _CtrlC:

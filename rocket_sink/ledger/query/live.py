@@ -240,10 +240,6 @@ def _sum(column: pa.ChunkedArray) -> int:
     return pc.sum(column).as_py() or 0
 
 
-SCOPE: Final = "rocket_sink"
-"""Name of the meter."""
-_SHARES: Final = (0.5, 0.95, 0.99)
-
 Values = Iterable[tuple[float, dict[str, str | float]]]
 """A metric's values with their attributes."""
 
@@ -278,7 +274,7 @@ def _counts(name: str, attribute: str) -> Callable[[LiveFigures], Values]:
 
 
 def _latency(sums: BrokerSums) -> Values:
-    shares = ((share, sums.latency_ms(share)) for share in _SHARES)
+    shares = ((share, sums.latency_ms(share)) for share in (0.5, 0.95, 0.99))
     return [(ms / 1000, {"quantile": share}) for share, ms in shares if ms is not None]
 
 
@@ -351,7 +347,7 @@ def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
     if is_first:
         from rocket_sink import __version__
 
-        register(opentelemetry.metrics.get_meter(SCOPE, __version__), _followed)
+        register(opentelemetry.metrics.get_meter("rocket_sink", __version__), _followed)
 
 
 def register(meter: Meter, followed: Mapping[LedgerPath, LiveFigures]) -> None:
