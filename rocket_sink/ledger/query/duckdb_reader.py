@@ -209,11 +209,7 @@ def _names_of(kind: str) -> dict[str, str]:
     """Return {column: SQL term} for the columns of a kind."""
     # Each row has a query_id, so a null comes from a file with a damaged column name.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
-    return {name: _name(name) for name in columns_of(kind)} | checked
-
-
-def _name(column: str) -> str:
-    return f'"{column}"'
+    return {name: f'"{name}"' for name in columns_of(kind)} | checked
 
 
 def _quoted(texts: list[str]) -> str:
@@ -221,7 +217,7 @@ def _quoted(texts: list[str]) -> str:
 
 
 def _aliased(terms: Mapping[str, str]) -> str:
-    return ", ".join(f"{term} AS {_name(column)}" for column, term in terms.items())
+    return ", ".join(f'{term} AS "{column}"' for column, term in terms.items())
 
 
 def _in_duckdb(text: str) -> str:

@@ -29,7 +29,6 @@ from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tun
 from rocket_sink.tables import cell
 from rocket_sink.text import clean, counted, json_text
 
-CHARTS_PACKAGE: Final = "vl-convert-python"
 # ruff: noqa: ISC004 (texts of several lines in tables)
 _CHARTS: Final = (
     ("rows", "Rows over time", "By what became of them; dead letters when they were given up.", ""),
@@ -91,7 +90,7 @@ def page_html(
     library = chart_library() if series is not None else ""
     servers, scope = name_servers(), figures["scope"]
     data = {
-        "report": figures, "series": _plain_series(series),
+        "report": figures, "series": None if series is None else _plain_series(series),
         "columns": {name: list(names) for name, names in COLUMNS.items()},
         "coded": sorted(_TEXTS), "quoted": shlex.quote(figures["ledger"]),
         "advice": {code: text.format(servers=servers) for code, text in _ADVICE.items()},
@@ -148,9 +147,7 @@ _TEXTS: Final = frozenset({
 """Columns whose texts repeat: rows refer to them by their index in one list of texts."""
 
 
-def _plain_series(series: Series | None) -> dict[str, Any] | None:
-    if series is None:
-        return None
+def _plain_series(series: Series) -> dict[str, Any]:
     texts: dict[str, int] = {}
 
     def row_of(columns: Sequence[str], row: Sequence[Any]) -> list[Any]:
@@ -202,7 +199,7 @@ def _tiles(figures: Mapping[str, Any]) -> str:
 def _charts(*, drawn: bool) -> str:
     missing = "" if drawn else (
         '<p class="card wide">Charts need one more package: '
-        f"<code>pip install {CHARTS_PACKAGE}</code>. The tables have their figures.</p>"
+        "<code>pip install vl-convert-python</code>. The tables have their figures.</p>"
     )  # fmt: skip
     return f'<section class="charts" aria-label="Charts">{missing}' + "".join(
         f'<figure id="{name}" class="{width}" aria-labelledby="{name}-title"><figcaption>'
