@@ -17,7 +17,7 @@ import click
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_json, show, table
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
-from rocket_sink.errors import PermissionDeniedError, RocketSinkError
+from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import SinkOptions
@@ -204,7 +204,6 @@ def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple
 
 def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
     """Yield the findings about the topic. A proxy answers for name servers and hides brokers."""
-    from rocket_sink.errors import NoRouteError
     from rocket_sink.producer.admin.admin import Admin
 
     topic = options.topic

@@ -101,17 +101,13 @@ class RunView:
         rate = f", {rows / seconds:,.0f} rows/s" if rows and seconds >= 1 else ""
         head = f"{counted(rows, 'row')} read in {seconds:,.0f} s{rate}"
         lines: list[RenderableType] = [Text(f"{head}; {self._epoch}" if self._epoch else head)]
-        if self._figures is not None:
-            lines += self._of_ledger(self._figures)
-        return Group(*lines)
-
-    def _of_ledger(self, figures: LiveFigures) -> list[RenderableType]:
-        from rich.text import Text
-
+        figures = self._figures
+        if figures is None:
+            return Group(*lines)
         counts = ", ".join(f"{name} {n:,}" for name, n in figures.rows.items())
         doubled = figures.duplicates_possible
         counts += f", perhaps doubled {doubled:,}" if doubled else ""
-        lines: list[RenderableType] = [Text(f"rows: {counts or 'none folded yet'}")]
+        lines.append(Text(f"rows: {counts or 'none folded yet'}"))
         if figures.standing.pending:
             waiting = ", ".join(f"{reason} {n:,}" for reason, n in figures.standing.pending.items())
             lines.append(Text(f"dead letters pending: {waiting}", style="yellow"))
@@ -122,7 +118,7 @@ class RunView:
                  "isolated"),
                 [self._broker(name, sums) for name, sums in sorted(figures.brokers.items())],
             ))  # fmt: skip
-        return lines
+        return Group(*lines)
 
     def _broker(self, name: str, sums: BrokerSums) -> tuple[Any, ...]:
         isolated = ""

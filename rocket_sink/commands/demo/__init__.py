@@ -78,6 +78,8 @@ def demo(
 
 def _prepare(out: Path | None) -> Path:
     """Return an empty folder: remove files of an earlier demo, refuse any others."""
+    from rocket_sink.cluster import status
+
     if out is None:
         return Path(tempfile.mkdtemp(prefix="rocket-sink-demo-"))
     folder = out.expanduser().absolute()
@@ -95,17 +97,12 @@ def _prepare(out: Path | None) -> Path:
             f"--out {folder} holds other files ({', '.join(sorted(others)[:3])} ...); "
             "give an empty folder"
         )
-    _check_ended(folder / "cluster")
-    for name in _PARTS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    return folder
-
-
-def _check_ended(home: Path) -> None:
-    from rocket_sink.cluster import status
-
+    home = folder / "cluster"
     if status(home):
         raise ConfigurationError(
             f"the brokers of an earlier demo run in {home} (--keep); end them first: "
             f"rocket-sink cluster down --home {shlex.quote(str(home))}"
         )
+    for name in _PARTS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return folder
