@@ -9,24 +9,20 @@ collector. Reference counts free them as before, but a dropped cycle of them is 
 
 from __future__ import annotations
 
+import functools
 import gc
-import os
 import sys
 from typing import Final
 
 _DAEMON: Final = "pyspark.daemon"
-_frozen_pid = 0
 
 
+@functools.cache  # Workers are forked from a daemon that never calls this.
 def freeze_once() -> None:
     """Freeze the heap in a worker process of PySpark; only the first call has an effect."""
-    global _frozen_pid
-    pid = os.getpid()
-    if _frozen_pid == pid or not _is_worker():
-        return
-    _frozen_pid = pid
-    gc.collect()
-    gc.freeze()
+    if _is_worker():
+        gc.collect()
+        gc.freeze()
 
 
 def _is_worker() -> bool:

@@ -17,8 +17,9 @@ from rocket_sink.task import worker_heap
 @pytest.fixture
 def in_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker_heap, "_is_worker", lambda: True)
-    monkeypatch.setattr(worker_heap, "_frozen_pid", 0)
+    worker_heap.freeze_once.cache_clear()
     yield
+    worker_heap.freeze_once.cache_clear()
     gc.unfreeze()
 
 
@@ -33,6 +34,7 @@ def test_a_workers_heap_is_frozen_once(in_worker: None) -> None:
 
 
 def test_nobody_elses_heap_is_frozen() -> None:
+    worker_heap.freeze_once.cache_clear()
     before = gc.get_freeze_count()
     worker_heap.freeze_once()
     assert gc.get_freeze_count() == before
