@@ -59,17 +59,24 @@ def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
     Raises:
         ConfigurationError: the file's name has another suffix.
     """
+    count = 0
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         with pq.ParquetWriter(path, STORED_SCHEMA) as parquet:
-            return sum(_written(chunk, parquet) for chunk in _chunks(letters))
-    if path.suffix in (".json", ".jsonl"):
+            for chunk in _chunks(letters):
+                parquet.write_batch(_stored(chunk))
+                count += len(chunk)
+    elif path.suffix in (".json", ".jsonl"):
         with path.open("w", encoding="utf-8") as file:
-            return sum(_lines(chunk, file) for chunk in _chunks(letters))
-    raise ConfigurationError(
-        f"the kind of the file {path.name} is not known: name it FILE.parquet or FILE.json"
-    )
+            for letter in letters:
+                file.write(json_text(row(letter)) + "\n")
+                count += 1
+    else:
+        raise ConfigurationError(
+            f"the kind of the file {path.name} is not known: name it FILE.parquet or FILE.json"
+        )
+    return count
 
 
 def row(letter: DeadLetter) -> dict[str, Any]:
@@ -115,17 +122,6 @@ def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
 
 def _stored(chunk: list[DeadLetter]) -> pa.RecordBatch:
     return stored_batch([(letter.broker_name, letter.message) for letter in chunk])
-
-
-def _written(chunk: list[DeadLetter], parquet: Any) -> int:
-    parquet.write_batch(_stored(chunk))
-    return len(chunk)
-
-
-def _lines(chunk: list[DeadLetter], file: Any) -> int:
-    for letter in chunk:
-        file.write(json_text(row(letter)) + "\n")
-    return len(chunk)
 
 
 def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
