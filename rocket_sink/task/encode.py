@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -75,8 +74,11 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
     group begins where WAIT or the kind changes.
     """
     for group in _by_topic(rows):
-        kinds = _kinds(group)
-        if kinds is None:
+        kinds: np.ndarray[Any, Any] = group.kinds()
+        if group.wait_store is not None:
+            waits = pc.fill_null(group.wait_store, True).to_numpy(zero_copy_only=False)
+            kinds = kinds + KINDS * ~waits
+        if not kinds.any():
             yield group
         elif in_order:
             cuts = (np.flatnonzero(np.diff(kinds)) + 1).tolist()
@@ -89,19 +91,7 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
 
 def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
     """Return the rows except those at the indices `refused`."""
-    if not len(refused):
-        return rows
-    keep = np.ones(len(rows), np.bool_)
-    keep[refused] = False
-    return rows.take(np.flatnonzero(keep))
-
-
-def waits_for_store(rows: RowBatch) -> bool:
-    """Return whether a group's rows wait for flush and replication (property WAIT)."""
-    if rows.wait_store is None or not len(rows):
-        return True
-    first = rows.wait_store[0].as_py()
-    return first is None or bool(first)
+    return rows.take(np.delete(np.arange(len(rows)), refused)) if len(refused) else rows
 
 
 def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
@@ -118,23 +108,6 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
         yield rows.take(np.flatnonzero(indices == index)).with_(topic=topic)
 
 
-def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
-    """Return a number per row that stands for WAIT and kind; None if all rows have kind 0 and WAIT
-    is true."""
-    kinds, patient = rows.kinds(), _patient(rows)
-    if not kinds.any() and patient.all():
-        return None
-    return np.asarray(kinds + KINDS * ~patient, np.int8)
-
-
-def _patient(rows: RowBatch) -> Mask:
-    if rows.wait_store is None:
-        return np.ones(len(rows), np.bool_)
-    waits: pa.Array = pc.fill_null(rows.wait_store, True)
-    mask: Mask = waits.to_numpy(zero_copy_only=False)
-    return mask
-
-
 _GROUP: Final = 512
 """Limit of messages that are sent one by one as a group; 256 took 1.3 times the CPU per message."""
 _GROUPS: Final = 4
@@ -142,41 +115,24 @@ _GROUPS: Final = 4
 _NOT_A_QUEUE: Final = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Assignment:
+class Assignment(NamedTuple):
     """The destinations of n rows of one topic, as group numbers for `wire.columns.group_by_queue`.
 
     If the topic has q queues, groups 0 to q-1 are home queues, group q is "the engine chooses", and
-    groups q+1 to 2q are queues that rows name. `refused` has the indices of rows that name a queue
-    that does not exist; their group is q.
+    groups q+1 to 2q are queues that rows name.
     """
 
     groups: Int64s
     queues: Sequence[MessageQueue]
-    refused: Int64s
-
-    @property
-    def group_count(self) -> int:
-        return 2 * len(self.queues) + 1
-
-    def queue_of(self, group: int) -> MessageQueue | None:
-        count = len(self.queues)
-        if group == count:
-            return None
-        return self.queues[group if group < count else group - count - 1]
-
-    def is_sharded(self, group: int) -> bool:
-        return group < len(self.queues)
-
-    def is_fixed(self, group: int) -> bool:
-        return group > len(self.queues)
 
 
-def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assignment:
-    """Return the destinations of rows of the topic `info.topic`."""
+def place_rows(
+    rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
+) -> tuple[RowBatch, Assignment, list[Refused]]:
+    """Return the rows that can be sent, their destinations, and the rows that name unknown queues.
+    All rows have the topic `info.topic`."""
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
-    refused = np.empty(0, np.int64)
     for keys, hash_name in (
         (rows.sharding_key, sharding_hash),
         (rows.lite_topic, LITE_TOPIC_HASH),
@@ -184,9 +140,11 @@ def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assign
         if keys is not None:
             present = ~nulls_of(keys)
             groups[present] = queues_for_keys(info, keys, hash_name)[present]
-    if rows.queue_id is not None:
-        refused = _place_fixed(groups, rows, queues)
-    return Assignment(groups, queues, refused)
+    if rows.queue_id is None:
+        return rows, Assignment(groups, queues), []
+    unknown = _place_fixed(groups, rows, queues)
+    refused = [Refused(int(row), "INVALID_QUEUE", _no_such_queue(info)) for row in unknown]
+    return without_rows(rows, unknown), Assignment(np.delete(groups, unknown), queues), refused
 
 
 def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
@@ -220,19 +178,6 @@ def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | Non
     return masks
 
 
-def place_rows(
-    rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
-) -> tuple[RowBatch, Assignment, list[Refused]]:
-    """Return the rows that can be sent, their destinations, and the rows that name unknown
-    queues."""
-    placed = assign(rows, info, sharding_hash)
-    if not len(placed.refused):
-        return rows, placed, []
-    refused = [Refused(int(row), "INVALID_QUEUE", _no_such_queue(info)) for row in placed.refused]
-    kept = without_rows(rows, placed.refused)
-    return kept, assign(kept, info, sharding_hash), refused
-
-
 def encode_requests(
     rows: RowBatch, placed: Assignment, options: SinkOptions, ids: MessageIds, *,
     alone: bool = False,
@@ -252,7 +197,8 @@ def encode_requests(
     # The bodies of a request are all compressed or all not. So separate them, if order allows.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
     queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
-    groups = group_by_queue(queues, kinds * placed.group_count)
+    queue_count = len(placed.queues)
+    groups = group_by_queue(queues, kinds * (2 * queue_count + 1))
     singles: SingleColumns | None = None
     lacking = np.zeros(len(rows) + 1, np.int64)
     if timed or alone:
@@ -272,14 +218,17 @@ def encode_requests(
     else:
         flags = sys_flags[groups.order]
         slices = _cut_at_changes(slices, flags)
-    data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
-    requests = [
-        PendingRequest(
+    data, offsets = encoded.data, encoded.offsets
+    waits = rows.wait_store is None or rows.wait_store[0].as_py() is not False
+    requests = []
+    for group, first, last in slices:
+        place = group // kinds
+        request = PendingRequest(
             rows.topic,
-            placed.queue_of(group // kinds),
+            None if place == queue_count else placed.queues[place % (queue_count + 1)],
             [Piece(data, offsets[first : last + 1])],
-            fixed=placed.is_fixed(group // kinds),
-            sharded=placed.is_sharded(group // kinds),
+            fixed=place > queue_count,
+            sharded=place < queue_count,
             timed=timed,
             alone=alone,
             waits_for_store=waits,
@@ -287,16 +236,16 @@ def encode_requests(
             lacks_keys=bool(lacking[last] > lacking[first]),
             sys_flag=int(flags[first]),
         )
-        for group, first, last in slices
-    ]
+        requests.append(request)
     if singles is None or options.ordering == "none":
         return requests
     # A broker handles the requests of one connection in several threads, so messages of a group
     # could be stored out of order. Therefore split groups that have a queue.
-    split_requests = (
-        [request] if request.queue is None else request.split() for request in requests
-    )
-    return [request for parts in split_requests for request in parts]
+    return [
+        part
+        for request in requests
+        for part in ([request] if request.queue is None else request.split())
+    ]
 
 
 def _with_compressed_bodies(
