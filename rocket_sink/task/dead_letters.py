@@ -18,7 +18,7 @@ message id), `__dead_letter_reason`, `__dead_letter_code`, `__dead_letter_error`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from rocket_sink.errors import (
     PermissionDeniedError,
     SendError,
 )
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.message import Message
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
@@ -93,8 +94,7 @@ class DeadLetterTopic:
 
     def send(self, letters: pa.RecordBatch) -> None:
         """Send ledger rows of the kind dead_letter; rows that no broker can take raise no error."""
-        names = dict.fromkeys((*_COPIED, *_CONTEXT.values()))
-        for row in letters.select(list(names)).to_pylist():
+        for row in letters.select([*_COPIED, *_CONTEXT.values()]).to_pylist():
             request = None if self._failures >= _MOST_FAILURES_IN_A_ROW else self._request(row)
             if request is None:
                 self.left_out += 1
@@ -127,12 +127,20 @@ class DeadLetterTopic:
             )  # fmt: skip
 
     def _request(self, row: Mapping[str, Any]) -> SendRequest | None:
+        if not row["body"]:
+            return None
         context = {
             name: str(row[column]) for name, column in _CONTEXT.items() if row[column] is not None
         }
-        for message in _messages(self._topic, row):
+        fields: dict[str, Any] = {
+            "tags": row["tags"], "keys": row["keys"] or (), "sharding_key": row["sharding_key"],
+            "properties": dict(row["properties"] or ()),
+        }  # fmt: skip
+        # A row with an illegal property is sent with only its body.
+        for given in (fields, {}):
             try:
-                properties = properties_of(message(), message_id=row["letter_id"], extra=context)
+                message = Message(self._topic, row["body"], **given)
+                properties = properties_of(message, message_id=row["letter_id"], extra=context)
             except MessageError:
                 continue
             body, sys_flag = compressed(row["body"], self._options)
@@ -141,19 +149,6 @@ class DeadLetterTopic:
                 message_id=row["letter_id"],
             )  # fmt: skip
         return None
-
-
-def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield functions that make a `Message` of the row: first with all columns, then with only the
-    body, for rows with an illegal property."""
-    body = row["body"]
-    if not body:
-        return
-    yield lambda: Message(
-        topic, body, tags=row["tags"], keys=row["keys"] or (), sharding_key=row["sharding_key"],
-        properties=dict(row["properties"] or ()),
-    )  # fmt: skip
-    yield lambda: Message(topic, body)
 
 
 HELD_BACK: Final = "HELD_BACK"
@@ -176,29 +171,22 @@ _COLUMN_OF: Final = {
     "_SYS_MSG_PRIORITY_": "priority",
     "__LITE_TOPIC": "lite_topic",
 }
-_COLUMN_TYPES: Final = {
-    "tags": pa.string(),
-    "sharding_key": pa.string(),
-    "message_id": pa.string(),
-    "delay_level": pa.int32(),
-    "delay_ms": pa.int64(),
-    "delivery_timestamp": pa.int64(),
-    "priority": pa.int64(),
-    "lite_topic": pa.string(),
-    "body": pa.binary(),
-    "flag": pa.int32(),
-    "wait_store": pa.bool_(),
-    "keys": pa.list_(pa.string()),
-    "properties": pa.map_(pa.string(), pa.string()),
-}
+_MESSAGE_SCHEMA: Final = pa.schema(
+    LEDGER_SCHEMA.field(name)
+    for name in (*_COLUMN_OF.values(), "body", "flag", "wait_store", "keys", "properties")
+)
 
 
 class DeadLetterWriter:
-    """Turns given-up rows and requests into dead letters, and holds back later messages."""
+    """Turns given-up rows and requests into dead letters, and holds back later messages.
+
+    Args:
+        pending: {topic: keys} that have pending dead letters from earlier epochs.
+    """
 
     def __init__(
         self, options: SinkOptions, recorder: LedgerRecorder, totals: RowTotals,
-        ordered: OrderedQueues,
+        ordered: OrderedQueues, pending: Mapping[str, set[str]],
     ) -> None:  # fmt: skip
         self._in_order = options.ordering != "none"
         self._once = options.delivery == "effectively_once"
@@ -207,14 +195,9 @@ class DeadLetterWriter:
         self._totals = totals
         self._ordered = ordered
         self._held: dict[str, set[str]] = {}
-        self._pending: dict[str, set[str]] = {}
+        self._pending = pending
         self.keys: dict[str, set[str]] = {}
         """{topic: sharding keys} of this task's dead letters, without refused rows."""
-
-    def hold(self, keys: Mapping[str, set[str]]) -> None:
-        """Hold back rows of {topic: keys} that have pending dead letters from earlier epochs."""
-        for topic, names in keys.items():
-            self._pending.setdefault(topic, set()).update(names)
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
         """Return whether one of several messages may have caused the error. If so, the caller sends
@@ -224,15 +207,12 @@ class DeadLetterWriter:
         has_several = request.message_count > 1 and not request.alone
         return has_several and isinstance(completion.error, _POISON)
 
-    def is_closed(self, request: PendingRequest) -> bool:
-        return request.queue is not None and self._ordered.closed_by(request.queue) is not None
-
     def request(self, request: PendingRequest, completion: Completion) -> None:
         """Give up a request, and hold back the messages that must not overtake it."""
         error = completion.error
         assert error is not None
         outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome
-        self._write(request, error, outcome, _reason(error, outcome), error.code)
+        self._write(request, error, outcome)
         if not self._in_order or request.queue is None:
             return
         keys = self._hold_keys(request)
@@ -249,15 +229,14 @@ class DeadLetterWriter:
         self._hold_keys(request)
         if request.maybe_duplicate and request.first_error is not None:
             # The messages were sent before in a batch, and may be stored.
-            first = request.first_error
-            self._write(request, first, Outcome.UNKNOWN, "unknown", first.code)
+            self._write(request, request.first_error, Outcome.UNKNOWN)
             return
         cause = self._ordered.closed_by(request.queue) or request.first_error
         why = SendError(
             f"held back: {cause}" if cause else "held back: an earlier message of its key failed",
             code=HELD_BACK, broker_name=getattr(cause, "broker_name", None),
         )  # fmt: skip
-        self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
+        self._write(request, why, Outcome.NOT_SENT)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
         """Give up rows whose topic has no route. Hold back later rows of their keys, because the
@@ -270,24 +249,22 @@ class DeadLetterWriter:
 
     def without_held(self, rows: RowBatch) -> RowBatch:
         """Return the rows whose keys are not held back. The other rows become dead letters."""
-        assert isinstance(rows.topic, str)
-        rows = self._without(rows, self._held.get(rows.topic), _HELD_HERE)
-        assert isinstance(rows.topic, str)
-        return self._without(rows, self._pending.get(rows.topic), _HELD_BEFORE)
-
-    def _without(self, rows: RowBatch, held: set[str] | None, text: str) -> RowBatch:
-        order_keys = rows.order_keys()
-        if not held or order_keys is None or not len(rows):
-            return rows
-        members = pa.array(sorted(held), order_keys.type)
-        mask = pc.is_in(order_keys, value_set=members).to_numpy(zero_copy_only=False)
-        indices = np.flatnonzero(mask)
-        if len(indices):
-            back = rows.take(indices)
-            self._note(rows.topic, back.order_keys())
-            self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
-            self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
-        return without_rows(rows, indices)
+        topic = rows.topic
+        assert isinstance(topic, str)
+        for keys, text in ((self._held, _HELD_HERE), (self._pending, _HELD_BEFORE)):
+            held, order_keys = keys.get(topic), rows.order_keys()
+            if not held or order_keys is None:
+                continue
+            members = pa.array(sorted(held), order_keys.type)
+            mask = pc.is_in(order_keys, value_set=members).to_numpy(zero_copy_only=False)
+            indices = np.flatnonzero(mask)
+            if len(indices):
+                back = rows.take(indices)
+                self._note(topic, back.order_keys())
+                self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
+                self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
+                rows = without_rows(rows, indices)
+        return rows
 
     def _home(self, request: PendingRequest) -> str | None:
         """Return the broker to which strict order binds the request, or None."""
@@ -295,7 +272,10 @@ class DeadLetterWriter:
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
         """Hold back later messages of the request's keys; return the keys."""
-        keys = _keys(request)
+        keys = set()
+        if request.sharded:
+            order_keys = (message.order_key() for message in request.messages())
+            keys = {key for key in order_keys if key is not None}
         self._held.setdefault(request.topic, set()).update(keys)
         self.keys.setdefault(request.topic, set()).update(keys)
         return keys
@@ -324,53 +304,38 @@ class DeadLetterWriter:
                 kept.append(remainder)
         self._ordered.put_back(request.queue, kept)
 
-    def _write(
-        self, request: PendingRequest, error: SendError, outcome: Outcome, reason: str, code: str
-    ) -> None:
-        messages = list(request.messages())
+    def _write(self, request: PendingRequest, error: SendError, outcome: Outcome) -> None:
+        messages, first = list(request.messages()), request.first_error or error
+        batch = pa.RecordBatch.from_pylist([*map(_row, messages)], schema=_MESSAGE_SCHEMA)
         columns = {
-            **dead_letter_columns(messages),
+            **dict(zip(batch.schema.names, batch.columns, strict=True)),
             "topic": request.topic,
-            "reason": reason,
+            "reason": _reason(error, outcome),
             "outcome": outcome.value,
             "attempts": request.attempts,
             "maybe_duplicate": outcome is Outcome.UNKNOWN,
+            "first_error_code": first.code,
+            "first_error": first.text,
+            "last_error_code": error.code,
+            "last_error": error.text,
             "last_broker_name": getattr(error, "broker_name", None) or self._home(request),
         }
         if request.fixed and request.queue is not None:
             columns |= {
                 "broker_name": request.queue.broker_name, "queue_id": request.queue.queue_id
             }  # fmt: skip
-        first = request.first_error or error
-        self._recorder.letters(
-            columns, len(messages), first=(first.code, first.text), last=(code, error.text)
-        )
-        self._totals.failed(outcome, code, len(messages), error.text)
-
-
-def _keys(request: PendingRequest) -> set[str]:
-    if not request.sharded:
-        return set()
-    keys = (message.order_key() for message in request.messages())
-    return {key for key in keys if key is not None}
+        self._recorder.letters(columns, len(messages))
+        self._totals.failed(outcome, error.code, len(messages), error.text)
 
 
 def _reason(error: SendError, outcome: Outcome) -> str:
     if outcome is Outcome.UNKNOWN:
         return "unknown"
+    if error.code == HELD_BACK:
+        return "held_back"
     if isinstance(error, MessageIllegalError):
         return "data"
     return "permission" if isinstance(error, PermissionDeniedError) else "transport"
-
-
-def dead_letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
-    """Return the messages as columns for `dead_letter_rows`."""
-    values: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
-    for message in messages:
-        row = _row(message)
-        for name, column in values.items():
-            column.append(row.get(name))
-    return {name: pa.array(column, _COLUMN_TYPES[name]) for name, column in values.items()}
 
 
 def _row(message: DecodedMessage) -> dict[str, Any]:
@@ -379,7 +344,8 @@ def _row(message: DecodedMessage) -> dict[str, Any]:
     for name, column in _COLUMN_OF.items():
         text = properties.pop(name, None)
         if text is not None:
-            row[column] = int(text) if pa.types.is_integer(_COLUMN_TYPES[column]) else text
+            is_number = pa.types.is_integer(_MESSAGE_SCHEMA.field(column).type)
+            row[column] = int(text) if is_number else text
     row["wait_store"] = properties.pop("WAIT", "true") == "true"
     keys = properties.pop("KEYS", None)
     row["keys"] = keys.split(" ") if keys else None

@@ -14,10 +14,10 @@ A backfill uses the list of the query whose dead letters it sends (`spark.backfi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from rocket_sink.errors import DeliveryError
@@ -38,21 +38,8 @@ class Pinned(NamedTuple):
     sharding_hash: str
 
 
-class Queues(Protocol):
-    """The source of a topic's queues for strict order."""
-
-    def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the topic's queues for strict order; `info` is the present route."""
-
-
-class GivenQueues:
-    """The queue lists of the query whose dead letters a backfill sends again."""
-
-    def __init__(self, lists: Mapping[str, QueueList]) -> None:
-        self._lists = lists
-
-    def queues(self, info: TopicPublishInfo) -> QueueList:
-        return self._lists.get(info.topic) or queues_of(info)
+Queues = Callable[[TopicPublishInfo], QueueList]
+"""Returns a topic's queues for strict order; the argument is the topic's present route."""
 
 
 class QueueSnapshots:
@@ -83,7 +70,11 @@ class QueueSnapshots:
         if not change:
             return pinned.queues
         if not self._allow:
-            raise DeliveryError(_changed(info.topic, change))
+            raise DeliveryError(
+                f"ordering=strict: the queues of the topic {info.topic!r} changed under the query "
+                f"({change}), so keys would move to other queues and lose their order. Restore the "
+                "former queues; or let the consumers drain the topic, and set onRouteChange=allow"
+            )
         if self._place is not None:
             NoteStore(self._place, _KIND).write(self._name(info.topic), self._note(info))
         self._pinned[info.topic] = Pinned(queues_of(info), self._hash)
@@ -134,14 +125,6 @@ class QueueSnapshots:
 def _parsed(topic: str, note: Any) -> Pinned:
     spans = [(str(name), int(count)) for name, count in note["queues"]]
     return Pinned(QueueList(topic, spans), str(note["shardingHash"]))
-
-
-def _changed(topic: str, change: str) -> str:
-    return (
-        f"ordering=strict: the queues of the topic {topic!r} changed under the query ({change}), "
-        "so keys would move to other queues and lose their order. Restore the former queues; or "
-        "let the consumers drain the topic, and set onRouteChange=allow"
-    )
 
 
 def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -25,13 +25,11 @@ from rocket_sink.ledger.records import (
 from rocket_sink.option_spec import Secret, resolve_secret
 from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.engine.attempt import AttemptRecord, Completion
+from rocket_sink.routing.fault import Isolation
 from rocket_sink.rows.checks import Refused
 from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.pending import PendingRequest
 from rocket_sink.task.totals import TaskSummary
-
-if TYPE_CHECKING:
-    from rocket_sink.routing.fault import Isolation
 
 _GATHERED: Final = 500
 """Number of attempts that are gathered for a record batch."""
@@ -53,7 +51,7 @@ class LedgerRecorder:
         intents: bool = False, again: bool = False,
     ) -> None:  # fmt: skip
         self._again = again
-        self._ctx = ctx
+        self.ctx = ctx
         self._halves = options.delivery == "transactional"
         self._emit = emit
         self._include_body = options.include_body
@@ -63,19 +61,6 @@ class LedgerRecorder:
         self._requests = self._letters = self._letter_sends = 0
         self.on_dead_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after `emit`."""
-
-    @property
-    def task_name(self) -> str:
-        """A unique name of the task attempt."""
-        ctx = self._ctx
-        parts = (
-            ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id, ctx.worker,
-        )  # fmt: skip
-        return "/".join(map(str, parts))
-
-    @property
-    def query_id(self) -> str:
-        return self._ctx.query_id
 
     def submitted(self, request: PendingRequest) -> None:
         """Give a request its number, and reserve numbers for the messages of a group."""
@@ -124,31 +109,38 @@ class LedgerRecorder:
         columns: dict[str, Any] = rows.columns()
         if isinstance(rows.topic, str):
             columns["topic"] = rows.topic
-        columns |= _error_columns(codes, texts, codes, texts)
-        columns |= {"reason": reason, "outcome": "not_sent", "attempts": 0}
-        self._letter(columns, len(rows))
+        columns |= {
+            "first_error_code": codes, "first_error": texts,
+            "last_error_code": codes, "last_error": texts,
+            "reason": reason, "outcome": "not_sent", "attempts": 0,
+        }  # fmt: skip
+        self.letters(columns, len(rows))
 
-    def letters(
-        self, columns: Mapping[str, Any], count: int, *, first: tuple[str, str],
-        last: tuple[str, str],
-    ) -> None:  # fmt: skip
-        """Record encoded messages that become dead letters. The errors are (code, text)."""
-        self._letter({**columns, **_error_columns(*first, *last)}, count)
+    def letters(self, columns: Mapping[str, Any], count: int) -> None:
+        """Record dead letters; the columns are those of `dead_letter_rows`."""
+        batches = dead_letter_rows(
+            columns, self.ctx, first_ordinal=self._letters, include_body=self._include_body,
+            secrets=self._secrets,
+        )  # fmt: skip
+        self._letters += count
+        for batch in batches:
+            self._emit(batch)
+            self.on_dead_letters(batch)
 
     def isolations(self, isolations: Sequence[Isolation]) -> None:
         if isolations:
-            self._emit(isolation_rows(isolations, self._ctx))
+            self._emit(isolation_rows(isolations, self.ctx))
 
     def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
         """Record the counts of the task attempt as its last row."""
         self.flush()
-        counts = {name: value for name, value in summary.as_dict().items() if name != "codes"}
+        counts = summary.as_dict()
         if self._again:
             counts["duplicates_possible"] = summary.acked + summary.degraded
         self._emit(
             epoch_row(
                 counts,
-                self._ctx,
+                self.ctx,
                 complete=complete,
                 duration_ms=duration_s * 1000,
                 secrets=self._secrets,
@@ -162,7 +154,7 @@ class LedgerRecorder:
             self._emit(
                 in_flight_rows(
                     [request.number for request in requests],
-                    self._ctx,
+                    self.ctx,
                     topic=[request.topic for request in requests],
                     message_count=[request.message_count for request in requests],
                     body_bytes=[request.byte_count for request in requests],
@@ -182,7 +174,7 @@ class LedgerRecorder:
             self._emit(
                 send_rows(
                     attempts,
-                    self._ctx,
+                    self.ctx,
                     requests=numbers,
                     maybe_duplicate=doubtful,
                     half=[number > 0 for number in numbers] if self._halves else None,
@@ -190,25 +182,6 @@ class LedgerRecorder:
                     secrets=self._secrets,
                 )
             )
-
-    def _letter(self, columns: Mapping[str, Any], count: int) -> None:
-        batches = dead_letter_rows(
-            columns, self._ctx, first_ordinal=self._letters, include_body=self._include_body,
-            secrets=self._secrets,
-        )  # fmt: skip
-        self._letters += count
-        for batch in batches:
-            self._emit(batch)
-            self.on_dead_letters(batch)
-
-
-def _error_columns(
-    first_code: Any, first_text: Any, last_code: Any, last_text: Any
-) -> dict[str, Any]:
-    return {
-        "first_error_code": first_code, "first_error": first_text,
-        "last_error_code": last_code, "last_error": last_text,
-    }  # fmt: skip
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:

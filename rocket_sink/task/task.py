@@ -65,7 +65,7 @@ class TaskSender:
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
         keeps_dead_letters: the recorder keeps dead letters even if there is no ledger.
-        queues: the topics' queues for strict order; None: the queues pinned for the query.
+        queues: gives the topics' queues for strict order; None: the queues pinned for the query.
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail, or a row is unaccounted for.
@@ -83,13 +83,14 @@ class TaskSender:
         self._plan = plan
         self._engine = engine
         self._recorder = recorder
-        self._ids = ids or FreshIds(recorder.task_name)
+        self._ids = ids or FreshIds(repr(recorder.ctx))
         self._replay = replay
         self._clock = clock
         self._started_s = clock()
         self._totals = RowTotals(
             options, keeps_dead_letters=keeps_dead_letters or bool(options.ledger)
         )
+        self.summary = self._totals.summary
         self._requests = RequestFactory(options, half_properties)
         self._ordered = OrderedQueues(
             max_messages=options.request_max_messages,
@@ -97,10 +98,13 @@ class TaskSender:
             memory_bytes=options.max_in_flight_bytes,
             clock=clock,
         )
-        self._dead_letters = DeadLetterWriter(options, recorder, self._totals, self._ordered)
-        self._dead_letters.hold(held or {})
+        self._dead_letters = DeadLetterWriter(
+            options, recorder, self._totals, self._ordered, held or {}
+        )
+        self.letter_keys: Mapping[str, set[str]] = self._dead_letters.keys
+        """{topic: sharding keys} of this task's dead letters, whose later rows must wait."""
         self._sorter = RowSorter()
-        self._queues = queues or QueueSnapshots(options, recorder.query_id)
+        self._queues = queues or QueueSnapshots(options, recorder.ctx.query_id).queues
         self._limited = is_limited(options)
         self._unbatched: set[str] = set()
         """Topics for which a proxy has refused a batch because of the topic's type."""
@@ -113,21 +117,21 @@ class TaskSender:
 
             self._traces = RequestTraces(options, engine)
 
-    @property
-    def summary(self) -> TaskSummary:
-        return self._totals.summary
-
-    @property
-    def letter_keys(self) -> Mapping[str, set[str]]:
-        """{topic: sharding keys} of this task's dead letters, whose later rows must wait."""
-        return self._dead_letters.keys
-
     def feed(self, batch: pa.RecordBatch) -> None:
         """Check and send rows, without awaiting all answers. Rows may wait in the task for the sort
         by `order_by`, or for an earlier request of their queue. Block while the engine has no room,
         or while too many bytes wait for queues that answer."""
         for part in parts_of(batch):
-            self._feed(normalise(part, self._plan))
+            rows = normalise(part, self._plan)
+            self.summary.rows_in += len(rows)
+            checked = validate(rows, self._options)
+            self._refuse(rows, checked.refused)
+            if not len(checked.rows):
+                continue
+            if checked.rows.order_by is not None:
+                self._sorter.add(checked.rows)
+            else:
+                self._send(checked.rows)
 
     def drive(self) -> bool:
         """Read answers; return whether answers are outstanding. Call this from time to time while
@@ -177,17 +181,6 @@ class TaskSender:
         traces = 0 if self._traces is None else self._traces.in_flight
         return bool(engine.pending > traces or engine.has_completions or self._unhandled)
 
-    def _feed(self, rows: RowBatch) -> None:
-        self.summary.rows_in += len(rows)
-        checked = validate(rows, self._options)
-        self._refuse(rows, checked.refused)
-        if not len(checked.rows):
-            return
-        if checked.rows.order_by is not None:
-            self._sorter.add(checked.rows)
-        else:
-            self._send(checked.rows)
-
     def _send(self, rows: RowBatch) -> None:
         self._ordered.next_batch()
         for group in split_rows(rows, in_order=self._options.ordering != "none"):
@@ -224,7 +217,10 @@ class TaskSender:
             self._dead_letters.rows(rows, error)
             return None
         self._limit_batches(info)
-        return self._pinned(info) if self._options.ordering == "strict" else info
+        if self._options.ordering != "strict":
+            return info
+        queues = self._queues(info)
+        return info if queues == info.queues else with_queues(info, queues)
 
     def _limit_batches(self, info: TopicPublishInfo) -> None:
         """Make smaller batches from now on if the route is a proxy's."""
@@ -244,11 +240,6 @@ class TaskSender:
             self._refuse(rows, [Refused(row, error.code, error.text) for row in range(len(rows))])
         return True
 
-    def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route with the pinned queues, for strict order."""
-        queues = self._queues.queues(info)
-        return info if queues == info.queues else with_queues(info, queues)
-
     def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         if refused:
             self._recorder.refused(rows, refused)
@@ -257,7 +248,7 @@ class TaskSender:
     def _dispatch(self, request: PendingRequest) -> None:
         if not self._waits_in_order(request):
             self._submit(request)
-        elif self._dead_letters.is_closed(request):
+        elif request.queue is not None and self._ordered.closed_by(request.queue):
             self._dead_letters.hold_back(request)
         else:
             self._submit(self._ordered.add(request))

@@ -10,7 +10,7 @@ that the table's first backfill noted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +19,17 @@ import pyarrow.compute as pc
 from rocket_sink.errors import NoRouteError
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import NO_BROKER, QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import (
-    GivenQueues,
     Pinned,
+    Queues,
     QueueSnapshots,
     is_static,
     queues_of,
     with_queues,
 )
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.engine.engine import SendEngine
 
 Lists = Mapping[str, Pinned]
 """{topic: its queues and the hash that finds a key's queue}"""
@@ -61,18 +59,19 @@ class HomeQueues:
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
         """Split the letters where a topic's list of queues changes; yield (part, its lists)."""
         start, lists = 0, dict[str, Pinned]()
-        topics = letters["topic"].to_pylist()
-        queries = letters["query_id"].to_pylist()
+        pairs = zip(letters["query_id"].to_pylist(), letters["topic"].to_pylist(), strict=True)
         before: tuple[Any, Any] = (None, None)
-        for row, pair in enumerate(zip(queries, topics, strict=True)):
-            if pair == before:
+        for row, (query, origin) in enumerate(pairs):
+            if (query, origin) == before:
                 continue
-            before = pair
-            topic = self.topic_of(pair[1])
-            pinned = self._list(pair[0], topic)
+            before = query, origin
+            topic = self.topic_of(origin)
+            pinned = self._list(query, topic)
             if pinned is None:
                 continue
-            if _differs(pinned, topic, lists):
+            # A `TaskSender` takes one list per topic, and one hash for all topics.
+            hashes = {other.sharding_hash for other in lists.values()}
+            if lists.get(topic, pinned) != pinned or hashes - {pinned.sharding_hash}:
                 yield letters.slice(start, row - start), lists
                 start, lists = row, {}
             lists[topic] = pinned
@@ -96,13 +95,11 @@ class HomeQueues:
             absences[rows[has_queue]] = own[has_queue]
         return pa.array(absences, pa.string())
 
-    def given(self, lists: Lists) -> GivenQueues:
-        """Return the lists in the form that a `TaskSender` takes."""
-        return GivenQueues({topic: pinned.queues for topic, pinned in lists.items()})
-
-    def first_queues(self) -> GivenQueues:
-        """Return each topic's queues in the route that this task saw first."""
-        return self.given(self._first)
+    def queues(self, lists: Lists | None = None) -> Queues:
+        """Return the lists in the form that a `TaskSender` takes; None: of each topic the queues in
+        the route that this task saw first."""
+        given = self._first if lists is None else lists
+        return lambda info: given[info.topic].queues if info.topic in given else queues_of(info)
 
     def topic_of(self, topic: str) -> str:
         """Return the topic to which a dead letter of `topic` is sent."""
@@ -115,16 +112,14 @@ class HomeQueues:
         return self._pinned[key]
 
     def _looked_up(self, query_id: str | None, topic: str) -> Pinned | None:
-        info = self._route(topic)
+        info, pinned = self._route(topic), None
         redirected = bool(self._options.topic) and not self._pin_new
         if query_id and not redirected:
             pins = QueueSnapshots(self._options, query_id)
             pinned = pins.load(topic)
             if pinned is None and self._pin_new and info is not None:
                 pinned = pins.pin(info)
-            if pinned is not None:
-                return pinned
-        return self._first.get(topic)
+        return pinned or self._first.get(topic)
 
     def _route(self, topic: str) -> TopicPublishInfo | None:
         was_asked, self._asked = topic in self._asked, self._asked | {topic}
@@ -135,15 +130,6 @@ class HomeQueues:
         if info.ok and topic not in self._first:
             self._first[topic] = Pinned(queues_of(info), self._options.sharding_hash)
         return info
-
-
-def _differs(wanted: Pinned, topic: str, lists: Lists) -> bool:
-    """Return whether one `TaskSender` cannot use `wanted` and `lists`: it takes one list per topic,
-    and one hash for all topics."""
-    return any(
-        pinned.sharding_hash != wanted.sharding_hash or (name == topic and pinned != wanted)
-        for name, pinned in lists.items()
-    )
 
 
 def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
@@ -176,15 +162,10 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return each row's broker (of a static topic, the logical one) if the route lacks it, or
-    None."""
+    """Return each row's broker (of a static topic, the logical one) if the route lacks it; None if
+    it lacks nothing."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
-    if info is None:
-        broker_names = set()
-    elif isinstance(info.queues, QueueList):
-        broker_names = {name for name, _ in info.queues.spans}
-    else:
-        broker_names = {queue.broker_name for queue in info.queues}
+    broker_names = {name for name, _ in queues_of(info).spans} if info is not None else set()
     names = letters["broker_name"].to_numpy(zero_copy_only=False)
     return np.array([None if name in broker_names else name for name in names], object)

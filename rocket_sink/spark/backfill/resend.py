@@ -354,9 +354,9 @@ class Resender:
         )
         unordered = options.with_(ordering="none")
         at_home = chunk.filter(pc.and_(has_key, pc.invert(moved)))
-        self._send_rows(at_home, keyed, self._homes.given(lists))
+        self._send_rows(at_home, keyed, self._homes.queues(lists))
         elsewhere = chunk.filter(pc.and_(has_key, moved))
-        self._send_rows(elsewhere, keyed, self._homes.first_queues())
+        self._send_rows(elsewhere, keyed, self._homes.queues())
         self._send_rows(chunk.filter(pc.invert(has_key)), unordered)
 
     def _send_rows(
