@@ -176,12 +176,8 @@ class OrderedQueues:
         lane = self._lanes.setdefault(request.queue, _Lane())
         if lane.in_flight is None and not lane.waiting:
             return lane.give_out(request, self._clock())
-        last = lane.waiting[-1] if lane.waiting else None
-        if last and last.can_absorb(
-            request, max_messages=self.max_messages, max_bytes=self._max_bytes
-        ):
-            last.absorb(request)
-        else:
+        limits = {"max_messages": self.max_messages, "max_bytes": self._max_bytes}
+        if not (lane.waiting and lane.waiting[-1].absorbs(request, **limits)):
             self._overflow.park(request)
             request.waits_since_s = self._clock()
             lane.waiting.append(request)

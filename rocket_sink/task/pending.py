@@ -19,7 +19,7 @@ from rocket_sink.forks import lazy
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.columns.buffers import Int64s
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.properties import LITE_TOPIC, SHARDING_KEY
+from rocket_sink.wire.properties import LITE_TOPIC, SHARDING_KEY, UNIQ_KEY, decode_properties
 
 _HEAD: Final = struct.Struct(">iiiii")
 """A message's head: size, magic, body CRC, flag, body length (MessageDecoder.encodeMessage)."""
@@ -65,14 +65,12 @@ class DecodedMessage(NamedTuple):
     properties: str
 
     def property(self, name: str) -> str | None:
-        for part in self.properties.split("\x02"):
-            if part.startswith(name) and part[len(name) : len(name) + 1] == "\x01":
-                return part[len(name) + 1 :]
-        return None
+        return decode_properties(self.properties).get(name)
 
     def order_key(self) -> str | None:
         """Return the key whose messages stay in order: the sharding key, else the lite topic."""
-        return self.property(SHARDING_KEY) or self.property(LITE_TOPIC)
+        properties = decode_properties(self.properties)
+        return properties.get(SHARDING_KEY) or properties.get(LITE_TOPIC)
 
 
 def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
@@ -178,13 +176,13 @@ class PendingRequest:
     @lazy
     def first_message_id(self) -> str:
         """Return `UNIQ_KEY` of the first message."""
-        return decode_message(self.pieces[0]).property("UNIQ_KEY") or ""
+        return decode_message(self.pieces[0]).property(UNIQ_KEY) or ""
 
     @property
     def last_message_id(self) -> str:
         """`UNIQ_KEY` of the last message."""
         piece = self.pieces[-1]
-        return decode_message(piece, piece.message_count - 1).property("UNIQ_KEY") or ""
+        return decode_message(piece, piece.message_count - 1).property(UNIQ_KEY) or ""
 
     def messages(self, places: Iterable[int] | None = None) -> Iterator[DecodedMessage]:
         """Yield decoded messages: those at the indices `places` of each piece, by default all. This
@@ -197,9 +195,10 @@ class PendingRequest:
                     message = message._replace(body=inflate(message.body, kind))
                 yield message
 
-    def can_absorb(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
-        """Return whether the next request of the same queue fits into this one."""
-        return (
+    def absorbs(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
+        """Take the messages of the queue's next request if they fit into this one; return whether
+        they do."""
+        fits = (
             self.topic == other.topic
             and self.sharded == other.sharded
             and self.fixed == other.fixed
@@ -211,12 +210,12 @@ class PendingRequest:
             and self.message_count + other.message_count <= max_messages
             and self.byte_count + other.byte_count <= max_bytes
         )
-
-    def absorb(self, other: PendingRequest) -> None:
-        self.pieces.extend(other.pieces)
-        self.message_count += other.message_count
-        self.byte_count += other.byte_count
-        self.lacks_keys |= other.lacks_keys
+        if fits:
+            self.pieces.extend(other.pieces)
+            self.message_count += other.message_count
+            self.byte_count += other.byte_count
+            self.lacks_keys |= other.lacks_keys
+        return fits
 
     def split(self) -> list[PendingRequest]:
         """Return a request per message, in order, marked `alone`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -47,8 +48,10 @@ class RequestFactory:
         elif request.message_count == 1 and (request.timed or request.alone or too_big):
             send = self._single(request)
         else:
+            bodies: Any = [piece.body for piece in request.pieces]
             send = SendRequest(
-                request.topic, _joined(request), message_count=request.message_count, batch=True,
+                request.topic, bodies[0] if len(bodies) == 1 else bodies,
+                message_count=request.message_count, batch=True,
                 properties="" if request.waits_for_store else _NO_WAIT, token=request,
                 message_id=request.first_message_id, sys_flag=request.sys_flag,
                 lacks_keys=request.lacks_keys,
@@ -146,20 +149,17 @@ class RequestFactory:
         )  # fmt: skip
 
 
+@dataclass(eq=False)
 class _Group:
     """A `SendRequest.group`, from which the engine may take messages."""
 
-    in_parts = False
-
-    def __init__(
-        self, messages: SingleMessages, request: PendingRequest, factory: RequestFactory
-    ) -> None:
-        self.messages = messages
-        self._request = request
-        self._factory = factory
+    messages: SingleMessages
+    request: PendingRequest
+    factory: RequestFactory
+    in_parts: bool = False
 
     def leave(self, first: int, last: int) -> SendRequest:
-        return self._factory.send_request(self._request.take_part(first, last))
+        return self.factory.send_request(self.request.take_part(first, last))
 
 
 class HomeQueueSelector:
@@ -202,8 +202,3 @@ def compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array,
     compressed_bodies = [compressed(body, options) for body in bodies.to_pylist()]
     flags = np.array([int(sys_flag) for _, sys_flag in compressed_bodies], np.int64)
     return pa.array([body for body, _ in compressed_bodies], pa.large_binary()), flags
-
-
-def _joined(request: PendingRequest) -> Any:
-    bodies = [piece.body for piece in request.pieces]
-    return bodies[0] if len(bodies) == 1 else bodies
