@@ -104,20 +104,16 @@ class Send:
             self.options, self.lane, epoch=self.epoch, query_id=self.query, run_id=self.run
         )
         rows: list[pa.RecordBatch] = []
-        run = TaskRunner(
+        # The runner aborts after GeneratorExit, too: a killed task must leave no request in the
+        # engine, which later tasks reuse.
+        with TaskRunner(
             self.options, ctx, emit=rows.append, check_group=self.check_group, again=self.again,
             token=self.token, streaming_query=streaming_query(),
-        )  # fmt: skip
-        try:
+        ) as run:  # fmt: skip
             for batch in batches:
                 run.feed(batch, self.plan)
                 yield from self._drained(rows)
             run.finish()
-        except BaseException:
-            # Abort after GeneratorExit, too: a killed task must leave no request in the engine,
-            # which later tasks reuse.
-            run.abort()
-            raise
         yield from self._drained(rows)
 
     def _drained(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

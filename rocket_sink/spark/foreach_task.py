@@ -21,22 +21,19 @@ import os
 import threading
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark.sql.types import TimestampType
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.accumulator import RowsByAccumulator
 from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.rows.row_batcher import FarTime, RowBatcher, RowBuffer
 from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.session_checks import refuse_budget
 from rocket_sink.task.runner import TaskRunner
-
-if TYPE_CHECKING:
-    from rocket_sink.ledger.token import LedgerToken
-    from rocket_sink.rows.contract import ColumnPlan
-
 
 _DRIVE_ROWS: Final = 500
 """`process` reads answers after this many new rows; Spark delivers them within milliseconds."""
@@ -127,16 +124,13 @@ class ForeachTask:
         if error is not None:
             self._run.abort()
             return
-        try:
+        with self._run:
             if self._failure is not None:
                 raise self._failure
             self._flush()
             self._run.finish()
             if self._run.handed is not None and self._handed is not None:
                 self._handed.add(self._run.handed)
-        except BaseException:
-            self._run.abort()
-            raise
 
     def _flush(self) -> None:
         self._flush_s = math.inf

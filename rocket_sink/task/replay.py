@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,16 +35,14 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.row_batch import RowBatch
-from rocket_sink.task.message_ids import MessageIds
+from rocket_sink.task.message_ids import ContentIds
 from rocket_sink.task.pending import PendingRequest
 from rocket_sink.task.totals import RowTotals
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
 from rocket_sink.wire.stored import StoredMessage
-
-if TYPE_CHECKING:
-    from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 _ADVICE: Final = (
     "An epoch runs again: start the brokers that it was sent to; or, when one is gone for good, "
@@ -60,25 +58,21 @@ _LOG: Final = log.logger(__name__)
 
 
 class ReplayCheck:
-    """Gives the rows of one task their ids, and removes rows that are stored already.
-
-    Args:
-        ids: gives each row the same id as in an earlier attempt.
+    """Gives the rows of one task the ids of an earlier attempt, and removes rows that are stored
+    already.
 
     Raises:
         ConfigurationError: there is no ledger, which knows the epochs that were begun before.
     """
 
-    def __init__(
-        self, options: SinkOptions, ctx: RunContext, engine: SendEngine, ids: MessageIds
-    ) -> None:
+    def __init__(self, options: SinkOptions, ctx: RunContext, engine: SendEngine) -> None:
         if options.replay_check == "auto" and not options.ledger:
             raise ConfigurationError(
                 "delivery=effectively_once learns from the ledger which epochs run again; give "
                 "the option ledger=PATH, or replayCheck=always to look up all rows"
             )
         self._engine = engine
-        self._ids = ids
+        self._ids = ContentIds(ctx)
         self._mode = options.replay_check
         self._starts = EpochStarts(resolve_path(options.ledger), ctx) if options.ledger else None
         self._begun = False
@@ -93,9 +87,12 @@ class ReplayCheck:
             DeliveryError: a broker does not answer the look-ups.
             LedgerError: the ledger's folder cannot be read or written.
         """
-        rows = rows.with_(message_id=self._identified(rows))
-        topic = rows.topic
+        own, topic = rows.message_id, rows.topic
         assert isinstance(topic, str)
+        if own is None or own.null_count:
+            ids = self._ids.ids(rows)
+            ids = ids if own is None else pc.coalesce(own, ids.cast(own.type))
+            rows = rows.with_(message_id=ids)
         if not self._begun:
             self._begin(topic, info)
         self._noted.setdefault(topic, frozenset())
@@ -174,13 +171,6 @@ class ReplayCheck:
         missing.maybe_duplicate = False
         return [missing]
 
-    def _identified(self, rows: RowBatch) -> pa.Array:
-        own = rows.message_id
-        if own is not None and not own.null_count:
-            return own
-        new_ids = self._ids.ids(rows)
-        return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
-
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
         """Note in the ledger that this attempt begins; prepare look-ups if there was an earlier
         one."""
@@ -198,11 +188,7 @@ class ReplayCheck:
 
 def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
     """Return the ids of torn messages that have all properties that were sent. They lack only
-    properties that the broker adds at the end.
-
-    Args:
-        ids, texts: the ids and the wire properties of the messages that were sent.
-    """
+    properties that the broker adds at the end. `texts` are the wire properties that were sent."""
     return {
         message_id
         for message_id, text in zip(ids, texts, strict=True)

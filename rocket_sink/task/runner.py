@@ -7,6 +7,8 @@ opens nothing before the first row, so an empty partition costs nothing and leav
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -21,7 +23,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.rows.contract import ColumnPlan
-from rocket_sink.task.message_ids import ContentIds, task_ids
+from rocket_sink.task.message_ids import task_ids
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.task import TaskSender
@@ -29,9 +31,14 @@ from rocket_sink.task.totals import TaskSummary
 from rocket_sink.task.transaction_marker import half_properties, needs_append
 from rocket_sink.task.worker_heap import freeze_once
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
+
+@dataclass(eq=False)
 class TaskRunner:
-    """A task attempt from its first batch to its end, with an engine from the pool.
+    """A task attempt from its first batch to its end, with an engine from the pool. As a context
+    manager it aborts after an error.
 
     Args:
         emit: takes the ledger rows. None: they are spooled under the ledger's path, or dropped if
@@ -52,36 +59,39 @@ class TaskRunner:
         LedgerError: the ledger is not the driver's, or cannot be written.
     """
 
-    def __init__(
-        self, options: SinkOptions, ctx: RunContext, *,
-        emit: Callable[[pa.RecordBatch], None] | None = None, pool: ProducerPool | None = None,
-        check_group: str = "", timed: bool = False, again: bool = False,
-        keeps_dead_letters: bool = False, hands_over: bool = False,
-        token: LedgerToken | None = None, streaming_query: str = "",
-    ) -> None:  # fmt: skip
-        if not check_group:
-            needs_append(options, f"the lane {ctx.lane!r}")
-        self._check_group = check_group
-        if token is not None:
-            token.use()
-        self._options = options
-        self._timed = timed
-        self._again = again
-        self._keeps_dead_letters = keeps_dead_letters
-        self._hands_over = hands_over
-        self.handed: HandedRows | None = None
-        """Ledger rows that Spark must bring to the driver; set by `finish`."""
-        self._token = token
-        self._streaming_query = streaming_query
-        self._ctx = ctx
-        self._emit = emit
-        self._pool = pool
+    options: SinkOptions
+    ctx: RunContext
+    _: KW_ONLY
+    emit: Callable[[pa.RecordBatch], None] | None = None
+    pool: ProducerPool = field(default_factory=worker_pool)
+    check_group: str = ""
+    timed: bool = False
+    again: bool = False
+    keeps_dead_letters: bool = False
+    hands_over: bool = False
+    token: LedgerToken | None = None
+    streaming_query: str = ""
+    handed: HandedRows | None = field(default=None, init=False)
+    """Ledger rows that Spark must bring to the driver; set by `finish`."""
+
+    def __post_init__(self) -> None:
+        if not self.check_group:
+            needs_append(self.options, f"the lane {self.ctx.lane!r}")
+        if self.token is not None:
+            self.token.use()
         self._engine: SendEngine | None = None
         self._body: TaskSender | None = None
         self._rows: RowTransport | None = None
         self._pending_keys: PendingKeys | None = None
-        if options.on_pending_key == "hold":
-            self._pending_keys = PendingKeys(resolve_path(options.ledger))
+        if self.options.on_pending_key == "hold":
+            self._pending_keys = PendingKeys(resolve_path(self.options.ledger))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.abort()
 
     def feed(self, batch: pa.RecordBatch, plan: ColumnPlan) -> None:
         """Send a batch."""
@@ -101,7 +111,7 @@ class TaskRunner:
             return TaskSummary()
         summary = self._body.finish()
         if self._pending_keys is not None:
-            self._pending_keys.note(self._ctx, self._body.letter_keys)
+            self._pending_keys.note(self.ctx, self._body.letter_keys)
         if self._rows is not None:
             self.handed = self._rows.finish()
         if self._pending_keys is not None:
@@ -125,45 +135,37 @@ class TaskRunner:
 
     def _open(self, plan: ColumnPlan) -> TaskSender:
         rows = self._rows = transport_of(
-            self._options, self._ctx, emit=self._emit, token=self._token,
-            hands_over=self._hands_over,
+            self.options, self.ctx, emit=self.emit, token=self.token,
+            hands_over=self.hands_over,
         )  # fmt: skip
-        self._claim_app_id()
+        # Batch writes claim no `appId`, even in foreachBatch.
+        app_id, ledger, query = self.options.app_id, self.options.ledger, self.streaming_query
+        if app_id and ledger and query and self.ctx.lane != "batch":
+            claim_app_id(resolve_path(ledger), app_id, query)
         # Without `keeps_failed`, earlier attempts of the task have left no record, nor does a
         # speculative copy that Spark kills after this attempt.
-        repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
-        repeated |= self._options.allow_speculation
-        again = self._again or (repeated and not rows.keeps_failed)
-        pool = self._pool = self._pool or worker_pool()
-        self._engine = pool.acquire(self._options)
+        repeated = bool(self.ctx.attempt_number or self.ctx.stage_attempt)
+        repeated |= self.options.allow_speculation
+        again = self.again or (repeated and not rows.keeps_failed)
+        self._engine = self.pool.acquire(self.options)
         recorder = LedgerRecorder(
-            self._options, self._ctx, rows.append, intents=rows.keeps_failed,
-            again=again and self._options.delivery == "at_least_once",
+            self.options, self.ctx, rows.append, intents=rows.keeps_failed,
+            again=again and self.options.delivery == "at_least_once",
         )  # fmt: skip
         replay = ids = None
-        if self._options.delivery == "effectively_once":
-            replay = ReplayCheck(self._options, self._ctx, self._engine, ContentIds(self._ctx))
-        elif self._options.delivery == "at_least_once":
-            ids = task_ids(self._ctx, timed=self._timed)
-        group = self._check_group
-        held_keys = (
-            self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
-        )
+        if self.options.delivery == "effectively_once":
+            replay = ReplayCheck(self.options, self.ctx, self._engine)
+        elif self.options.delivery == "at_least_once":
+            ids = task_ids(self.ctx, timed=self.timed)
+        group, pending = self.check_group, self._pending_keys
         return TaskSender(
-            self._options, plan, engine=self._engine, recorder=recorder, ids=ids,
-            replay=replay, held=held_keys, keeps_dead_letters=self._keeps_dead_letters,
-            half_properties=half_properties(self._ctx, group) if group else "",
+            self.options, plan, engine=self._engine, recorder=recorder, ids=ids, replay=replay,
+            held=pending.held_for(self.ctx) if pending is not None else {},
+            half_properties=half_properties(self.ctx, group) if group else "",
+            keeps_dead_letters=self.keeps_dead_letters,
         )  # fmt: skip
-
-    def _claim_app_id(self) -> None:
-        """Claim the appId for a streaming query; batch writes claim none, even in foreachBatch."""
-        options = self._options
-        if not options.app_id or not options.ledger or self._ctx.lane == "batch":
-            return
-        if self._streaming_query:
-            claim_app_id(resolve_path(options.ledger), options.app_id, self._streaming_query)
 
     def _release(self) -> None:
         engine, self._engine = self._engine, None
-        if engine is not None and self._pool is not None:
-            self._pool.release(engine)
+        if engine is not None:
+            self.pool.release(engine)

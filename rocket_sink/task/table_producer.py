@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,13 +113,13 @@ class TableProducer:
             self.options, context, emit=emit, pool=self._pool, keeps_dead_letters=True, token=token
         )
         try:
-            summary, rows = self._fed(run, batches)
+            with run:
+                summary = self._fed(run, batches)
             if spool is not None:
-                if rows:
+                if rows := summary.rows_in:
                     spool.append(confirmed_row(context, num_input_rows=rows, rows_in=rows))
                 spool.seal()
         except BaseException:
-            run.abort()
             if spool is not None:
                 spool.abort()
             raise
@@ -157,24 +157,16 @@ class TableProducer:
             query_id = f"{app_id}/{run_id}" if app_id else run_id
             return RunContext(query_id, run_id, self._sends, lane=TABLE_LANE)
 
-    def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> tuple[TaskSummary, int]:
-        """Send the batches; return the summary and the number of rows."""
+    def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> TaskSummary:
         plan: ColumnPlan | None = None
-        rows, context = 0, trace_context()
+        context = pa.scalar(list(trace_context().items()), pa.map_(pa.string(), pa.string()))
         for batch in batches:
-            if context and not _PROPERTIES & set(batch.schema.names):
-                batch = batch.append_column("properties", _properties(context, len(batch)))
+            if len(context) and not _PROPERTIES & set(batch.schema.names):
+                batch = batch.append_column("properties", pa.repeat(context, len(batch)))
             if plan is None:
                 plan = resolve_columns(batch.schema, self.options)
             run.feed(batch, plan)
-            rows += batch.num_rows
-        return run.finish(), rows
-
-
-def _properties(context: Mapping[str, str], rows: int) -> pa.MapArray:
-    """Return a column of properties, with the trace context in each row."""
-    row = pa.scalar(list(context.items()), pa.map_(pa.string(), pa.string()))
-    return pa.repeat(row, rows)
+        return run.finish()
 
 
 def _batches(data: Any) -> Iterator[pa.RecordBatch]:

@@ -34,10 +34,6 @@ class HalfMark:
     task_attempt_id: int | None
 
     @classmethod
-    def of(cls, ctx: RunContext) -> HalfMark:
-        return cls(ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id)
-
-    @classmethod
     def read(cls, properties: Mapping[str, str]) -> HalfMark | None:
         """Return the mark in a message's properties; None if there is no readable mark."""
         try:
@@ -61,7 +57,7 @@ def half_properties(ctx: RunContext, group: str) -> str:
     Raises:
         ConfigurationError: the query's name is too long for a property.
     """
-    mark = str(HalfMark.of(ctx))
+    mark = str(HalfMark(ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id))
     text = encode_properties({TRAN_MSG: "true", PGROUP: group, TRANSACTION_PROPERTY: mark})
     if len(text.encode()) > HALF_BYTES:
         raise ConfigurationError(

@@ -1981,7 +1981,7 @@ TASK: tuple[Defect, ...] = (
     Defect(
         "killed-copies-are-silent",
         "rocket_sink/task/runner.py",
-        "        repeated |= self._options.allow_speculation\n",
+        "        repeated |= self.options.allow_speculation\n",
         "",
         ("tests/task/test_killed_attempts.py",),
         "with speculation a foreachBatch query doubles messages, and its ledger doubts none",
@@ -2280,8 +2280,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "killed-attempts-of-no-record",
         "rocket_sink/task/runner.py",
-        "self._again or (repeated and not rows.keeps_failed)",
-        "self._again",
+        "self.again or (repeated and not rows.keeps_failed)",
+        "self.again",
         (
             "tests/task/test_killed_attempts.py::test_without_a_spool_an_attempt_beside_others_doubts_all",
         ),
