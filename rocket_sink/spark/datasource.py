@@ -16,8 +16,8 @@ Batch writes get Arrow record batches. Streams get them from Spark 4.1 on, and r
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.errors import AnalysisException
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocket_sink.errors import ColumnError, ConfigurationError
-from rocket_sink.ledger.append.table import has_executors, ledger_token
+from rocket_sink.ledger.append.table import has_executors
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
@@ -50,6 +50,7 @@ from rocket_sink.spark.session_checks import (
     read_options,
     refuse_speculation,
     speculates,
+    spool_token,
     task_slots,
     warn_of_settings,
     with_task_rate,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
     from rocket_sink.ledger.transport.handed import HandedRows
     from rocket_sink.spark.reader import MessageReader
-    from rocket_sink.task.runner import TaskRunner
 
 _LOG: Final = log.logger(__name__)
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -139,33 +139,44 @@ class RocketMQDataSource(DataSource):
         return MessageReader(*ReadOptions.parse(own_options(self.options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        _refuse_overwrite(overwrite=overwrite)
-        options = self._sink_options()
+        options, plan = self._checked(schema, overwrite=overwrite)
         if self.is_local and (error := name_server_error(options)):
             raise error
-        plan, run, token = _plan(schema, options), str(uuid.uuid4()), _token(options)
+        # Spark creates writers on the driver's host, even for Connect clients.
+        run, token = str(uuid.uuid4()), spool_token(options)
         writer = BatchWriter(options, plan, run, _begin_write(options, run), token=token)
         writer.lineage_run = lineage.started(options, run, "write", schema, is_stream=False)
         lineage.flush(writer.lineage_run)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        _refuse_overwrite(overwrite=overwrite)
-        options = self._sink_options()
+        options, plan = self._checked(schema, overwrite=overwrite)
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
-        plan = _plan(schema, options)
         freeze_once()
         folded = not options.ledger or options.ledger in self.folded
-        return kind(options, plan, token=_token(options), folded=folded)
+        return kind(options, plan, token=spool_token(options), folded=folded)
 
-    def _sink_options(self) -> SinkOptions:
+    def _checked(self, schema: StructType, *, overwrite: bool) -> tuple[SinkOptions, ColumnPlan]:
+        if overwrite:
+            raise ConfigurationError(
+                'a topic cannot be overwritten; use mode("append") (or "complete" and "update" '
+                "output modes with a query that appends)"
+            )
         if self.storage:
             remember(self.storage)
         options = read_options(self.options)
         refuse_speculation(options, is_on=self.speculates)
         needs_append(options, 'format("rocketmq")')
         check_rights(options)
-        return with_task_rate(without_files(options), slots=self.task_slots)
+        options = with_task_rate(without_files(options), slots=self.task_slots)
+        plan = resolve_columns(schema, options)
+        if plan.needs_to_json:
+            raise ColumnError(
+                'bodyFormat=json is not possible in format("rocketmq"): a data source sees no '
+                "DataFrame to pack. Add the column yourself, "
+                "df.select(to_json(struct('*')).alias('body')), or use RocketSink.write or .stream"
+            )
+        return options, plan
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
@@ -185,14 +196,6 @@ def _begin_write(options: SinkOptions, run: str) -> str:
     return f"{options.app_id}/{write}"
 
 
-def _token(options: SinkOptions) -> LedgerToken | None:
-    """Return the token by which tasks recognise the driver's ledger; None if they write no files.
-    Spark creates writers on the driver's host, even for Connect clients."""
-    if not options.ledger or options.ledger_via == "spark":
-        return None
-    return ledger_token(resolve_path(options.ledger), spools=True)
-
-
 @dataclass
 class TaskMessage(WriterCommitMessage):
     """The report of a successful task to the process that commits."""
@@ -204,48 +207,36 @@ class TaskMessage(WriterCommitMessage):
     handed: HandedRows | None = None
 
 
+@dataclass(eq=False)
 class _Writer:
     """The base of the batch and stream writers; Spark pickles it to the tasks."""
 
-    lane = "datasource"
-    epoch: int | None = None
+    lane: ClassVar = "datasource"
+    epoch: ClassVar[int | None] = None
     """The epoch; None if tasks read it from Spark's local properties."""
 
-    def __init__(
-        self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", query_id: str = "", *,
-        token: LedgerToken | None = None, folded: bool = True,
-    ) -> None:  # fmt: skip
-        self._options = options
-        self._plan = plan
-        self._run_id = run_id
-        self._query_id = query_id
-        self._token = token
-        self._folded = folded
+    options: SinkOptions
+    plan: ColumnPlan
+    run_id: str = ""
+    query_id: str = ""
+    _: KW_ONLY
+    token: LedgerToken | None = None
+    folded: bool = True
 
-    def _send(self, feed: Callable[[TaskRunner], None]) -> TaskMessage:
+    def _send(self, batches: Iterable[pa.RecordBatch]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
 
         ctx = run_context(
-            self._options, self.lane, epoch=self.epoch, query_id=self._query_id, run_id=self._run_id
+            self.options, self.lane, epoch=self.epoch, query_id=self.query_id, run_id=self.run_id
         )
-        run = TaskRunner(
-            self._options, ctx, token=self._token, streaming_query=streaming_query(),
+        with TaskRunner(
+            self.options, ctx, token=self.token, streaming_query=streaming_query(),
             hands_over=True,
-        )  # fmt: skip
-        try:
-            feed(run)
+        ) as run:  # fmt: skip
+            for batch in batches:
+                run.feed(batch, self.plan)
             summary = run.finish()
-        except BaseException:
-            run.abort()
-            raise
         return TaskMessage(ctx.query_id, ctx.run_id, ctx.epoch, summary, run.handed)
-
-    def _send_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        def feed(run: TaskRunner) -> None:
-            for batch in iterator:
-                run.feed(batch, self._plan)
-
-        return self._send(feed)
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> dict[str, Any]:
         """Record in the ledger that the epoch, or the batch write (`epoch` None), is done; return
@@ -259,15 +250,15 @@ class _Writer:
             )
         sums = sums_of([vars(message.summary) for message in done])
         # Check before `_keep_handed`: after an error Spark calls `abort`, which keeps the rows.
-        check_budget(self._options, sums, epoch)
+        check_budget(self.options, sums, epoch)
         self._keep_handed(done)
-        if (sums["dead"] or sums["unknown"]) and (epoch is None or not self._folded):
+        if (sums["dead"] or sums["unknown"]) and (epoch is None or not self.folded):
             from rocket_sink.spark.console import warn_of_losses
 
             name = f"the write {done[0].run_id}" if epoch is None else f"epoch {epoch}"
-            warn_of_losses(name, sums, self._options.ledger)
+            warn_of_losses(name, sums, self.options.ledger)
         rows = sums["rows_in"]
-        if not self._options.ledger or not rows:
+        if not self.options.ledger or not rows:
             return sums
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)
         from rocket_sink.ledger.transport.spool import SpoolWriter
@@ -280,25 +271,23 @@ class _Writer:
             # Do not raise: the rows are sent, and a failed commit would send them again.
             _LOG.warning(
                 "cannot note in the ledger %s that epoch %d is done: %s",
-                self._options.ledger, ctx.epoch, error,
+                self.options.ledger, ctx.epoch, error,
             )  # fmt: skip
         return sums
 
     def _ledger(self) -> LedgerPath:
-        if self._token is not None:
-            self._token.use()
-        return resolve_path(self._options.ledger)
+        if self.token is not None:
+            self.token.use()
+        return resolve_path(self.options.ledger)
 
     def _keep_handed(self, messages: Sequence[Any]) -> None:
         """Write the ledger rows that came in the messages to the spool."""
         handed = [m.handed for m in messages if isinstance(m, TaskMessage) and m.handed]
-        if not handed:
-            return
-        from rocket_sink.ledger.transport.handed import spool_handed
+        if handed:
+            from rocket_sink.ledger.transport.handed import spool_handed
 
-        place = self._ledger()
-        for rows in handed:
-            spool_handed(place, rows)
+            for rows in handed:
+                spool_handed(self._ledger(), rows)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -310,12 +299,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     """The OpenLineage run; None if no events are sent."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        return self._send_batches(iterator)
+        return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         counts = self._confirm(messages)
         self._end(well=True)
-        lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)
+        lineage.ended_elsewhere(self.run_id, self.lineage_run, counts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
@@ -324,12 +313,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             self._end(well=False)
         finally:
             error = "the write failed: see the error of its save()"
-            lineage.ended_elsewhere(self._run_id, self.lineage_run, {}, error)
+            lineage.ended_elsewhere(self.run_id, self.lineage_run, {}, error)
 
     def _end(self, *, well: bool) -> None:
         """Remove the notes that tasks wrote beside the ledger. If a write with an `appId` failed,
         keep them: the next write of the `appId` needs them."""
-        options = self._options
+        options = self.options
         if not options.ledger or options.delivery != "effectively_once":
             return
         from rocket_sink.ledger.epoch_starts import end_write, forget_tasks
@@ -337,19 +326,19 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if well and options.app_id:
             end_write(self._ledger(), options.app_id)
         if well or not options.app_id:
-            forget_tasks(self._ledger(), self._query_id)
+            forget_tasks(self._ledger(), self.query_id)
 
 
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
         # Warn in epoch 0 only: each epoch has a new process, which knows of no earlier warning.
-        if batchId == 0 and not self._folded:
+        if batchId == 0 and not self.folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in _spool: "
                 "call register(spark, ledger=...), or over Spark Connect run `rocket-sink ledger "
                 "fold` from time to time",
-                self._options.ledger,
+                self.options.ledger,
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -363,17 +352,17 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
         from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 
-        buffer = RowBuffer(RowBatcher(self._options, self._plan), self._options.gather_rows)
+        buffer = RowBuffer(RowBatcher(self.options, self.plan), self.options.gather_rows)
 
-        def feed(run: TaskRunner) -> None:
+        def batches() -> Iterator[pa.RecordBatch]:
             for row in iterator:
                 buffer.rows.append(row)
                 if len(buffer.rows) >= buffer.look_at and buffer.is_full():
-                    run.feed(buffer.take(), self._plan)
+                    yield buffer.take()
             if (remainder := buffer.take()) is not None:
-                run.feed(remainder, self._plan)
+                yield remainder
 
-        return self._send(feed)
+        return self._send(batches())
 
 
 if _StreamArrowWriter is not None:
@@ -382,23 +371,4 @@ if _StreamArrowWriter is not None:
         """A stream on Spark 4.1 and later."""
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-            return self._send_batches(iterator)
-
-
-def _refuse_overwrite(*, overwrite: bool) -> None:
-    if overwrite:
-        raise ConfigurationError(
-            'a topic cannot be overwritten; use mode("append") (or "complete" and "update" output '
-            "modes with a query that appends)"
-        )
-
-
-def _plan(schema: StructType, options: SinkOptions) -> ColumnPlan:
-    plan = resolve_columns(schema, options)
-    if plan.needs_to_json:
-        raise ColumnError(
-            'bodyFormat=json is not possible in format("rocketmq"): a data source sees no '
-            "DataFrame to pack. Add the column yourself, "
-            "df.select(to_json(struct('*')).alias('body')), or use RocketSink.write or .stream"
-        )
-    return plan
+            return self._send(iterator)

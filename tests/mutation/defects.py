@@ -2488,7 +2488,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "writes-of-sources-never-complete",
         "rocket_sink/spark/datasource.py",
-        "        lineage.ended_elsewhere(self._run_id, self.lineage_run, counts)\n",
+        "        lineage.ended_elsewhere(self.run_id, self.lineage_run, counts)\n",
         "",
         ("tests/spark/test_lineage.py::test_a_batch_by_format_is_told_of_by_two_processes[True]",),
         'lineage shows each df.write.format("rocketmq") as running for ever',

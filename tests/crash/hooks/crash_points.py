@@ -109,7 +109,7 @@ def install() -> None:
     _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, append: append.place.uri, after=True)
     confirm = datasource._Writer
-    _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)
+    _around(confirm, "_confirm", "committed", lambda own, *more: own.options.ledger, after=True)
     _around(
         half_commits.HalfMessageCommitter,
         "ended",
