@@ -19,8 +19,6 @@ FAILURES = [
     {"message_id": "7F01", "topic": "orders", "code": "NO_ROUTE", "error": "no writable queue"},
     {"message_id": "7F02", "topic": "flights", "code": "MESSAGE_ILLEGAL", "error": "too long"},
 ]
-FAILED = {f["message_id"]: "\x1f".join((f["topic"], f["code"], f["error"])) for f in FAILURES}
-"""`FAILURES` in the form in which tasks report them."""
 
 
 @pytest.mark.parametrize(
@@ -29,7 +27,7 @@ FAILED = {f["message_id"]: "\x1f".join((f["topic"], f["code"], f["error"])) for 
         (Resent(resent=8), "8 dead letters: 8 stored; 4 pending", 4, 0),
         (Resent(resent=2), "2 dead letters: 2 stored; 4 pending", 4, 0),
         (
-            Resent(resent=1, found=1, left_out=1, failed=2, held_back=1, failures=FAILED),
+            Resent(resent=1, found=1, left_out=1, failed=2, held_back=1, failures=FAILURES),
             "6 dead letters",
             7,
             1,

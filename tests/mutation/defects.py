@@ -1765,8 +1765,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "failures-without-topic",
         "rocket_sink/spark/backfill/resend.py",
-        'parts = (self._options.topic or name["topic"] or "",',
-        'parts = (self._options.topic or "",',
+        'topic = self.options.topic or name["topic"] or ""',
+        'topic = self.options.topic or ""',
         ("tests/spark/backfill/test_resend.py",),
         "an operator does not see which topic refused the letters of a backfill",
     ),
@@ -2367,8 +2367,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "backfills-name-no-letter",
         "rocket_sink/spark/backfill/resend.py",
-        '            self.total.add_failures({name["message_id"]: _SEPARATOR.join(parts)})\n',
-        "",
+        '                self.total.failures.append({"message_id": name["message_id"], **facts})\n',
+        "                pass\n",
         ("tests/spark/backfill/test_resend.py",),
         "backfill --json says how many letters failed, and not which",
     ),
@@ -2402,7 +2402,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "retried-task-asks-nobody",
         "rocket_sink/spark/backfill/resend.py",
-        "        if self._ask_all:\n",
+        "        if self.ask_all:\n",
         "        if False:\n",
         (
             "tests/spark/backfill/test_resend.py::TestWhatMayBeStored::test_a_task_that_runs_again_asks_for_all",
@@ -2412,9 +2412,9 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "marks-left-to-the-kernel",
         "rocket_sink/spark/backfill/resend.py",
-        "        self._spool.append(about_to_send(_names(chunk), self._ctx))\n"
-        "        self._spool.sync()\n",
-        "        self._spool.append(about_to_send(_names(chunk), self._ctx))\n",
+        "        self.spool.append(about_to_send(_names(chunk), self.ctx))\n"
+        "        self.spool.sync()\n",
+        "        self.spool.append(about_to_send(_names(chunk), self.ctx))\n",
         ("tests/spark/backfill/test_resend.py::test_resolutions_are_durable_chunk_by_chunk",),
         "after a crash of the machine no mark says which letters were sent: they go twice",
     ),

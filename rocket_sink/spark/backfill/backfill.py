@@ -24,9 +24,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.accumulators import Accumulator
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
 from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.ledger.append.table import ledger_token
@@ -40,16 +44,12 @@ from rocket_sink.spark.backfill.resend import (
     RESULT_DDL,
     WAITING_DDL,
     Resent,
-    TaskPlan,
     send_partition,
     waiting_of,
 )
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Selection, Source, marked
+from rocket_sink.spark.context import run_context
 from rocket_sink.spark.session_checks import check_session, with_task_rate
-
-if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _SAMPLE: Final = 10
 _PROGRESS_S: Final = 0.5
@@ -91,6 +91,7 @@ class Plan:
         self.asked += row.asked
 
 
+@dataclass(eq=False)
 class Backfill:
     """A backfill of a ledger's dead letters, or of a table's rows.
 
@@ -107,31 +108,25 @@ class Backfill:
         OptionError: no ledger, or no name server.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: SinkOptions,
-        selection: Selection | None = None,
-        source: Source | None = None,
-        *,
-        move_keys: bool = False,
-        wait_s: float | None = None,
-        on_wait: Callable[[str], None] = lambda holder: None,
-    ) -> None:
-        if not options.ledger:
+    spark: SparkSession
+    options: SinkOptions
+    selection: Selection = field(default_factory=Selection)
+    source: Source | None = None
+    _: KW_ONLY
+    move_keys: bool = False
+    wait_s: float | None = None
+    on_wait: Callable[[str], None] = lambda holder: None
+
+    def __post_init__(self) -> None:
+        if not self.options.ledger:
             raise OptionError(
                 "option ledger is missing: a backfill notes there what it has sent", option="ledger"
             )
-        check_session(options, spark)
-        self._spark = spark
-        self._options = backfill_options(options)
-        self._selection = selection or Selection()
-        self._source = source or DeadLetters()
-        self._move_keys = move_keys
-        self.ledger = Ledger(options.ledger)
+        check_session(self.options, self.spark)
+        self.ledger = Ledger(self.options.ledger)
+        self.options = backfill_options(self.options)
+        self._source = self.source or DeadLetters()
         self.noun = self._source.noun
-        self._wait_s = wait_s
-        self._on_wait = on_wait
         self._claim: BackfillClaim | None = None
 
     def __enter__(self) -> Backfill:
@@ -141,7 +136,7 @@ class Backfill:
             LedgerError: another backfill has the claim, or the folder cannot be written.
         """
         claim = BackfillClaim(resolve_path(self.ledger.path))
-        claim.acquire(self._wait_s, on_wait=self._on_wait)
+        claim.acquire(self.wait_s, on_wait=self.on_wait)
         self._claim = claim
         try:
             self._wait_for_others()
@@ -163,7 +158,7 @@ class Backfill:
             OptionError, ColumnError: the filter, columns or times do not fit the source.
             LedgerError: the ledger cannot be folded, or has another version.
         """
-        self.ledger.sync_fully(self._spark)
+        self.ledger.sync_fully(self.spark)
         letters = self._pending()
         if letters is None:
             return Plan()
@@ -178,7 +173,7 @@ class Backfill:
         Raises:
             OptionError: no name server.
         """
-        _ = self._options.name_servers
+        _ = self.options.name_servers
         letters = self._pending()
         if letters is None:
             return {}
@@ -186,7 +181,7 @@ class Backfill:
         chosen = self._chosen(letters)
         kept = chosen.select(*(name for name in columns if name in chosen.columns))
         counts: Counter[str] = Counter()
-        for row in kept.mapInArrow(partial(waiting_of, self._options), WAITING_DDL).collect():
+        for row in kept.mapInArrow(partial(waiting_of, self.options), WAITING_DDL).collect():
             counts[row.broker] += row.letters
         return None if "" in counts else dict(counts)
 
@@ -204,54 +199,61 @@ class Backfill:
         """
         if not selected:
             return Resent()
-        if self._claim is not None:
-            return self._run(selected, self._claim.token, progress)
-        with self:
-            self.ledger.sync_fully(self._spark)
-            return self.run(selected, progress=progress)
-
-    def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
+        if self._claim is None:
+            with self:
+                self.ledger.sync_fully(self.spark)
+                return self.run(selected, progress=progress)
         # The table of a new ledger must exist before the first send.
-        self.ledger.create(self._spark)
-        self._source.begin(self._spark, self.ledger)
-        version = self.ledger.version(self._spark)
+        self.ledger.create(self.spark)
+        self._source.begin(self.spark, self.ledger)
+        version = self.ledger.version(self.spark)
         letters = self._pending()
+        assert letters is not None
         total = Resent()
-        if letters is None:
-            return total
-        plan = TaskPlan(claim, version, self._source.pins_new, self._move_keys)
-        parallel = self._spark.sparkContext.defaultParallelism
+        parallel = self.spark.sparkContext.defaultParallelism
         tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
+        letter_counter = self.spark.sparkContext.accumulator(0)
+        options = with_task_rate(self.options, self.spark, tasks=tasks)
+        run_id = f"{_QUERY}{uuid.uuid4()}"
+        send_with = partial(
+            send_partition, options, claim=self._claim.token, version=version,
+            token=ledger_token(resolve_path(options.ledger), spools=True),
+            on_dead_letters=letter_counter.add, pin_new=self._source.pins_new,
+            move_keys=self.move_keys,
+        )  # fmt: skip
+
+        def send(batches: Any) -> Any:
+            return send_with(
+                run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id), batches
+            )
+
         frame = self._ordered(self._chosen(letters), tasks)
-        letter_counter = self._spark.sparkContext.accumulator(0)
         with _reporting(progress, letter_counter):
-            for row in self._sent(frame, tasks, letter_counter, plan).collect():
+            for row in frame.mapInArrow(send, RESULT_DDL).collect():
                 total.add(row)
-        self.ledger.sync(self._spark, wait_s=FULL_SYNC_WAIT_S)
+        self.ledger.sync(self.spark, wait_s=FULL_SYNC_WAIT_S)
         return total
 
     def _pending(self) -> DataFrame | None:
-        return self._source.pending(self._spark, self.ledger, self._selection)
+        return self._source.pending(self.spark, self.ledger, self.selection)
 
     def _chosen(self, letters: DataFrame) -> DataFrame:
         """Return the letters that the selection's filters, tries and limit choose."""
-        selection = self._selection
+        selection = self.selection
         chosen = self._marked(letters).where("_chosen")
         if selection.limit is not None:
             chosen = chosen.orderBy("_place", "letter_id").limit(selection.limit)
         return chosen
 
     def _marked(self, letters: DataFrame) -> DataFrame:
-        wanted = self._source.wanted(letters, self._selection)
-        if not self._options.topic:
+        wanted = self._source.wanted(letters, self.selection)
+        if not self.options.topic:
             wanted = wanted & letters["topic"].isNotNull()
-        return marked(letters, wanted, self._selection)
+        return marked(letters, wanted, self.selection)
 
     def _counted(self, letters: DataFrame) -> Plan:
         """Count the dead letters in one pass, and in a second pass if there is a limit."""
-        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
-        selection = self._selection
+        selection = self.selection
         sized = letters.withColumn("size", F.octet_length("body"))
         grouped = self._marked(sized).groupBy("reason", "topic").agg(
             F.count("*").alias("pending"), *_sums("_chosen"),
@@ -262,7 +264,7 @@ class Backfill:
         for row in grouped.collect():
             plan.pending += row.pending
             plan.without_body += row.bodiless
-            if row.topic is None and not self._options.topic:
+            if row.topic is None and not self.options.topic:
                 plan.without_topic += row.pending
             plan.left_alone += row.tired
             plan.behind += row.behind
@@ -292,8 +294,6 @@ class Backfill:
 
     def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
         """Return the letters with each key in one partition, sorted by `_place`."""
-        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
         named = ("unknown_at", "was_stored", *SENT_COLUMNS)
         columns = [name for name in named if name in letters.columns]
@@ -302,23 +302,6 @@ class Backfill:
             .sortWithinPartitions("_place")
             .select("letter_id", "query_id", "open", *columns)
         )
-
-    def _sent(
-        self, frame: DataFrame, tasks: int, ended: Accumulator[int], plan: TaskPlan
-    ) -> DataFrame:
-        options = with_task_rate(self._options, self._spark, tasks=tasks)
-        run_id = f"{_QUERY}{uuid.uuid4()}"
-        token = ledger_token(resolve_path(options.ledger), spools=True)
-
-        def send(batches: Any) -> Any:
-            from rocket_sink.spark.context import run_context
-
-            ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
-            return send_partition(
-                options, ctx, batches, on_dead_letters=ended.add, plan=plan, token=token
-            )
-
-        return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
         """Wait until the workers of a killed backfill have ended."""
@@ -336,8 +319,6 @@ class Backfill:
 
 def _sums(condition: str) -> list[Column]:
     """Return sums over the dead letters that meet a condition: number, bytes, open letters."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return [
         F.expr(f"count_if({condition})").alias("selected"),
         F.expr(f"coalesce(sum(if({condition}, size, 0)), 0)").alias("bytes"),

@@ -24,23 +24,19 @@ names the broker (`.home_queues`). Only with `move_keys` is the letter sent to a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocket_sink.errors import (
-    DeliveryError,
-    NameServerUnavailableError,
-    NoRouteError,
-    SendError,
-)
+from rocket_sink.errors import DeliveryError, NameServerUnavailableError, NoRouteError, SendError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.backfill_marks import (
     ClaimCheck,
@@ -57,6 +53,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import per_task_rate
+from rocket_sink.producer.pool import worker_pool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
 from rocket_sink.task.queue_snapshot import Queues
@@ -73,8 +70,9 @@ _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 class StoredLetters:
     """Asks brokers which dead letters they have stored already (see the module's docstring). The
     column `unknown_at` names the broker that did not answer a letter's send, and that may be in no
-    route now. Before the first question to a broker, wait `storedCheckDelay`, so that earlier
-    requests have arrived."""
+    route now; it is not asked if the resend goes to another topic, where the message is new. Before
+    the first question to a broker, wait `storedCheckDelay`, so that earlier requests have
+    arrived."""
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
@@ -90,38 +88,21 @@ class StoredLetters:
             SendError: the error is fatal, or no name server answers.
         """
         ids: dict[tuple[str, bool], list[str]] = {}
-        names = ["topic", "message_id", *(n for n in _TIMES if n in letters.schema.names)]
-        columns = (letters[name].to_pylist() for name in names)
-        for topic, number, *times in zip(*columns, strict=True):
-            name = with_namespace(self._options.namespace, self._options.topic or topic)
-            timed = any(time is not None for time in times)
-            ids.setdefault((name, timed), []).append(number)
-        self._note_silent(letters)
-        stored_ids = (
-            self._find(topic, topic_ids, timed=timed) for (topic, timed), topic_ids in ids.items()
-        )
-        return set().union(*stored_ids)
-
-    def _note_silent(self, letters: pa.RecordBatch) -> None:
-        """Note the brokers that did not answer a send. If the resend goes to another topic, note
-        none: the message is new there."""
-        options = self._options
-        if options.delivery != "effectively_once" or options.topic:
-            return
-        if "unknown_at" not in letters.schema.names:
-            return
-        pairs = zip(letters["topic"].to_pylist(), letters["unknown_at"].to_pylist(), strict=True)
-        for topic, broker in set(pairs):
-            if broker:
-                name = with_namespace(options.namespace, topic)
-                self._silent.setdefault(name, set()).add(broker)
-
-    def _find(self, topic: str, ids: list[str], *, timed: bool) -> set[str]:
-        try:
-            self._stored.settle(topic)
-            return self._stored.find(topic, ids, timed=timed)
-        except NoRouteError:
-            return set()
+        options, stored_ids = self._options, set[str]()
+        names = ("topic", "message_id", "unknown_at", *_TIMES)
+        present = [name for name in names if name in letters.schema.names]
+        for letter in letters.select(present).to_pylist():
+            topic = with_namespace(options.namespace, options.topic or letter["topic"])
+            timed = any(letter.get(time) is not None for time in _TIMES)
+            ids.setdefault((topic, timed), []).append(letter["message_id"])
+            broker = letter.get("unknown_at")
+            if broker and options.delivery == "effectively_once" and not options.topic:
+                self._silent.setdefault(topic, set()).add(broker)
+        for (topic, timed), topic_ids in ids.items():
+            with contextlib.suppress(NoRouteError):
+                self._stored.settle(topic)
+                stored_ids |= self._stored.find(topic, topic_ids, timed=timed)
+        return stored_ids
 
 
 CHUNK: Final = 2000
@@ -130,8 +111,6 @@ FOUND: Final = "found at a broker: an earlier send had stored it"
 
 FAILURES_MAX: Final = 1000
 """Limit of the failures that a backfill lists."""
-_FAILURE: Final = ("topic", "code", "error")
-_SEPARATOR: Final = "\x1f"
 RESULT_DDL: Final = "result STRING"
 """The column in which a task returns its `Resent` to the driver, as JSON."""
 
@@ -148,7 +127,7 @@ class Resent:
         not_tried: letters that were not sent, because brokers were out of reach.
         left_out: letters that others have settled since the plan, for example parked by hand.
         waiting: {broker or queue that is in no route: letters that stay pending because of it}.
-        failures: {message id: topic, code and text} of the first `FAILURES_MAX` failed letters.
+        failures: message_id, topic, code and error of the first `FAILURES_MAX` failed letters.
     """
 
     resent: int = 0
@@ -161,7 +140,7 @@ class Resent:
     left_out: int = 0
     waiting: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: list[dict[str, str]] = field(default_factory=list)
     first_error: str = ""
 
     @property
@@ -182,21 +161,12 @@ class Resent:
                 setattr(self, name, getattr(self, name) + value)
         self.waiting.update(report.waiting)
         self.codes.update(report.codes)
-        self.add_failures(report.failures)
+        self.failures += report.failures[: FAILURES_MAX - len(self.failures)]
         self.first_error = self.first_error or report.first_error
-
-    def add_failures(self, failures: Mapping[str, str]) -> None:
-        room = FAILURES_MAX - len(self.failures)
-        self.failures.update(itertools.islice(failures.items(), room))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values. `dataclasses.asdict` breaks a Counter before Python 3.12."""
-        failures = [
-            {"message_id": number, **dict(zip(_FAILURE, text.split(_SEPARATOR, 2), strict=True))}
-            for number, text in self.failures.items()
-        ]
-        counts = {"codes": dict(self.codes), "waiting": dict(self.waiting)}
-        return {**vars(self), **counts, "failures": failures}
+        return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
         """Return the counts as one row of RESULT_DDL."""
@@ -209,6 +179,7 @@ class _Failure(NamedTuple):
     outcome: str
 
 
+@dataclass(eq=False)
 class Resender:
     """Sends the dead letters of one task, chunk by chunk.
 
@@ -225,33 +196,23 @@ class Resender:
         check: called before each chunk; raises when the task must send nothing more.
     """
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        *,
-        engine: SendEngine,
-        spool: SpoolWriter,
-        ctx: RunContext,
-        ask_all: bool = False,
-        on_dead_letters: Callable[[int], None] = lambda count: None,
-        pin_new: bool = False,
-        move_keys: bool = False,
-        settled: Iterable[str] = (),
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._options = options
-        self._settled = frozenset(settled)
-        self._check = check
-        self._engine = engine
-        self._spool = spool
-        self._ctx = ctx
-        self._stored = StoredLetters(options, engine)
-        self._homes = HomeQueues(options, engine, pin_new=pin_new)
-        self._move_keys = move_keys
-        self._ask_all = ask_all
-        self._on_dead_letters = on_dead_letters
+    options: SinkOptions
+    _: KW_ONLY
+    engine: SendEngine
+    spool: SpoolWriter
+    ctx: RunContext
+    ask_all: bool = False
+    on_dead_letters: Callable[[int], None] = lambda count: None
+    pin_new: bool = False
+    move_keys: bool = False
+    settled: Collection[str] = ()
+    check: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._stored = StoredLetters(self.options, self.engine)
+        self._homes = HomeQueues(self.options, self.engine, pin_new=self.pin_new)
         # The recorder numbers the requests, so all chunks share it.
-        self._recorder = LedgerRecorder(options, ctx, self._take)
+        self._recorder = LedgerRecorder(self.options, self.ctx, self._take)
         self._failed: dict[str, _Failure] = {}
         """Failures of the chunk, by message id."""
         self._stopped_keys: set[tuple[str, str]] = set()
@@ -261,17 +222,19 @@ class Resender:
     def send(self, batch: pa.RecordBatch) -> None:
         """Send dead letters: rows with the row contract's columns (`message_id` is never null),
         `letter_id`, `query_id`, `open` and `was_stored`."""
-        size = _chunk_rows(batch, self._options)
+        size = _chunk_rows(batch, self.options)
         for run, lists in self._homes.runs(batch):
             for part in _parts(run):
                 for start in range(0, part.num_rows, size):
                     chunk = part.slice(start, size)
                     self._send_chunk(chunk, lists)
-                    self._on_dead_letters(chunk.num_rows)
+                    self.on_dead_letters(chunk.num_rows)
 
     def _send_chunk(self, chunk: pa.RecordBatch, lists: Lists) -> None:
-        self._check()
-        chunk = self._without_settled(chunk)
+        self.check()
+        is_settled = _in(chunk["letter_id"], self.settled)
+        self.total.left_out += pc.sum(is_settled).as_py() or 0
+        chunk = chunk.filter(pc.invert(is_settled))
         if not self._hopeless:
             chunk = self._without_absent(self._without_stopped_keys(chunk), lists)
             chunk = self._without_stored(chunk)
@@ -280,8 +243,8 @@ class Resender:
             return
         if not chunk.num_rows:
             return
-        self._spool.append(about_to_send(_names(chunk), self._ctx))
-        self._spool.sync()
+        self.spool.append(about_to_send(_names(chunk), self.ctx))
+        self.spool.sync()
         failed = self._failed = {}
         self._deliver(chunk, lists)
         is_failed = _in(chunk["message_id"], failed)
@@ -290,17 +253,10 @@ class Resender:
         self._note_failures(chunk.filter(is_failed))
         self._resolve(stored)
         self.total.resent += stored.num_rows
-        self._spool.sync()
+        self.spool.sync()
         # Stop if the brokers are out of reach: the next chunk would wait as long in vain.
         no_way = all(failure.code in NO_WAY for failure in failed.values())
         self._hopeless = bool(failed) and not stored.num_rows and no_way
-
-    def _without_settled(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._settled:
-            return chunk
-        kept = chunk.filter(pc.invert(_in(chunk["letter_id"], self._settled)))
-        self.total.left_out += chunk.num_rows - kept.num_rows
-        return kept
 
     def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
         """Leave out rows that wait for a broker; with `move_keys` only rows that name a queue wait.
@@ -308,7 +264,7 @@ class Resender:
         absent = self._homes.absent(chunk, lists)
         away = pc.is_valid(absent)
         stays = away
-        if self._move_keys:
+        if self.move_keys:
             stays = pc.and_(away, pa.array(has_own_queue(chunk)))
         waiting = chunk.filter(stays)
         self.total.waiting.update(absent.filter(stays).to_pylist())
@@ -319,9 +275,8 @@ class Resender:
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out letters that brokers have stored already, and write their resolutions."""
         doubtful = chunk["open"]
-        if self._ask_all:
+        if self.ask_all:
             doubtful = pc.invert(chunk["was_stored"])
-        stored_ids: set[str] = set()
         try:
             stored_ids = self._stored.of(chunk.filter(doubtful))
         except (DeliveryError, SendError) as error:
@@ -330,7 +285,6 @@ class Resender:
             self.total.first_error = self.total.first_error or (
                 f"cannot ask whether dead letters that may have been sent are stored: {error}"
             )
-        if not stored_ids:
             return chunk
         # A letter that was never sent may have a stored id, too. So count only doubtful letters.
         is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
@@ -344,7 +298,7 @@ class Resender:
         a sharding key are sent apart and unordered, because strict order refuses them."""
         has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
         hashes = [pinned.sharding_hash for pinned in lists.values()]
-        options = self._options
+        options = self.options
         if chunk["was_stored"][0].as_py():
             # Do not look messages up: after a lost answer the broker would find the earlier
             # message, with which the consumer failed. The resend would wrongly count as stored.
@@ -365,7 +319,7 @@ class Resender:
         if not chunk.num_rows:
             return
         body = TaskSender(
-            options, resolve_columns(chunk.schema, options), engine=self._engine,
+            options, resolve_columns(chunk.schema, options), engine=self.engine,
             recorder=self._recorder, queues=queues,
         )  # fmt: skip
         try:
@@ -384,7 +338,7 @@ class Resender:
         elif kind == EPOCH:
             self.total.degraded += pc.sum(rows["degraded"]).as_py() or 0
         elif kind is not None:
-            self._spool.append(rows)
+            self.spool.append(rows)
 
     def _without_stopped_keys(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         if not self._stopped_keys:
@@ -410,12 +364,14 @@ class Resender:
                 continue
             self.total.failed += 1
             self.total.codes[failure.code] += 1
-            parts = (self._options.topic or name["topic"] or "", failure.code, failure.text)
-            self.total.add_failures({name["message_id"]: _SEPARATOR.join(parts)})
+            if len(self.total.failures) < FAILURES_MAX:
+                topic = self.options.topic or name["topic"] or ""
+                facts = {"topic": topic, "code": failure.code, "error": failure.text}
+                self.total.failures.append({"message_id": name["message_id"], **facts})
             self.total.first_error = self.total.first_error or failure.text
-        self._spool.append(
+        self.spool.append(
             not_stored(
-                _names(chunk), self._ctx, error_code=[failure.code for failure in failures],
+                _names(chunk), self.ctx, error_code=[failure.code for failure in failures],
                 outcome=[failure.outcome or "rejected" for failure in failures],
             )
         )  # fmt: skip
@@ -423,53 +379,35 @@ class Resender:
     def _resolve(self, stored: pa.RecordBatch, note: str | None = None) -> None:
         if stored.num_rows:
             columns = {**_names(stored), "resolution": "resent", "note": note}
-            self._spool.append(resolution_rows(columns, self._ctx))
-
-
-@dataclass(frozen=True)
-class TaskPlan:
-    """The instructions of the driver to its tasks.
-
-    Attributes:
-        claim: name of the driver's claim on the ledger.
-        version: the ledger's version before the dead letters were chosen.
-        pin_new: see `HomeQueues`.
-        move_keys: see `Backfill`.
-    """
-
-    claim: str
-    version: int
-    pin_new: bool
-    move_keys: bool
+            self.spool.append(resolution_rows(columns, self.ctx))
 
 
 def send_partition(
-    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
-    on_dead_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
+    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *, claim: str,
+    version: int, token: LedgerToken | None = None, **more: Any,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Send all dead letters of a partition, and yield one row of RESULT_DDL.
+
+    Args:
+        claim: name of the driver's claim on the ledger.
+        version: the ledger's version before the dead letters were chosen.
+        more: further arguments of `Resender`.
 
     Raises:
         LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.
     """
-    from rocket_sink.producer.pool import worker_pool
-
-    if token is not None:
-        token.use()
-    place = resolve_path(options.ledger)
-    check = ClaimCheck(place, plan.claim)
-    check()
     if token is not None:
         token.check()
+    place = resolve_path(options.ledger)
+    check = ClaimCheck(place, claim)
+    check()
     spool = SpoolWriter(place, ctx)
     again = bool(ctx.attempt_number or ctx.stage_attempt)
     try:
         with worker_pool().engine(options) as engine:
             resender = Resender(
-                options, engine=engine, spool=spool, ctx=ctx, ask_all=again,
-                on_dead_letters=on_dead_letters, pin_new=plan.pin_new,
-                move_keys=plan.move_keys, check=check,
-                settled=settled_since(place, plan.version),
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, check=check,
+                settled=settled_since(place, version), **more,
             )  # fmt: skip
             for batch in batches:
                 resender.send(batch)
@@ -486,8 +424,6 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Count the dead letters that wait for each broker, as rows of WAITING_DDL; send nothing. If no
     name server answers, yield one row with an empty name."""
-    from rocket_sink.producer.pool import worker_pool
-
     counts: Counter[str] = Counter()
     with worker_pool().engine(options) as engine:
         homes = HomeQueues(options, engine)

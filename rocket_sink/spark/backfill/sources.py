@@ -26,7 +26,11 @@ import re
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.ledger.driver.ledger import Ledger
@@ -35,9 +39,6 @@ from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import json_body, plan_of, quoted
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 SENT_COLUMNS: Final = (
     "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
@@ -99,8 +100,6 @@ class DeadLetters:
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
         """Return all pending dead letters; None if there is no ledger yet."""
-        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
         if not ledger.exists(spark):
             return None
         letters = ledger.dead_letters(spark, pending=True)
@@ -141,8 +140,6 @@ class DeadLetters:
             OptionError: the filter cannot be used.
             ColumnError: the selection wants a time, and the rows have none.
         """
-        from pyspark.sql import functions as F  # noqa: N812
-
         filtered(pending, selection.where, of="the dead letters' columns")
         conditions = [F.col("reason").isin(*selection.classes), F.col("body").isNotNull()]
         if selection.where:
@@ -178,8 +175,6 @@ class Table:
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
         """Return the rows that were not sent yet and meet the selection's `where`."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         self._check_types(spark, ledger)
         plan = plan_of(self.frame, self.options)
         # Filter first, while all columns are there. Equal rows pass or fail together, so the filter
@@ -191,10 +186,12 @@ class Table:
         order = [columns.get("order_by"), columns.get("event_time"), F.col("_row")]
         place = F.struct(*(column for column in order if column is not None))
         kept = [name for name in SENT_COLUMNS if name in columns]
+        # Rows that were read from a topic (`dlq export`): messages with their ids exist.
+        was_stored = "offset_message_id" in self.frame.columns
         letters = numbered.select(
             "letter_id", place.alias("_place"), *(columns[name].alias(name) for name in kept),
             F.lit(None).cast("string").alias("reason"), F.lit(self._query_id).alias("query_id"),
-            F.lit(self._was_stored).alias("was_stored"),
+            F.lit(was_stored).alias("was_stored"),
         )  # fmt: skip
         if not ledger.exists(spark):
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
@@ -246,8 +243,6 @@ class Table:
         return hashlib.md5(place, usedforsecurity=False).hexdigest()
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
-        from pyspark.sql import functions as F  # noqa: N812
-
         timed = selection.since or selection.until
         if timed and "event_time" not in pending.columns:
             raise ColumnError(
@@ -258,19 +253,11 @@ class Table:
         return _met(selection, F.col("event_time"))
 
     @property
-    def _was_stored(self) -> bool:
-        """Whether the rows were read from a topic (`dlq export`): messages with their ids exist."""
-        return "offset_message_id" in self.frame.columns
-
-    @property
     def _query_id(self) -> str:
         return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
 
     def _numbered(self, frame: DataFrame) -> DataFrame:
         """Add the columns `letter_id` and `_row`, the row's number in this read."""
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F  # noqa: N812
-
         # Sort the columns by name: their order depends on the file that Spark reads first.
         names = [quoted(name) for name in sorted(frame.columns)]
         # Use UTC, so that the digests do not depend on the session's time zone.
@@ -284,8 +271,6 @@ class Table:
 
     def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
         """Return the row contract's columns that the table has, and `_ALWAYS`, null if missing."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         columns = {
             name: F.col(quoted(source)) for name, source in sources.items() if name != "body"
         }
@@ -317,8 +302,6 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
     """
     if not condition:
         return frame
-    from pyspark.errors import PySparkException
-
     try:
         matches = frame.where(condition)
         _ = matches.schema
@@ -357,9 +340,6 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
         letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
         wanted: the condition of the selection, without its limit of tries.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
     often = F.col("tries") >= selection.max_tries
     tired = F.col("_wanted") & (F.lit(False) if selection.again else often)
     candidates = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
@@ -378,8 +358,6 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
     """Add the columns `tries` and `open`, as earlier backfills left them."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     joined = letters.join(tries, "letter_id", "left")
     is_open = F.coalesce("open", F.lit(False)) & ~F.col("was_stored")
     return joined.withColumns({"tries": F.coalesce("tries", F.lit(0)), "open": is_open})
@@ -388,8 +366,6 @@ def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
 def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
     """Return the condition that a row meets `conditions` and the selection's topic and times. A
     null counts as false, as after WHERE."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     terms = list(conditions)
     if selection.topic:
         terms.append(F.col("topic") == selection.topic)

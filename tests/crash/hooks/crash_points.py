@@ -119,7 +119,7 @@ def install() -> None:
     _around(
         transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own._options.ledger
     )
-    _around(resend.Resender, "_deliver", "letters", lambda own, *more: own._options.ledger)
+    _around(resend.Resender, "_deliver", "letters", lambda own, *more: own.options.ledger)
     _wrap_fold(fold._Folder)
 
 

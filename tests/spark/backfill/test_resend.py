@@ -28,7 +28,6 @@ from rocket_sink.spark.backfill.backfill import backfill_options
 from rocket_sink.spark.backfill.resend import (
     Resender,
     Resent,
-    TaskPlan,
     send_partition,
 )
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS
@@ -617,9 +616,8 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
         yield letters(["k"])
         raise ValueError("of what Spark runs before it")
 
-    plan = TaskPlan(claim.token, 0, pin_new=False, move_keys=False)
     with pytest.raises(ValueError, match="Spark"):
-        list(send_partition(options, CTX, batches(), on_dead_letters=lambda n: None, plan=plan))
+        list(send_partition(options, CTX, batches(), claim=claim.token, version=0))
     claim.release()
     files = sealed_files(place, place.filesystem())
     batches_read = [b for info in files for b in read_batches(info.path, place.filesystem())]
