@@ -26,8 +26,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
 
 from rocket_sink.errors import DeliveryError, LedgerError, RocketSinkError
 from rocket_sink.forks import ForkLock
@@ -50,10 +52,6 @@ from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
 from rocket_sink.task.transaction_marker import HalfMark, check_group
 from rocket_sink.text import storable
 from rocket_sink.wire.stored import StoredMessage
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 _LOG: Final = log.logger(__name__)
 _ALARM_S: Final = 300
@@ -82,6 +80,7 @@ class EndReport:
     topics: tuple[str, ...] = ()
 
 
+@dataclass(eq=False)
 class TransactionCommitter:
     """Ends epochs of one ledger.
 
@@ -94,29 +93,24 @@ class TransactionCommitter:
             read Delta's transactions.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: SinkOptions,
-        *,
-        ordered: bool | None = None,
-    ) -> None:
-        if not is_classic(spark):
+    spark: SparkSession
+    options: SinkOptions
+    _: KW_ONLY
+    ordered: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not is_classic(self.spark):
             raise LedgerError(
                 "delivery=transactional asks Delta for its transactions, which a Spark Connect "
                 "session cannot: use a classic session"
             )
-        self._spark = spark
-        self._options = options
-        self._ordered = options.ordering != "none" if ordered is None else ordered
-        self._pool = worker_pool()
-        self._place = resolve_path(options.ledger)
-        self._ledger = Ledger(options.ledger)
-        self.group = check_group(check_table(spark, self._place), options)
+        self._place = resolve_path(self.options.ledger)
+        self._ledger = Ledger(self.options.ledger)
+        self.group = check_group(check_table(self.spark, self._place), self.options)
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
         """Return decided epochs that have not ended, in order, as rows of `Ledger.transactions`."""
-        epochs = self._ledger.transactions(self._spark, pending=True)
+        epochs = self._ledger.transactions(self.spark, pending=True)
         if query_id is not None:
             epochs = epochs.where(epochs.query_id == query_id)
         return sorted(epochs.collect(), key=lambda row: (row.query_id, row.epoch))
@@ -146,17 +140,17 @@ class TransactionCommitter:
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
                 return EndReport(query_id, epoch, busy=True)
-            decision = decided_epoch(self._spark, self._place, query_id, epoch)
+            decision = decided_epoch(self.spark, self._place, query_id, epoch)
             if decision is None or (decision.is_ended and not again):
                 return EndReport(query_id, epoch)
             return self._end(decision, query_id, epoch, lock, again=again, progress=progress)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
         """Return the ids of the half messages that the epoch commits; None if it is undecided."""
-        last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
+        last = last_txn_version(self.spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
-        decision = decided_epoch(self._spark, self._place, query_id, epoch)
+        decision = decided_epoch(self.spark, self._place, query_id, epoch)
         return frozenset(decision.halves.column("message_id").to_pylist() if decision else ())
 
     def _end(
@@ -164,11 +158,12 @@ class TransactionCommitter:
         progress: Progress,
     ) -> EndReport:  # fmt: skip
         started_s, since_ms = time.monotonic(), decision.since_ms
+        ordered = self.options.ordering != "none" if self.ordered is None else self.ordered
         begun_before = not begin_commit(self._place, query_id, epoch)
-        with self._pool.engine(self._options) as engine:
+        with worker_pool().engine(self.options) as engine:
             commits = HalfMessageCommitter(
-                engine, group=self.group, ordered=self._ordered,
-                since_ms=since_ms, progress=lambda done: progress(done, len(decision.halves)),
+                engine, group=self.group, ordered=ordered, since_ms=since_ms,
+                progress=lambda done: progress(done, len(decision.halves)),
                 check=lock.check,
             )  # fmt: skip
             report = commits.commit(decision.halves, doubtful=begun_before or again)
@@ -207,7 +202,7 @@ class TransactionCommitter:
                 "remark": [storable(remark) for _, remark in report.refused],
             }
             batches.append(build_rows(TRANSACTION, len(halves), columns, ctx))
-        self._ledger.append(self._spark, *batches)
+        self._ledger.append(self.spark, *batches)
 
 
 def check_ended(report: EndReport) -> None:
@@ -237,6 +232,7 @@ _RETRY_S: Final = 30.0
 OnDecision = Callable[[HalfMark, str, TransactionState], None]
 
 
+@dataclass(eq=False)
 class CheckBacks:
     """Decides on half messages that brokers ask about. Only one thread may call an instance.
 
@@ -248,23 +244,19 @@ class CheckBacks:
         on_decision: called with each decision.
     """
 
-    def __init__(
-        self,
-        members: Callable[[str, int], frozenset[str] | None],
-        is_visible: Callable[[str, str], bool],
-        end: Callable[[str, int], object],
-        *,
-        on_decision: OnDecision = lambda mark, message_id, state: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._members = members
-        self._is_visible = is_visible
-        self._end = end
-        self._on_decision = on_decision
-        self._clock = clock
+    members: Callable[[str, int], frozenset[str] | None]
+    is_visible: Callable[[str, str], bool]
+    end: Callable[[str, int], object]
+    _: KW_ONLY
+    on_decision: OnDecision = lambda mark, message_id, state: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._known: OrderedDict[tuple[str, int], frozenset[str]] = OrderedDict()
         self._not_before_s: dict[tuple[str, int], float] = {}
-        self._undecided: tuple[tuple[str, int], float] | None = None
+        self._undecided_s: dict[tuple[str, int], float] = {}
+        """{the last undecided epoch: time until which it is taken for undecided}. Brokers ask about
+        thousands of messages at once, and one read of the ledger answers them all."""
 
     def __call__(self, message: StoredMessage) -> TransactionState:
         """Return the decision on a half message; UNKNOWN if the ledger cannot be read now."""
@@ -276,7 +268,7 @@ class CheckBacks:
         except RocketSinkError as error:
             _LOG.warning("cannot decide on the half message %s now: %s", message_id, error)
             state = UNKNOWN
-        self._on_decision(mark, message_id, state)
+        self.on_decision(mark, message_id, state)
         return state
 
     def _decide(self, topic: str, message_id: str, mark: HalfMark) -> TransactionState:
@@ -284,32 +276,27 @@ class CheckBacks:
         members = self._members_of(epoch)
         if members is None:
             return UNKNOWN
-        if message_id not in members or self._is_visible(topic, message_id):
+        if message_id not in members or self.is_visible(topic, message_id):
             return ROLLBACK
-        if self._clock() >= self._not_before_s.get(epoch, 0.0):
-            self._not_before_s[epoch] = self._clock() + _RETRY_S
-            self._end(*epoch)
+        if self.clock() >= self._not_before_s.get(epoch, 0.0):
+            self._not_before_s[epoch] = self.clock() + _RETRY_S
+            self.end(*epoch)
         return UNKNOWN
 
     def _members_of(self, epoch: tuple[str, int]) -> frozenset[str] | None:
         members = self._known.get(epoch)
-        if members is None and not self._is_undecided(epoch):
-            members = self._members(*epoch)
+        if members is None and self.clock() >= self._undecided_s.get(epoch, 0.0):
+            members = self.members(*epoch)
             if members is None:
-                self._undecided = epoch, self._clock() + _UNDECIDED_S
+                self._undecided_s = {epoch: self.clock() + _UNDECIDED_S}
             else:
                 self._known[epoch] = members
                 while len(self._known) > _EPOCHS:
                     self._not_before_s.pop(self._known.popitem(last=False)[0], None)
         return members
 
-    def _is_undecided(self, epoch: tuple[str, int]) -> bool:
-        """Return whether the ledger has just said that the epoch is undecided. Brokers ask about
-        thousands of messages at once, and one read of the ledger answers them all."""
-        undecided = self._undecided
-        return undecided is not None and undecided[0] == epoch and self._clock() < undecided[1]
 
-
+@dataclass(eq=False)
 class TransactionChecker:
     """Answers the brokers' questions about one ledger's half messages, on threads of its own.
 
@@ -319,24 +306,23 @@ class TransactionChecker:
         ordered: see `TransactionCommitter`.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: SinkOptions,
-        *,
-        on_decision: OnDecision = lambda mark, message_id, state: None,
-        on_end: Callable[[EndReport], None] = lambda report: None,
-        ordered: bool | None = None,
-    ) -> None:
-        self._committer = TransactionCommitter(spark, options, ordered=ordered)
-        self._on_end = on_end
-        self._admin = Admin(options)
+    spark: SparkSession
+    options: SinkOptions
+    _: KW_ONLY
+    on_decision: OnDecision = lambda mark, message_id, state: None
+    on_end: Callable[[EndReport], None] = lambda report: None
+    ordered: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._committer = TransactionCommitter(self.spark, self.options, ordered=self.ordered)
+        self._admin = Admin(self.options)
         self._watched: set[str] = set()
         decide = CheckBacks(
-            self._committer.members, self._is_visible, self._end, on_decision=on_decision
+            self._committer.members, self._is_visible, self._end, on_decision=self.on_decision
         )
+        group = self._committer.group
         self._producer = Producer(
-            options.with_(producerGroup=self._committer.group, autoBatch=False, enableTrace=False),
+            self.options.with_(producerGroup=group, autoBatch=False, enableTrace=False),
             transaction_listener=lambda message: _decided(decide, message),
         )
 
@@ -363,7 +349,7 @@ class TransactionChecker:
                 "messages; the ledger names them", report.refused, query_id, epoch,
             )  # fmt: skip
         if report.committed or report.refused:
-            self._on_end(report)
+            self.on_end(report)
 
 
 def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
@@ -400,8 +386,8 @@ class Transactions(TransactionCommitter):
 
     def listen(self) -> None:
         """Answer the brokers' questions about the option's topic from now on."""
-        if self._options.topic:
-            self._watch(self._options.topic)
+        if self.options.topic:
+            self._watch(self.options.topic)
 
     def end_earlier(self, query_id: str) -> None:
         """End the decided epochs that an earlier run of the query has not ended.
@@ -428,7 +414,7 @@ class Transactions(TransactionCommitter):
         """Answer the brokers' questions about these topics. If that fails, only warn: the half
         messages stay as they are while nobody answers."""
         try:
-            driver_answerer(self._spark, self._options).watch(*topics)
+            driver_answerer(self.spark, self.options).watch(*topics)
         except RocketSinkError as error:
             _LOG.warning(
                 "brokers get no answers about half messages of %s: %s", ", ".join(topics), error

@@ -117,7 +117,7 @@ def install() -> None:
         lambda own, *more: own._engine.options.ledger,
     )
     _around(
-        transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own._options.ledger
+        transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own.options.ledger
     )
     _around(resend.Resender, "_deliver", "letters", lambda own, *more: own.options.ledger)
     _wrap_fold(fold._Folder)
