@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark import TaskContext
 
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-
-if TYPE_CHECKING:
-    from pyspark import TaskContext
 
 QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "sql.streaming.runId"
@@ -34,14 +33,11 @@ def run_context(
         epoch: the epoch; None: read it from Spark's local properties.
         query_id, run_id: ids from the driver; a batch has no query, so it passes its own id.
     """
-    from pyspark import TaskContext
-
     task = TaskContext.get()
     query_id = query_id or options.app_id or _local(task, QUERY_ID) or run_id
     run = run_id or streaming_run(lambda name: _local(task, name)) or query_id
-    number = _local(task, BATCH_ID)
     if epoch is None:
-        epoch = int(number) if number else 0
+        epoch = int(_local(task, BATCH_ID) or 0)
     if task is None:
         return RunContext(query_id or "local", run or "local", epoch, partition, lane=lane)
     return RunContext(
@@ -50,7 +46,8 @@ def run_context(
         epoch,
         task.partitionId(),
         task.stageId(),
-        _stage_attempt(task),
+        # pyspark < 4.2 has no stageAttemptNumber on the Python side.
+        getattr(task, "stageAttemptNumber", lambda: None)(),
         task.taskAttemptId(),
         task.attemptNumber(),
         lane=lane,
@@ -59,8 +56,6 @@ def run_context(
 
 def streaming_query() -> str:
     """Return Spark's id of the running task's streaming query; empty without one."""
-    from pyspark import TaskContext
-
     return _local(TaskContext.get(), QUERY_ID)
 
 
@@ -72,11 +67,4 @@ def streaming_run(local: Callable[[str], str | None]) -> str:
 
 
 def _local(task: TaskContext | None, name: str) -> str:
-    value = task.getLocalProperty(name) if task is not None else None
-    return value or ""
-
-
-def _stage_attempt(task: TaskContext) -> int | None:
-    # pyspark < 4.2 has no stageAttemptNumber on the Python side.
-    method = getattr(task, "stageAttemptNumber", None)
-    return method() if callable(method) else None
+    return task.getLocalProperty(name) or "" if task is not None else ""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (Spark\'s own habit)
 
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.session_checks import case_sensitive, refuse_own_input
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _LOG: Final = log.logger(__name__)
 
@@ -64,8 +64,6 @@ def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
 
 def json_body(plan: ColumnPlan) -> Column:
     """Return the column `body`: the frame's `json_columns` as JSON."""
-    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
     fields = F.struct(*(F.col(quoted(name)) for name in plan.json_columns))
     return F.to_json(fields, {"ignoreNullFields": str(not plan.keeps_nulls)}).alias("body")
 

@@ -15,7 +15,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark\'s own habit)
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
@@ -37,10 +41,6 @@ from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import Accounts, say_no_rows, say_start
 from rocket_sink.spark.session_checks import query_schema, refuse_query
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryListener
 
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
@@ -71,7 +71,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         folder: FoldThread | None = folders.get(key)
         if folder is None:
             folder = folders[key] = FoldThread(session)
-            session.streams.addListener(_listener(folder, session))
+            session.streams.addListener(_Listener(folder, session))
     if not options.ledger:
         return None
     place = resolve_path(options.ledger)
@@ -436,8 +436,6 @@ class FoldThread:
             return False  # unknown: the caller logs its own error
 
     def _rows_in(self, place: LedgerPath, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
-        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
         queries, _, numbers = zip(*epochs, strict=True)
         rows = read_table(self._session, place)
         tasks = rows.where((rows.kind == EPOCH) & rows.complete)
@@ -458,26 +456,26 @@ def _is_stopped(session: SparkSession) -> bool:
         return True
 
 
-def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListener:
-    from pyspark.sql.streaming.listener import StreamingQueryListener
+class _Listener(StreamingQueryListener):
+    def __init__(self, folder: FoldThread, session: SparkSession) -> None:
+        self._folder = folder
+        self._session = session
 
-    class FoldListener(StreamingQueryListener):
-        def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
-            folder.started(str(event.runId), str(event.id))
-            sink = refuse_query(session, str(event.id), folder.ledgers)
-            if sink is not None:
-                say_start(*sink, str(event.id))
-                folder.sinks[str(event.runId)] = sink[0].ledger
-                if lineage.is_on() and (schema := query_schema(session, str(event.id))):
-                    lineage.started(sink[0], str(event.runId), str(event.id), schema)
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
+        folder, session, query, run = self._folder, self._session, str(event.id), str(event.runId)
+        folder.started(run, query)
+        sink = refuse_query(session, query, folder.ledgers)
+        if sink is not None:
+            say_start(*sink, query)
+            folder.sinks[run] = sink[0].ledger
+            if lineage.is_on() and (schema := query_schema(session, query)):
+                lineage.started(sink[0], run, query, schema)
 
-        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-            folder.progressed(event.progress)
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        self._folder.progressed(event.progress)
 
-        def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-            folder.begun.add(str(event.runId))
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        self._folder.begun.add(str(event.runId))
 
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            folder.ended(str(event.runId), event.exception)
-
-    return FoldListener()
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        self._folder.ended(str(event.runId), event.exception)

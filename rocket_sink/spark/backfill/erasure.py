@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import SparkSession
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
@@ -11,9 +13,6 @@ from rocket_sink.ledger.query.pending_keys import forget
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.spark.backfill.parking import park
 from rocket_sink.spark.backfill.sources import filtered
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _KEY: Final = ("topic", "sharding_key")
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.views import view
 from rocket_sink.spark.backfill.sources import filtered
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _NAMED: Final = ("letter_id", "topic", "message_id")
 
