@@ -14,9 +14,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.message import MessageQueue
@@ -25,13 +27,7 @@ from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.text import nearest
-from rocket_sink.wire.stored import memory_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-    from rocket_sink.wire.stored import StoredMessage
+from rocket_sink.wire.stored import StoredMessage, memory_bytes
 
 # ruff: noqa: E501 (one option per line: it is read as a table)
 
@@ -164,6 +160,7 @@ class QueueRange(InputPartition):
         )
 
 
+@dataclass(eq=False)
 class MessageReader(DataSourceReader):
     """Plans the ranges of queues on the driver, and reads them in the tasks.
 
@@ -173,23 +170,22 @@ class MessageReader(DataSourceReader):
         ConfigurationError: with failOnDataLoss, offsets whose messages are gone.
     """
 
-    def __init__(self, read: ReadOptions, options: SinkOptions) -> None:
-        self._read = read
-        self._options = options
+    asked: ReadOptions
+    options: SinkOptions
 
     def partitions(self) -> Sequence[InputPartition]:
-        with Admin(self._options) as admin:
-            queues = admin.queues(self._options.topic)
+        with Admin(self.options) as admin:
+            queues = admin.queues(self.options.topic)
             self._check_named(queues)
             return [
                 part
                 for queue in queues
-                for part in _parts(self._range(admin, queue), self._read.max_messages_per_partition)
+                for part in _parts(self._range(admin, queue), self.asked.max_messages_per_partition)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
-        with Admin(self._options) as admin:
+        with Admin(self.options) as admin:
             self._check_there(partition, admin.min_offset(partition.queue))
             rows: list[tuple[str, StoredMessage]] = []
             size, next_offset = 0, partition.begin
@@ -203,10 +199,14 @@ class MessageReader(DataSourceReader):
                     rows, size = [], 0
             if rows:
                 yield stored_batch(rows)
-            self._check_end(partition, next_offset)
+            if next_offset < partition.end:
+                self._lost(
+                    f"{partition.queue} gave messages up to {next_offset} only, not to "
+                    f"{partition.end}"
+                )
 
     def _range(self, admin: Admin, queue: MessageQueue) -> QueueRange:
-        read, lowest, highest = self._read, admin.min_offset(queue), admin.max_offset(queue)
+        read, lowest, highest = self.asked, admin.min_offset(queue), admin.max_offset(queue)
         begin = _resolved(read.starts, queue, lowest, highest)
         end = _resolved(read.ends, queue, lowest, highest)
         if begin > highest:
@@ -226,13 +226,13 @@ class MessageReader(DataSourceReader):
 
     def _check_named(self, queues: Sequence[MessageQueue]) -> None:
         there = {_name(queue) for queue in queues}
-        read = self._read
+        read = self.asked
         each = (("startingOffsets", read.starts), ("endingOffsets", read.ends))
         for option_name, (_, offsets) in each:
             for name in offsets:
                 if name not in there:
                     raise OptionError(
-                        f"option {option_name}: the topic {self._options.topic} has no queue "
+                        f"option {option_name}: the topic {self.options.topic} has no queue "
                         f"{name!r}; it has {', '.join(sorted(there))}",
                         option=option_name,
                     )
@@ -243,12 +243,8 @@ class MessageReader(DataSourceReader):
                 f"{wanted.queue} begins at offset {lowest} now; {wanted.begin} was asked for"
             )
 
-    def _check_end(self, wanted: QueueRange, seen: int) -> None:
-        if seen < wanted.end:
-            self._lost(f"{wanted.queue} gave messages up to {seen} only, not to {wanted.end}")
-
     def _lost(self, text: str) -> None:
-        if self._read.fail_on_data_loss:
+        if self.asked.fail_on_data_loss:
             raise ConfigurationError(
                 f"{text}: retention deletes old messages. Begin later (startingOffsets, "
                 "startTimestamp), or read what is left with failOnDataLoss=false"
