@@ -22,7 +22,10 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from rocket_sink.errors import (
     ColumnError,
@@ -45,11 +48,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.task.totals import exceeds
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
 
 _LOG: Final = log.logger(__name__)
 FORMAT: Final = "rocketmq"
@@ -80,41 +78,30 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     refuse_speculation(options, is_on=speculates(session))
 
 
-def _look_up(options: SinkOptions) -> None:
-    """Raise an error if a proxy answers, if this user may not look messages up, or if no broker
-    answers. Do nothing if this host has checked within `_ASK_AGAIN_S`."""
+def check_rights(options: SinkOptions) -> None:
+    """Raise a ConfigurationError, before anything is sent, if `delivery` cannot work: this user may
+    not look messages up, or there is a proxy, behind which nobody can. A repeated epoch of
+    effectively_once needs the look-up, and would fail for ever. If no broker answers now, the first
+    send reports it. Do nothing if this host has checked within `_ASK_AGAIN_S`."""
+    if options.delivery == "at_least_once":
+        return
     # Import here: most processes that plan or commit an epoch do not get here.
     from rocket_sink.producer.admin.admin import Admin, proxy_error
     from rocket_sink.producer.engine.shared_state import local_directory
 
     # Keep the time in a file: Spark plans each epoch of a data source in a new process, and a
     # frozen broker would delay each epoch by the time-out.
+    stamp = None
     with contextlib.suppress(OSError):
         stamp = local_directory() / f"rocket-sink-{options.digest[:24]}.asked"
         if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:
             return
-        stamp.touch(0o600)
     try:
         with Admin(options, timeout_s=2.0) as admin:
             if proxy := admin.proxy():
                 raise proxy_error(options.delivery, proxy)
             if options.delivery == "effectively_once" and options.access_key and options.topic:
                 admin.query_by_unique_key(options.topic, "-", max_messages=1)
-    except (ConfigurationError, PermissionDeniedError):
-        with contextlib.suppress(OSError):
-            stamp.unlink(missing_ok=True)
-        raise
-
-
-def check_rights(options: SinkOptions) -> None:
-    """Raise a ConfigurationError, before anything is sent, if `delivery` cannot work: this user may
-    not look messages up, or there is a proxy, behind which nobody can. A repeated epoch of
-    effectively_once needs the look-up, and would fail for ever. If no broker answers now, the first
-    send reports it."""
-    if options.delivery == "at_least_once":
-        return
-    try:
-        _look_up(options)
     except PermissionDeniedError as error:
         raise ConfigurationError(
             f"delivery=effectively_once looks messages of the topic {options.topic!r} up by their "
@@ -124,6 +111,9 @@ def check_rights(options: SinkOptions) -> None:
         raise
     except RocketSinkError as error:
         _LOG.info("cannot tell whether the user may look messages up: %s", error)
+    if stamp is not None:
+        with contextlib.suppress(OSError):
+            stamp.touch(0o600)
 
 
 _reached: Final[set[str]] = set()
@@ -259,11 +249,14 @@ def _source_options(query: Any) -> SinkOptions | None:
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
     """Return the sink's options, parsed from all options that Spark passes."""
-    options = SinkOptions.parse(own_options(given))
+    return on_driver(SinkOptions.parse(own_options(given)))
+
+
+def on_driver(options: SinkOptions) -> SinkOptions:
+    """Check the name servers' addresses, and make a relative ledger path absolute: a worker has
+    another working folder."""
     _ = options.name_servers
-    if options.ledger:
-        options = options.with_(ledger=resolve_path(options.ledger).uri)
-    return options
+    return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options
 
 
 def own_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -519,20 +512,19 @@ def refuse_budget(options: SinkOptions) -> None:
 
 
 def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None) -> None:
-    """Raise a DeliveryError if more rows of the epoch (None: batch write) failed than is allowed.
-
-    Args:
-        counts: sums over the tasks of rows_in, dead and unknown, and the first_error.
-    """
-    error = over_budget(options, counts, epoch)
-    if error is not None:
+    """Raise the error of `over_budget`, if any."""
+    if (error := over_budget(options, counts, epoch)) is not None:
         raise error
 
 
 def over_budget(
     options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None
 ) -> DeliveryError | None:
-    """Return the error that `check_budget` raises; None within the budget."""
+    """Return an error if more rows of the epoch (None: batch write) failed than is allowed.
+
+    Args:
+        counts: sums over the tasks of rows_in, dead and unknown, and the first_error.
+    """
     given_up, rows_in = counts["dead"] + counts["unknown"], counts["rows_in"]
     limit, ratio = options.max_epoch_failures, options.max_epoch_failure_ratio
     if 0 <= limit < given_up:

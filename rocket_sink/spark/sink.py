@@ -22,10 +22,12 @@ Spark calls a foreach writer in this way (pyspark 4.2 `_construct_foreach_functi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocket_sink.errors import ConfigurationError, OptionError
-from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.accumulator import RowsByAccumulator, rows_by_accumulator
 from rocket_sink.options import SinkOptions, check_topic_option
@@ -39,6 +41,7 @@ from rocket_sink.spark.session_checks import (
     check_rights,
     check_session,
     note_sink,
+    on_driver,
     refuse_budget,
     spool_token,
     with_task_rate,
@@ -46,10 +49,6 @@ from rocket_sink.spark.session_checks import (
 )
 from rocket_sink.task.totals import WriteSummary
 from rocket_sink.task.transaction_marker import needs_append
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class RocketSink:
@@ -63,8 +62,7 @@ class RocketSink:
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         if options is not None and more:
             raise OptionError("give either a SinkOptions or options by name, not both")
-        self._options = _absolute(options or SinkOptions.parse(more))
-        _ = self._options.name_servers
+        self._options = on_driver(options or SinkOptions.parse(more))
         if self._options.topic:
             check_topic_option("topic", self._options.topic, self._options.namespace)
         self._plan: ColumnPlan | None = None
@@ -200,8 +198,3 @@ class RocketSink:
 
     def _repr_html_(self) -> str:
         return self._options.to_html("RocketSink")
-
-
-def _absolute(options: SinkOptions) -> SinkOptions:
-    """Make a relative ledger path absolute on the driver: a worker has another working folder."""
-    return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options
