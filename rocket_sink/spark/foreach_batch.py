@@ -13,7 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.forks import ForkLock
@@ -62,19 +66,11 @@ from rocket_sink.spark.transactions import Transactions
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
 _LOG: Final = log.logger(__name__)
 _ACCOUNTS: Final = ("first_error", *COUNTS)
 _NO_FILES: Final = (
     "%s An epoch or write that died before its append is not noted either: when it runs again, its "
     "duplicates_possible is too low"
-)
-_NO_QUERY: Final = (
-    "Spark gives this function no query id (Spark Connect runs it on the server); name the query "
-    "with the option appId, a new name for each new checkpoint, or use the foreach lane"
 )
 
 
@@ -319,24 +315,23 @@ class BatchWriter:
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
         """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs to claim
         it."""
-        query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
+        query = _local(session, QUERY_ID)
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
         """Return the ids of query and run; raise an error if the listener refused the query."""
-        if not is_classic(session):
-            if not self._options.app_id:
-                raise ConfigurationError(_NO_QUERY)
-            return self._options.app_id, self._options.app_id
-        context = session.sparkContext
-        query_id = context.getLocalProperty(QUERY_ID) or ""
+        query_id = _local(session, QUERY_ID)
         if reason := refused_queries.get(query_id):
             raise ConfigurationError(reason)
         query = self._options.app_id or query_id
         if not query:
-            raise ConfigurationError(_NO_QUERY)
-        return query, streaming_run(context.getLocalProperty) or query
+            raise ConfigurationError(
+                "Spark gives this function no query id (Spark Connect runs it on the server); name "
+                "the query with the option appId, a new name for each new checkpoint, or use the "
+                "foreach lane"
+            )
+        return query, streaming_run(partial(_local, session)) or query
 
 
 @contextlib.contextmanager
@@ -383,6 +378,10 @@ def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: in
         append.save_rows(list(in_order([row], append.sequence)))
     except Exception as error:
         _LOG.warning("cannot note in the ledger %s that a write is done: %s", place, error)
+
+
+def _local(session: SparkSession, name: str) -> str:
+    return session.sparkContext.getLocalProperty(name) or "" if is_classic(session) else ""
 
 
 def _accounts_of(rows: DataFrame) -> list[Any]:
