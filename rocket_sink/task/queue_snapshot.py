@@ -47,6 +47,9 @@ class QueueSnapshots:
 
     Args:
         query_id: id of the query, or of the batch.
+
+    Raises from all methods:
+        LedgerError: the note cannot be read or written.
     """
 
     def __init__(self, options: SinkOptions, query_id: str) -> None:
@@ -62,7 +65,6 @@ class QueueSnapshots:
 
         Raises:
             DeliveryError: the topic's queues changed and `onRouteChange=fail`.
-            LedgerError: the note cannot be read or written.
         """
         pinned = self._pinned.get(info.topic) or self.pin(info)
         self._pinned[info.topic] = pinned
@@ -81,11 +83,7 @@ class QueueSnapshots:
         return self._pinned[info.topic].queues
 
     def load(self, topic: str) -> Pinned | None:
-        """Return the topic's queues from the ledger; None if no task has pinned any.
-
-        Raises:
-            LedgerError: the note cannot be read.
-        """
+        """Return the topic's queues from the ledger; None if no task has pinned any."""
         if self._place is None:
             return None
         store, name = NoteStore(self._place, _KIND), self._name(topic)
@@ -95,11 +93,7 @@ class QueueSnapshots:
 
     def pin(self, info: TopicPublishInfo) -> Pinned:
         """Return the topic's queues from the ledger; pin the present queues if it has none. If
-        several tasks pin at once, the first write counts.
-
-        Raises:
-            LedgerError: the note cannot be read or written.
-        """
+        several tasks pin at once, the first write counts."""
         if self._place is None:
             return Pinned(queues_of(info), self._hash)
         store = NoteStore(self._place, _KIND)

@@ -63,6 +63,10 @@ class ReplayCheck:
 
     Raises:
         ConfigurationError: there is no ledger, which knows the epochs that were begun before.
+
+    Raises from all methods:
+        DeliveryError: a broker does not answer the look-ups.
+        LedgerError: the ledger's folder cannot be read or written.
     """
 
     def __init__(self, options: SinkOptions, ctx: RunContext, engine: SendEngine) -> None:
@@ -81,12 +85,7 @@ class ReplayCheck:
         self._stored: StoredMessages | None = None
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
-        """Return the rows that no broker has stored, with their ids; count the stored rows.
-
-        Raises:
-            DeliveryError: a broker does not answer the look-ups.
-            LedgerError: the ledger's folder cannot be read or written.
-        """
+        """Return the rows that no broker has stored, with their ids; count the stored rows."""
         own, topic = rows.message_id, rows.topic
         assert isinstance(topic, str)
         if own is None or own.null_count:
@@ -121,7 +120,6 @@ class ReplayCheck:
 
         Raises:
             CheckpointError: a later run of the query has begun, so this run must send nothing more.
-            LedgerError: the ledger's folder cannot be written.
         """
         if self._starts is None:
             return
@@ -147,9 +145,6 @@ class ReplayCheck:
         Args:
             broker: name of the killed broker. The route may lack it (observed): a name server
                 forgets a broker when the connection closes, and learns of its return with a delay.
-
-        Raises:
-            DeliveryError: a broker does not answer the look-ups.
         """
         texts = [message.properties for message in request.messages()]
         ids = [decode_properties(text)[UNIQ_KEY] for text in texts]

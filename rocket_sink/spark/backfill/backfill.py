@@ -106,6 +106,10 @@ class Backfill:
 
     Raises:
         OptionError: no ledger, or no name server.
+
+    Raises from all methods:
+        OptionError, ColumnError: the filter, columns or times do not fit the source.
+        LedgerError: another backfill has the claim, or the ledger cannot be folded or written.
     """
 
     spark: SparkSession
@@ -130,11 +134,7 @@ class Backfill:
         self._claim: BackfillClaim | None = None
 
     def __enter__(self) -> Backfill:
-        """Claim the ledger.
-
-        Raises:
-            LedgerError: another backfill has the claim, or the folder cannot be written.
-        """
+        """Claim the ledger."""
         claim = BackfillClaim(resolve_path(self.ledger.path))
         claim.acquire(self.wait_s, on_wait=self.on_wait)
         self._claim = claim
@@ -152,12 +152,7 @@ class Backfill:
 
     def plan(self, *, sample: int = _SAMPLE) -> Plan:
         """Fold the ledger, then count the dead letters; send nothing. Outside of `with` another
-        backfill may run meanwhile.
-
-        Raises:
-            OptionError, ColumnError: the filter, columns or times do not fit the source.
-            LedgerError: the ledger cannot be folded, or has another version.
-        """
+        backfill may run meanwhile."""
         self.ledger.sync_fully(self.spark)
         letters = self._pending()
         if letters is None:
@@ -168,11 +163,7 @@ class Backfill:
 
     def waiting(self) -> dict[str, int] | None:
         """Return the selected dead letters that would wait now: {broker that is in no route:
-        number}. Return None if no name server answers.
-
-        Raises:
-            OptionError: no name server.
-        """
+        number}. Return None if no name server answers."""
         _ = self.options.name_servers
         letters = self._pending()
         if letters is None:
@@ -193,9 +184,6 @@ class Backfill:
             selected: number of selected dead letters, from `plan`; it sets the number of tasks.
             progress: called from time to time, and at the end, with the number of letters of ended
                 tasks. A task that ran twice counts twice.
-
-        Raises:
-            LedgerError: another backfill runs, or the ledger cannot be written.
         """
         if not selected:
             return Resent()
