@@ -162,6 +162,7 @@ class _Group:
         return self.factory.send_request(self.request.take_part(first, last))
 
 
+@dataclass(slots=True, eq=False)
 class HomeQueueSelector:
     """Chooses a queue for a request that has a home queue (`routing.sharding.fallback_queue`).
 
@@ -169,22 +170,19 @@ class HomeQueueSelector:
     this rule, when a slow machine makes all brokers look bad, a dead broker would get all attempts.
     """
 
-    __slots__ = ("_home", "_last")
-
-    def __init__(self, home: MessageQueue) -> None:
-        self._home = home
-        self._last: str | None = None
+    home: MessageQueue
+    last: str | None = None
 
     def __call__(
         self, info: TopicPublishInfo, available: Callable[[str], bool]
     ) -> MessageQueue | None:
-        chosen = fallback_queue(info, self._home, available)
+        chosen = fallback_queue(info, self.home, available)
         if chosen is None:
             return None
         broker = info.broker_of(chosen)
-        if broker == self._last and not available(broker):
-            chosen = fallback_queue(info, self._home, lambda name: name != broker) or chosen
-        self._last = info.broker_of(chosen)
+        if broker == self.last and not available(broker):
+            chosen = fallback_queue(info, self.home, lambda name: name != broker) or chosen
+        self.last = info.broker_of(chosen)
         return chosen
 
 
