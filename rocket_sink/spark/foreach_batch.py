@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -146,8 +146,8 @@ class BatchWriter:
                 lineage.started(self._options, run, query, df.schema)
         if not self._options.ledger:
             self._started.add(query)
-            results = self._results(df, "foreach_batch", epoch, query, run)
-            check_budget(self._options, sums_of(_accounts_of(results)), epoch)
+            counts = self._send(df, "foreach_batch", epoch, query, run)
+            check_budget(self._options, counts(), epoch)
             return
         place, token = self._ledger(session, on_driver=True)
         with _once_a_run(place, query, run, epoch):
@@ -165,15 +165,13 @@ class BatchWriter:
             group = transactions.group if transactions is not None else ""
             again = not place.problem and begin_epoch(place, query, epoch)
             append = begin_append(session, place, txn_app_id(query), epoch)
-            results = self._results(
+            counts = self._send(
                 df, "foreach_batch", epoch, query, run, group, append, again=again, token=token
             )
-            _append(results, append)
             if transactions is not None:
                 transactions.finish(query, epoch)
             if has_budget(self._options):
-                counts = sums_of(append.accounts(_ACCOUNTS, query, run, epoch))
-                check_budget(self._options, counts, epoch)
+                check_budget(self._options, counts(), epoch)
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
@@ -184,8 +182,7 @@ class BatchWriter:
         try:
             summary = self._write(df, run)
         except BaseException as error:
-            lineage.failed(run, f"{type(error).__name__}: {first_line(error)}")
-            lineage.ended(run, {})
+            lineage.ended(run, {}, f"{type(error).__name__}: {first_line(error)}")
             raise
         lineage.ended(run, {"acked": summary.acked, "degraded": summary.degraded})
         return summary
@@ -210,16 +207,15 @@ class BatchWriter:
         if self._options.ledger:
             try:
                 append = begin_append(session, place, txn_app_id(query), version)
-                results = self._results(
+                counts_of = self._send(
                     df, "batch", 0, query, run, group, append, again=again, token=token
                 )
-                _append(results, append)
             except BaseException:
                 self._withdraw(session, place, query)
                 if not self._options.app_id:
                     self._forget_tasks(place, query)
                 raise
-            counts = sums_of(append.accounts(_ACCOUNTS, query, run, 0))
+            counts = counts_of()
             over = over_budget(self._options, counts)
             # A write over its budget has failed. Then keep its note for the next write of the
             # `appId`.
@@ -231,7 +227,7 @@ class BatchWriter:
                 transactions.finish(query, 0)
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
         else:
-            counts = sums_of(_accounts_of(self._results(df, "batch", 0, query, run)))
+            counts = self._send(df, "batch", 0, query, run)()
             over = over_budget(self._options, counts)
         if over is not None:
             raise over
@@ -243,10 +239,11 @@ class BatchWriter:
             duration_s=time.monotonic() - started_s,
         )  # fmt: skip
 
-    def _results(
+    def _send(
         self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = "",
         append: Append | None = None, *, again: bool = False, token: LedgerToken | None = None,
-    ) -> DataFrame:  # fmt: skip
+    ) -> Callable[[], dict[str, Any]]:  # fmt: skip
+        """Send the frame's rows; return a function that sums the tasks' counts up."""
         session = df.sparkSession
         check_session(self._options, session)
         check_rights(self._options)
@@ -256,9 +253,11 @@ class BatchWriter:
             again=again, token=token, sequence=append.sequence if append is not None else None,
         )  # fmt: skip
         if append is not None:
-            return append.made_by_tasks(needed, send.__call__)
-        results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
-        return results
+            _append(append.made_by_tasks(needed, send.__call__), append)
+            return lambda: sums_of(append.accounts(_ACCOUNTS, query, run, epoch))
+        results = needed.mapInArrow(send.__call__, ledger_ddl()).where(f"kind = '{EPOCH}'")
+        accounts = results.select(*_ACCOUNTS).collect()
+        return lambda: sums_of(accounts)
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
         """Release the keys that a failed write holds, because no later write would release them."""
@@ -382,7 +381,3 @@ def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: in
 
 def _local(session: SparkSession, name: str) -> str:
     return session.sparkContext.getLocalProperty(name) or "" if is_classic(session) else ""
-
-
-def _accounts_of(rows: DataFrame) -> list[Any]:
-    return rows.where(f"kind = '{EPOCH}'").select(*_ACCOUNTS).collect()

@@ -81,9 +81,10 @@ def failed(run: str, error: str) -> None:
         _runs[run].error = error
 
 
-def ended(run: str, counts: Mapping[str, int]) -> None:
+def ended(run: str, counts: Mapping[str, int], error: str = "") -> None:
     """Send COMPLETE or FAIL of a run that has started, with the rows that are stored."""
     if (state := _runs.pop(run, None)) is not None:
+        state.error = state.error or error
         _emit("FAIL" if state.error else "COMPLETE", run, state, counts)
 
 
@@ -98,8 +99,7 @@ def ended_elsewhere(
     """
     if state is not None:
         _runs[run] = state
-        failed(run, error)
-        ended(run, counts)
+        ended(run, counts, error)
         flush(state)
 
 
