@@ -170,10 +170,6 @@ class TableProducer:
 
 
 def _batches(data: Any) -> Iterator[pa.RecordBatch]:
-    if isinstance(data, pa.RecordBatch):
-        return iter([data])
-    if isinstance(data, pa.Table):
-        return iter(data.to_batches())
     if hasattr(data, "__arrow_c_stream__"):
         return iter(pa.RecordBatchReader.from_stream(data))
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):
