@@ -371,10 +371,9 @@ def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChe
     with _lock:
         for old in [checker_key for checker_key in _answerers if checker_key[0] != key[0]]:
             _answerers.pop(old).close()
-        checker = _answerers.get(key)
-        if checker is None:
-            checker = _answerers[key] = TransactionChecker(spark, options)
-        return checker
+        if key not in _answerers:
+            _answerers[key] = TransactionChecker(spark, options)
+        return _answerers[key]
 
 
 _WAIT_S: Final = 600.0

@@ -108,18 +108,15 @@ class HomeQueues:
     def _list(self, query_id: str | None, topic: str) -> Pinned | None:
         key = (query_id, topic)
         if key not in self._pinned:
-            self._pinned[key] = self._looked_up(query_id, topic)
+            info, pinned = self._route(topic), None
+            redirected = bool(self._options.topic) and not self._pin_new
+            if query_id and not redirected:
+                pins = QueueSnapshots(self._options, query_id)
+                pinned = pins.load(topic)
+                if pinned is None and self._pin_new and info is not None:
+                    pinned = pins.pin(info)
+            self._pinned[key] = pinned or self._first.get(topic)
         return self._pinned[key]
-
-    def _looked_up(self, query_id: str | None, topic: str) -> Pinned | None:
-        info, pinned = self._route(topic), None
-        redirected = bool(self._options.topic) and not self._pin_new
-        if query_id and not redirected:
-            pins = QueueSnapshots(self._options, query_id)
-            pinned = pins.load(topic)
-            if pinned is None and self._pin_new and info is not None:
-                pinned = pins.pin(info)
-        return pinned or self._first.get(topic)
 
     def _route(self, topic: str) -> TopicPublishInfo | None:
         was_asked, self._asked = topic in self._asked, self._asked | {topic}
