@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (Spark\'s own habit)
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (Spark\'s own habit)
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocket_sink.errors import LedgerError
