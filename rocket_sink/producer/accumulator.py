@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rocket_sink.errors import MessageIllegalError, NotSentError, ProducerClosedError
@@ -24,13 +25,11 @@ from rocket_sink.producer.request_builder import RequestBuilder, named
 Entry: TypeAlias = "tuple[Message, SendFuture]"
 
 
+@dataclass(slots=True)
 class _OpenBatch:
-    __slots__ = ("due_s", "entries", "size")
-
-    def __init__(self, due_s: float) -> None:
-        self.due_s = due_s
-        self.entries: list[Entry] = []
-        self.size = 0
+    due_s: float
+    entries: list[Entry] = field(default_factory=list)
+    size: int = 0
 
 
 class BatchAccumulator:

@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -75,17 +76,15 @@ SUBMITTED_BYTES: Final = 16 * 1024
 """Bodies of this size or more bypass the submission queue, which does not limit its bytes."""
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A thread that waits for one completion; also the token (owner) of its request."""
 
-    __slots__ = ("_gate", "asleep", "completion", "in_engine", "on_done")
-
-    def __init__(self, on_done: Callable[[Completion], None] | None = None) -> None:
-        self.completion: Completion | None = None
-        self.in_engine: bool | None = None
-        self.on_done = on_done
-        self.asleep = False
-        self._gate: threading.Lock | None = None
+    on_done: Callable[[Completion], None] | None = None
+    completion: Completion | None = None
+    in_engine: bool | None = None
+    asleep: bool = False
+    _gate: threading.Lock | None = None
 
     def done(self) -> bool:
         return self.completion is not None

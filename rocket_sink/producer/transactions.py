@@ -102,27 +102,17 @@ class TransactionResult:
         return self.state is not UNKNOWN and self.end_error is None
 
 
+@dataclass(eq=False, repr=False)
 class TransactionClient:
-    """The half messages and transaction checks of one client.
+    """The half messages and transaction checks of one client."""
 
-    Args:
-        listener: returns the user's listener, which may be set later.
-    """
-
-    def __init__(
-        self,
-        group: str,
-        driver: Driver,
-        builder: RequestBuilder,
-        hooks: Hooks,
-        listener: Callable[[], TransactionListener | None],
-    ) -> None:
-        self._group = group
-        self._driver = driver
-        self._builder = builder
-        self._hooks = hooks
-        self._listener = listener
-        self._checks: queue.Queue[tuple[str, TransactionCheck]] | None = None
+    _group: str
+    _driver: Driver
+    _builder: RequestBuilder
+    _hooks: Hooks
+    _listener: Callable[[], TransactionListener | None]
+    """Returns the user's listener, which may be set later."""
+    _checks: queue.Queue[tuple[str, TransactionCheck]] | None = None
 
     def listen_for_checks(self, topics: tuple[str, ...]) -> None:
         """Connect to the topics' brokers to get their checks (`Producer.listen_for_checks`)."""

@@ -2630,7 +2630,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "lost-lock-and-the-queue-is-written",
         "rocket_sink/producer/admin/half_commits.py",
-        "            self._engine.abandon()\n            raise\n",
+        "            self.engine.abandon()\n            raise\n",
         "            raise\n",
         (
             "tests/spark/test_transactional.py::test_a_committer_without_its_lock_writes_nothing_that_still_waits",

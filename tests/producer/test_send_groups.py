@@ -33,8 +33,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     begin = GroupAttempt.__init__
 
-    def counted(self, *given):
-        begin(self, *given)
+    def counted(self, *given, **more):
+        begin(self, *given, **more)
         sizes.append(self.size)
 
     monkeypatch.setattr(GroupAttempt, "__init__", counted)

@@ -52,8 +52,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     begin = GroupAttempt.__init__
 
-    def noted(self: GroupAttempt, *given: Any) -> None:
-        begin(self, *given)
+    def noted(self: GroupAttempt, *given: Any, **more: Any) -> None:
+        begin(self, *given, **more)
         sizes.append(self.size)
 
     monkeypatch.setattr(GroupAttempt, "__init__", noted)

@@ -177,6 +177,7 @@ class ResendReport:
         return {**vars(self), "codes": dict(self.codes)}
 
 
+@dataclass
 class Resender:
     """Sends dead letters to their origin topics, one at a time, in the caller's order.
 
@@ -189,22 +190,13 @@ class Resender:
         again: resend even if an earlier resend is in the topic, or `max_resends` is reached.
     """
 
-    def __init__(
-        self,
-        admin: Admin,
-        send: Callable[[Message], SendResult],
-        *,
-        to_topic: str | None = None,
-        max_resends: int = MAX_RESENDS,
-        again: bool = False,
-    ) -> None:
-        self._admin = admin
-        self._send = send
-        self._to_topic = to_topic
-        self._max_resends = max_resends
-        self._again = again
-        self._stopped: set[tuple[str, str]] = set()
-        self.report = ResendReport()
+    admin: Admin
+    send: Callable[[Message], SendResult]
+    to_topic: str | None = None
+    max_resends: int = MAX_RESENDS
+    again: bool = False
+    report: ResendReport = field(default_factory=ResendReport)
+    _stopped: set[tuple[str, str]] = field(default_factory=set)
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
         """Send a dead letter, or skip it or hold it back, and count it in the report. Return None
@@ -213,7 +205,7 @@ class Resender:
         Raises:
             SendError: a fatal error (wrong credentials).
         """
-        topic, report = self._to_topic or dead_letter.origin_topic, self.report
+        topic, report = self.to_topic or dead_letter.origin_topic, self.report
         if not topic:
             report.homeless += 1
             return None
@@ -222,9 +214,9 @@ class Resender:
             report.held_back += 1
             return None
         try:
-            if not self._again and self._is_done(dead_letter, topic):
+            if not self.again and self._is_done(dead_letter, topic):
                 return None
-            result = self._send(dead_letter.to_message(topic))
+            result = self.send(dead_letter.to_message(topic))
         except (MessageError, SendError) as error:
             if getattr(error, "fatal", False):
                 raise
@@ -235,11 +227,11 @@ class Resender:
         return result
 
     def _is_done(self, dead_letter: DeadLetter, topic: str) -> bool:
-        if dead_letter.resends >= self._max_resends:
+        if dead_letter.resends >= self.max_resends:
             self.report.left_alone += 1
             return True
         try:
-            copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
+            copies = self.admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
             # A topic without a route contains no resent message, and the send may create it.
             return False

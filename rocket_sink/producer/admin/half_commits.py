@@ -80,16 +80,16 @@ class CommitReport:
     """Half messages that their brokers no longer have, with the brokers' remarks."""
 
 
+@dataclass(eq=False)
 class _Lane:
     """Half messages of one broker and topic, or of one queue if order matters. They share a limit
     of requests in flight (`width`). Positions are row numbers in the table of half messages."""
 
-    def __init__(self, width: int, positions: Positions) -> None:
-        self.waiting = positions
-        self.width = width
-        self.in_flight = 0
-        self.asked_s = 0.0
-        self.stopped = False
+    width: int
+    waiting: Positions
+    in_flight: int = 0
+    asked_s: float = 0.0
+    stopped: bool = False
 
     def next(self) -> Positions:
         """Return positions to send; none until half of `width` is free, to make groups large."""
@@ -125,6 +125,7 @@ class _Commits:
             self._committer.committed(self._lane, len(result))
 
 
+@dataclass(eq=False)
 class HalfMessageCommitter:
     """Commits the half messages of one epoch (of one commit decision in the ledger).
 
@@ -138,31 +139,24 @@ class HalfMessageCommitter:
             that time from now.
     """
 
-    def __init__(
-        self,
-        engine: SendEngine,
-        *,
-        group: str,
-        ordered: bool,
-        since_ms: int,
-        progress: Callable[[int], None] = lambda done: None,
-        check: Callable[[float], None] = lambda ahead_s: None,
-    ) -> None:
-        self._engine = engine
-        self._group = group
-        self._ordered = ordered
-        self._since_ms = since_ms
-        self._progress = progress
-        self._check = check
-        self._request_s = min(_LONGEST_REQUEST_S, engine.options.send_msg_timeout_ms / 1000)
-        self._timeout_s = engine.options.stored_check_timeout_ms / 1000
-        self._report = CommitReport()
-        self._refused: dict[int, str] = {}
-        self._again: list[int] = []
-        self._doubtful: set[int] = set()
-        self._in_flight = 0
-        self._heard_s = engine.clock()
-        self._error: SendError | None = None
+    engine: SendEngine
+    group: str
+    ordered: bool
+    since_ms: int
+    progress: Callable[[int], None] = lambda done: None
+    check: Callable[[float], None] = lambda ahead_s: None
+    _report: CommitReport = field(default_factory=CommitReport)
+    _refused: dict[int, str] = field(default_factory=dict)
+    _again: list[int] = field(default_factory=list)
+    _doubtful: set[int] = field(default_factory=set)
+    _in_flight: int = 0
+    _error: SendError | None = None
+
+    def __post_init__(self) -> None:
+        options = self.engine.options
+        self._request_s = min(_LONGEST_REQUEST_S, options.send_msg_timeout_ms / 1000)
+        self._timeout_s = options.stored_check_timeout_ms / 1000
+        self._heard_s = self.engine.clock()
 
     def commit(self, halves: pa.Table, *, doubtful: bool) -> CommitReport:
         """Make each half message visible to consumers once.
@@ -176,12 +170,12 @@ class HalfMessageCommitter:
             SendError: a fatal error (wrong credentials).
             LedgerError: another process may have the lock (`check`).
         """
-        engine = self._engine
+        engine = self.engine
         self._halves = halves = halves.sort_by(
             [("broker_name", "ascending"), ("half_offset", "ascending")]
         ).combine_chunks()
         self._headers = _headers(halves)
-        self._lane_of = _lanes(halves, by_queue=self._ordered)
+        self._lane_of = _lanes(halves, by_queue=self.ordered)
         self._topics = halves.column("topic").unique().to_pylist()
         pending = np.arange(len(halves))
         for topic in self._topics:
@@ -213,7 +207,7 @@ class HalfMessageCommitter:
             is_doubtful = np.isin(pending, doubtful)
             absent = self._not_visible(pending[is_doubtful])
             pending = pending[~is_doubtful | np.isin(pending, absent)]
-        if len(pending) and self._engine.clock() >= self._heard_s + self._timeout_s:
+        if len(pending) and self.engine.clock() >= self._heard_s + self._timeout_s:
             raise DeliveryError(self._silence(pending), first_error=str(self._error or ""))
         return pending
 
@@ -232,7 +226,7 @@ class HalfMessageCommitter:
 
     def _round(self, positions: Positions) -> None:
         """Send each commit once, and wait for the answers. A lane stops at its first failure."""
-        width, engine = 1 if self._ordered else _WINDOW, self._engine
+        width, engine = 1 if self.ordered else _WINDOW, self.engine
         lane_of = self._lane_of[positions]
         lanes = [_Lane(width, positions[lane_of == lane]) for lane in np.unique(lane_of)]
         while True:
@@ -252,7 +246,7 @@ class HalfMessageCommitter:
             self._again += lane.waiting.tolist()
 
     def _send(self, lane: _Lane, positions: Positions) -> None:
-        engine, client, first = self._engine, self._engine.client, self._half(int(positions[0]))
+        engine, client, first = self.engine, self.engine.client, self._half(int(positions[0]))
         now_s, address = engine.clock(), engine.routes.addresses().get(first.broker_name)
         if address is None:
             lane.stopped = True
@@ -276,10 +270,10 @@ class HalfMessageCommitter:
 
     def _check_lock(self, ahead_s: float = 0.0) -> None:
         try:
-            self._check(ahead_s)
+            self.check(ahead_s)
         except BaseException:
             # Abandon the engine: its `close` would write requests that are still queued.
-            self._engine.abandon()
+            self.engine.abandon()
             raise
 
     def _columns(self, positions: Positions) -> dict[str, pa.Array]:
@@ -292,7 +286,7 @@ class HalfMessageCommitter:
 
     def _frame(self, half: Half) -> Frame:
         return requests.end_transaction(
-            producer_group=self._group,
+            producer_group=self.group,
             topic=half.topic,
             tran_state_table_offset=half.half_offset,
             commit_log_offset=half.commit_log_offset,
@@ -326,7 +320,7 @@ class HalfMessageCommitter:
             )
         lane.stopped = True
         self._again.append(position)
-        if isinstance(error, AuthenticationError) and self._engine.reread_credentials(lane.asked_s):
+        if isinstance(error, AuthenticationError) and self.engine.reread_credentials(lane.asked_s):
             return  # Repeat the request with the new credentials.
         self._error = error
         is_not_stored = isinstance(error, NotSentError) or (
@@ -373,13 +367,13 @@ class HalfMessageCommitter:
 
     def _stored_at(self, topic: str, brokers: Iterable[str]) -> StoredMessages:
         return StoredMessages(
-            self._engine, since_ms=self._since_ms, brokers={topic: brokers}, by_route=False
+            self.engine, since_ms=self.since_ms, brokers={topic: brokers}, by_route=False
         )
 
     def _done(self, count: int) -> None:
-        self._heard_s = self._engine.clock()
+        self._heard_s = self.engine.clock()
         self._report.committed += count
-        self._progress(self._report.committed)
+        self.progress(self._report.committed)
 
 
 def _headers(halves: pa.Table) -> pa.RecordBatch:

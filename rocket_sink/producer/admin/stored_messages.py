@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import (
@@ -38,6 +39,7 @@ Query = tuple[str, str, str]
 """(broker name, topic, message id)."""
 
 
+@dataclass(eq=False)
 class StoredMessages:
     """Asks brokers which messages they have stored.
 
@@ -57,23 +59,18 @@ class StoredMessages:
         SendError: a fatal error (credentials).
     """
 
-    def __init__(
-        self, engine: SendEngine, *, since_ms: int, brokers: Brokers | None = None,
-        advice: str = _ADVICE, by_route: bool = True,
-    ) -> None:  # fmt: skip
-        self._by_route = by_route
-        self._engine = engine
-        self._since_ms = since_ms
-        self._brokers = {} if brokers is None else brokers
-        self._advice = advice
-        self._timeout_s = engine.options.stored_check_timeout_ms / 1000
-        self._settled: set[str] = set()
-        self._found: set[str] = set()
-        self.torn: dict[str, StoredMessage] = {}
-        self._again: deque[Query] = deque()
-        self._in_flight: set[Query] = set()
-        self._heard_s = 0.0
-        self._last_error: SendError | None = None
+    engine: SendEngine
+    since_ms: int
+    brokers: Brokers = field(default_factory=dict)
+    advice: str = _ADVICE
+    by_route: bool = True
+    torn: dict[str, StoredMessage] = field(default_factory=dict)
+    _settled: set[str] = field(default_factory=set)
+    _found: set[str] = field(default_factory=set)
+    _again: deque[Query] = field(default_factory=deque)
+    _in_flight: set[Query] = field(default_factory=set)
+    _heard_s: float = 0.0
+    _last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
         """Wait until every broker answers, and then for `storedCheckDelay`; once for each broker.
@@ -83,7 +80,7 @@ class StoredMessages:
             return
         self._ask([(name, topic, _NO_ID) for name in new], topic)
         self._settled.update(new)
-        self._engine.drive_for(self._engine.options.stored_check_delay_ms / 1000)
+        self.engine.drive_for(self.engine.options.stored_check_delay_ms / 1000)
 
     def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
         """Return the ids for which a broker has a whole message, not only a torn copy."""
@@ -101,11 +98,11 @@ class StoredMessages:
         return self._found
 
     def _names(self, topic: str) -> list[str]:
-        masters = set(self._engine.publish_info(topic).masters) if self._by_route else set[str]()
-        return sorted(masters.union(self._brokers.get(topic, ())))
+        masters = set(self.engine.publish_info(topic).masters) if self.by_route else set[str]()
+        return sorted(masters.union(self.brokers.get(topic, ())))
 
     def _ask(self, queries: Iterable[Query], topic: str) -> None:
-        engine = self._engine
+        engine = self.engine
         waiting = deque(queries)
         self._heard_s, self._last_error = engine.clock(), None
         while waiting or self._again or self._in_flight:
@@ -122,7 +119,7 @@ class StoredMessages:
 
     def _look_up(self, query: Query) -> None:
         name, topic, message_id = query
-        engine = self._engine
+        engine = self.engine
         now_s = engine.clock()
         address = engine.routes.addresses().get(name)
         if address is None:
@@ -149,11 +146,11 @@ class StoredMessages:
         self._in_flight.add(query)
         look_up(
             engine.client, address, topic, message_id, done,
-            since_ms=self._since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
+            since_ms=self.since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
         )  # fmt: skip
 
     def _check(self, waiting: deque[Query], topic: str) -> None:
-        error, engine = self._last_error, self._engine
+        error, engine = self._last_error, self.engine
         if error is not None and error.fatal:
             raise error
         if isinstance(error, PermissionDeniedError):
@@ -163,13 +160,14 @@ class StoredMessages:
                 first_error=str(error),
             )
         unanswered = (*waiting, *self._again, *self._in_flight)
-        if not unanswered or engine.clock() < self._heard_s + self._timeout_s:
+        until_s = self._heard_s + engine.options.stored_check_timeout_ms / 1000
+        if not unanswered or engine.clock() < until_s:
             return
         silent = sorted({name for name, *_ in unanswered})
         raise DeliveryError(
             f"{', '.join(silent)} does not say which messages of the topic {topic!r} are stored "
             f"already ({error or 'no answer, or not in the route'}), so none of them is sent. "
-            f"{self._advice}",
+            f"{self.advice}",
             first_error=str(error or ""),
         )
 

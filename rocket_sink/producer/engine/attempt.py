@@ -243,24 +243,20 @@ class Wait(enum.Enum):
     VERIFY = "the end of the check whether the broker stored it"
 
 
+@dataclass(slots=True, eq=False)
 class AttemptHistory:
     """The state that all attempts of a request share; the first failure creates it."""
 
-    __slots__ = (
-        "degraded", "earlier", "last_broker", "last_error", "records", "unknown", "waited"
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.records: list[AttemptRecord] = []
-        self.waited: AttemptRecord | None = None
-        """The last record, if it sums up attempts that reached no broker (`AttemptRecord`)."""
-        self.earlier: list[type[Exception]] = []
-        self.last_broker: str | None = None
-        self.last_error: SendError | None = None
-        self.unknown: SendError | None = None
-        """The first error that leaves open whether the message is stored."""
-        self.degraded: SendResult | None = None
-        """The first result of an attempt that was stored less durably than asked for."""
+    records: list[AttemptRecord] = field(default_factory=list)
+    waited: AttemptRecord | None = None
+    """The last record, if it sums up attempts that reached no broker (`AttemptRecord`)."""
+    earlier: list[type[Exception]] = field(default_factory=list)
+    last_broker: str | None = None
+    last_error: SendError | None = None
+    unknown: SendError | None = None
+    """The first error that leaves open whether the message is stored."""
+    degraded: SendResult | None = None
+    """The first result of an attempt that was stored less durably than asked for."""
 
 
 class CheckResult(NamedTuple):
@@ -286,72 +282,54 @@ class End(NamedTuple):
     at_s: float
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SendAttempt:
     """An attempt to send a request. Its connection passes answers and errors to `on_end`, and the
     engine handles these later. Each retry is a new attempt, so no attempt uses two connections."""
 
-    __slots__ = (
-        "body", "body_bytes", "broker", "channel", "counted", "deadline_s", "done", "ends",
-        "handed_s", "history", "hooked", "number", "ordering", "pinned", "ready_s", "request",
-        "target", "turn", "waits", "wall_ms", "wire_bytes",
-    )  # fmt: skip
+    ends: deque[End]
+    request: SendRequest
+    body: Sequence[Any]
+    body_bytes: int
+    ordering: Ordering
+    ready_s: float
+    deadline_s: float
+    number: int = 1
+    counted: int = 1
+    """Attempts that count for the limit. For example, one ended by GO_AWAY does not count."""
+    pinned: MessageQueue | None = None
+    """The previous attempt's queue, if this attempt has to use the same queue."""
+    target: SendTarget | None = None
+    broker: Broker | None = None
+    """The broker whose in-flight count includes this attempt."""
+    channel: Channel | None = None
+    hooked: Frame | None = None
+    """The request as the RPC hooks changed it; None without hooks."""
+    handed_s: float = 0.0
+    wall_ms: int = 0
+    wire_bytes: int = 0
+    done: bool = False
+    turn: MessageQueue | None = None
+    """The ordered queue in whose line (`OrderedQueues`) this attempt is."""
+    waits: Wait | None = None
+    history: AttemptHistory | None = None
 
-    # Class attributes save two assignments per message. `GroupAttempt` has properties instead.
-    requests: int = 1
+    # Class attributes (without annotations) save two assignments per message. `GroupAttempt` has
+    # properties instead.
+    requests = 1
     """The number of requests that the broker's in-flight count includes for this attempt. A batch
     to a proxy counts as several (`Broker.batch_places`)."""
-    places: int = 1
+    places = 1
     """The number of requests that the engine's `Window` counts for this attempt."""
-
-    def __init__(
-        self,
-        ends: deque[End],
-        request: SendRequest,
-        body: Sequence[Any],
-        body_bytes: int,
-        ordering: Ordering,
-        now_s: float,
-        deadline_s: float,
-    ) -> None:
-        self.ends = ends
-        self.request = request
-        self.body = body
-        self.body_bytes = body_bytes
-        self.ordering = ordering
-        self.ready_s = now_s
-        self.deadline_s = deadline_s
-        self.number = 1
-        self.counted = 1
-        """Attempts that count for the limit. For example, one ended by GO_AWAY does not count."""
-        self.pinned: MessageQueue | None = None
-        """The previous attempt's queue, if this attempt has to use the same queue."""
-        self.target: SendTarget | None = None
-        self.broker: Broker | None = None
-        """The broker whose in-flight count includes this attempt."""
-        self.channel: Channel | None = None
-        self.hooked: Frame | None = None
-        """The request as the RPC hooks changed it; None without hooks."""
-        self.handed_s = 0.0
-        self.wall_ms = 0
-        self.wire_bytes = 0
-        self.done = False
-        self.turn: MessageQueue | None = None
-        """The ordered queue in whose line (`OrderedQueues`) this attempt is."""
-        self.waits: Wait | None = None
-        self.history: AttemptHistory | None = None
 
     def next_attempt(self, now_s: float, *, counts: bool) -> SendAttempt:
         """Mark this attempt as done, and return the request's next attempt."""
         self.done = True
-        later = type(self)(
+        return type(self)(
             self.ends, self.request, self.body, self.body_bytes, self.ordering, now_s,
-            self.deadline_s,
+            self.deadline_s, self.number + 1, self.counted + counts,
+            turn=self.turn, history=self.history,
         )  # fmt: skip
-        later.number = self.number + 1
-        later.counted = self.counted + (1 if counts else 0)
-        later.history = self.history
-        later.turn = self.turn
-        return later
 
     @property
     def home(self) -> str:
@@ -389,11 +367,6 @@ class BatchAttempt(SendAttempt):
         self.requests = broker.batch_places(self.request.message_count)
         room = broker.room_for(self.requests, reserved)
         return room if room == self.requests else 0
-
-
-def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the request's attempt class (no group), its body as buffers, and the body's bytes."""
-    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

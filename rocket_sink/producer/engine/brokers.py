@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
@@ -45,15 +45,15 @@ _EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Proxy:
     """A RocketMQ proxy. Its brokers share one connection, and so one window."""
 
-    __slots__ = ("address", "brokers", "window")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.brokers: list[Broker] = []
-        self.window = AimdWindow(2 * PROXY_PLACES, 0.0, PROXY_PLACES)
+    address: str
+    brokers: list[Broker] = field(default_factory=list)
+    window: AimdWindow = field(
+        default_factory=lambda: AimdWindow(2 * PROXY_PLACES, 0.0, PROXY_PLACES)
+    )
 
     @property
     def in_flight(self) -> int:
@@ -64,32 +64,30 @@ class Proxy:
         self.brokers = [b for b in self.brokers if b.in_flight or b.name != broker.name] + [broker]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Broker:
     """The load of one broker, and its latency, smoothed as in RFC 6298."""
 
-    __slots__ = (
-        "deviation_s", "in_flight", "latency_s", "name", "proxy", "silent", "stored_sent_s",
-        "suspect", "window",
-    )  # fmt: skip
+    name: str
+    proxy: Proxy | None = None
+    in_flight: int = 0
+    """Requests in flight. Behind a proxy a batch counts as several (`batch_places`)."""
+    latency_s: float = 0.0
+    deviation_s: float = 0.0
+    stored_sent_s: float = 0.0
+    """Time at which the latest stored request was written."""
+    suspect: bool = False
+    silent: bool = False
+    """Whether the broker does not answer heartbeats either: it is frozen, or cut off."""
+    window: AimdWindow | None = None
+    """The limit of requests in flight. A broker has a window from its first busy answer until the
+    window has grown to the engine's limit. A proxy always has one, which also shrinks when answers
+    are missing."""
 
-    def __init__(self, name: str, proxy: Proxy | None = None) -> None:
-        self.name = name
-        self.proxy = proxy
-        self.in_flight = 0
-        """Requests in flight. Behind a proxy a batch counts as several (`batch_places`)."""
-        self.latency_s = 0.0
-        self.deviation_s = 0.0
-        self.stored_sent_s = 0.0
-        """Time at which the latest stored request was written."""
-        self.suspect = False
-        self.silent = False
-        """Whether the broker does not answer heartbeats either: it is frozen, or cut off."""
-        self.window = None if proxy is None else proxy.window
-        """The limit of requests in flight. A broker has a window from its first busy answer until
-        the window has grown to the engine's limit. A proxy always has one, which also shrinks when
-        answers are missing."""
-        if proxy is not None:
-            proxy.add(self)
+    def __post_init__(self) -> None:
+        if self.proxy is not None:
+            self.window = self.proxy.window
+            self.proxy.add(self)
 
     @property
     def _in_window(self) -> int:

@@ -7,6 +7,7 @@ The dispatcher never retries. If it cannot write an attempt, it returns the even
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn
 
@@ -45,31 +46,22 @@ _IGNORED: Final = {
 """{version: what an older broker would do, and what to use instead}"""
 
 
+@dataclass(eq=False, repr=False)
 class Dispatcher:
     """Writes attempts to connections; used by the thread of its engine only."""
 
-    def __init__(
-        self,
-        *,
-        client: NetworkClient,
-        routes: Routes,
-        brokers: Brokers,
-        headers: HeaderTemplates,
-        ordered: OrderedQueues,
-        heartbeats: Heartbeats,
-        questions: Questions,
-        limits: RequestLimits,
-    ) -> None:
-        self._client = client
-        self._routes = routes
-        self._brokers = brokers
-        self._headers = headers
-        self._templates = headers.templates
-        self._ordered = ordered
-        self._heartbeats = heartbeats
-        self._questions = questions
-        self._policies = TopicPolicies(questions)
-        self._limits = limits
+    _client: NetworkClient
+    _routes: Routes
+    _brokers: Brokers
+    _headers: HeaderTemplates
+    _ordered: OrderedQueues
+    _heartbeats: Heartbeats
+    _questions: Questions
+    _limits: RequestLimits
+
+    def __post_init__(self) -> None:
+        self._templates = self._headers.templates
+        self._policies = TopicPolicies(self._questions)
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
         """Choose a queue and write the attempt's frame, or return what the attempt has to wait for.

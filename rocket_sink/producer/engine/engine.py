@@ -39,7 +39,6 @@ from rocket_sink.producer.engine.attempt import (
     SendAttempt,
     SendRequest,
     Wait,
-    single_kind,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -118,25 +117,13 @@ class SendEngine:
         self.waiting = WaitingRequests(self.routes, self.brokers)
         self._questions = Questions(self.client)
         self._dispatcher = Dispatcher(
-            client=self.client,
-            routes=self.routes,
-            brokers=self.brokers,
-            headers=self._headers,
-            ordered=self.waiting.ordered,
-            heartbeats=self.heartbeats,
-            questions=self._questions,
-            limits=self._limits,
-        )
+            self.client, self.routes, self.brokers, self._headers, self.waiting.ordered,
+            self.heartbeats, self._questions, self._limits,
+        )  # fmt: skip
         self._handler = ResponseHandler(
-            options,
-            client=self.client,
-            routes=self.routes,
-            brokers=self.brokers,
-            headers=self._headers,
-            limits=self._limits,
-            rng=rng,
+            options, self.client, self.routes, self.brokers, self._headers, self._limits, rng,
             records=record_attempts,
-        )
+        )  # fmt: skip
         self.window = Window(options)
         self._rates = RateLimiter.of(options, clock())
         self._ends: deque[End] = deque()
@@ -167,10 +154,8 @@ class SendEngine:
         """Submit a request if window and rate limit have room, else return False."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
-        if request.group is None:
-            (kind, body, size), requests = single_kind(request), 1
-        else:
-            (kind, body, size), requests = attempt_kind(request), request.message_count
+        kind, body, size = attempt_kind(request)
+        requests = 1 if request.group is None else request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False

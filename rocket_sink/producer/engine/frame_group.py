@@ -14,17 +14,18 @@ because the futures of its messages must not wait for each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
-    AttemptHistory,
+    BatchAttempt,
     SendAttempt,
     SendRequest,
     StoredFrames,
-    single_kind,
+    buffers_of,
 )
 from rocket_sink.wire.columns.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -46,8 +47,8 @@ class GroupAttempt(SendAttempt):
         "size",
     )
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         group = self.request.group
         assert group is not None
         self.size = self.open_count = len(group.messages)
@@ -98,17 +99,16 @@ class GroupAttempt(SendAttempt):
         self._ended += last - index
         request = group.leave(index, last)
         kind, body, size = attempt_kind(request)
-        attempt = kind(self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s)
+        attempt = kind(
+            self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s,
+            self.number, self.counted, target=self.target, broker=self.broker,
+            channel=self.channel, handed_s=self.handed_s, wall_ms=self.wall_ms,
+            wire_bytes=self.wire_bytes // self.size,
+        )  # fmt: skip
         self.body_bytes -= size
-        attempt.number, attempt.counted = self.number, self.counted
-        attempt.target, attempt.broker, attempt.channel = self.target, self.broker, self.channel
-        attempt.handed_s, attempt.wall_ms = self.handed_s, self.wall_ms
-        attempt.wire_bytes = self.wire_bytes // self.size
-        if self.history is not None:
-            attempt.history = history = AttemptHistory()
-            history.earlier = list(self.history.earlier)
-            history.last_error, history.unknown = self.history.last_error, self.history.unknown
-            history.last_broker = self.history.last_broker
+        if (history := self.history) is not None:
+            earlier = list(history.earlier)
+            attempt.history = replace(history, records=[], waited=None, earlier=earlier)
         return attempt
 
     def leave_all(self) -> list[SendAttempt]:
@@ -190,5 +190,5 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
     """Return the request's attempt class, its body as buffers, and the body's bytes."""
     if request.group is None:
-        return single_kind(request)
+        return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
     return GroupAttempt, (), request.group.messages.body_bytes

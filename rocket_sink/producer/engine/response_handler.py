@@ -7,6 +7,7 @@ The handler applies the retry rules (`routing.retry`), and reports failures to `
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -83,40 +84,29 @@ class NextStep(NamedTuple):
     error: SendError | None = None
 
 
+@dataclass(eq=False, repr=False)
 class ResponseHandler:
     """Decides what follows from an answer or a failure.
 
-    Args:
-        records: add a record of each attempt to the request's Completion.
-
     Attributes:
+        records: add a record of each attempt to the request's Completion.
         stopping: the engine is completing all requests, so nothing is tried again.
         fatal: a request failed with an error that every other request would get, too.
     """
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        *,
-        client: NetworkClient,
-        routes: Routes,
-        brokers: Brokers,
-        headers: HeaderTemplates,
-        limits: RequestLimits,
-        rng: Random,
-        records: bool,
-    ) -> None:
-        self._options = options
-        self._client = client
-        self._routes = routes
-        self._brokers = brokers
-        self._headers = headers
-        self._limits = limits
-        self._rng = rng
-        self._policies = RetryPolicies.of(options)
-        self._records = records
-        self.stopping = False
-        self.fatal = False
+    _options: SinkOptions
+    _client: NetworkClient
+    _routes: Routes
+    _brokers: Brokers
+    _headers: HeaderTemplates
+    _limits: RequestLimits
+    _rng: Random
+    records: bool
+    stopping: bool = False
+    fatal: bool = False
+
+    def __post_init__(self) -> None:
+        self._policies = RetryPolicies.of(self._options)
 
     # --- the ends of an attempt --------------------------------------------------------------
 
@@ -150,7 +140,7 @@ class ResponseHandler:
         if frame.code:
             return self._degraded(attempt, answer, rtt_s, sent_s, now_s)
         records: list[AttemptRecord] = []
-        if self._records or attempt.history is not None:
+        if self.records or attempt.history is not None:
             records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
         return _completed(attempt, _result_of(attempt, answer, rtt_s), records)
 
@@ -255,7 +245,7 @@ class ResponseHandler:
             if feedback:
                 self._apply_feedback(attempt, decision, error, sent_s, now_s)
             self._recorded(attempt, now_s, sent_s, error.outcome, error=error)
-        elif self._records:
+        elif self.records:
             _note_wait(attempt, history, error, now_s)
         if verifies:
             return NextStep(attempt, Wait.VERIFY, error=error)
@@ -398,7 +388,7 @@ class ResponseHandler:
     ) -> list[AttemptRecord]:
         """Add the attempt's record, if records are kept, and return the request's records."""
         history = attempt.history
-        if not self._records:
+        if not self.records:
             return history.records if history is not None else []
         record = _record_of(attempt, now_s, sent_s, outcome, **end)
         if history is None:

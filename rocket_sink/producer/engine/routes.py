@@ -179,19 +179,17 @@ REFRESH_S: Final = 1.0
 MISSES_MAX: Final = 2
 
 
+@dataclass(slots=True)
 class _Topic:
-    __slots__ = ("asked_s", "error", "fetched_s", "fetching", "final", "info", "misses", "wanted")
-
-    def __init__(self) -> None:
-        self.info: TopicPublishInfo | None = None
-        self.fetched_s = float("-inf")
-        self.asked_s = float("-inf")
-        self.fetching = False
-        self.wanted = False
-        """Whether a look-up starts as soon as `REFRESH_S` has passed since the last one."""
-        self.misses = 0
-        self.error: SendError | None = None
-        self.final = False
+    info: TopicPublishInfo | None = None
+    fetched_s: float = float("-inf")
+    asked_s: float = float("-inf")
+    fetching: bool = False
+    wanted: bool = False
+    """Whether a look-up starts as soon as `REFRESH_S` has passed since the last one."""
+    misses: int = 0
+    error: SendError | None = None
+    final: bool = False
 
     def drop(self) -> None:
         """Forget the route and its age, so the next look-up is due at once."""

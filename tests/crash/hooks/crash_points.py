@@ -114,7 +114,7 @@ def install() -> None:
         half_commits.HalfMessageCommitter,
         "ended",
         "ending",
-        lambda own, *more: own._engine.options.ledger,
+        lambda own, *more: own.engine.options.ledger,
     )
     _around(
         transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own.options.ledger
