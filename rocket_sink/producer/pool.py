@@ -10,19 +10,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rocket_sink.forks import ForkLock
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-
-
-@dataclass
-class _Idle:
-    engine: SendEngine
-    since_s: float
-    timeout_s: float
 
 
 def make_engine(options: SinkOptions) -> SendEngine:
@@ -37,30 +29,33 @@ class ProducerPool:
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
-        make: Callable[[SinkOptions], SendEngine] | None = None,
+        make: Callable[[SinkOptions], SendEngine] = make_engine,
     ) -> None:
         self._clock = clock
-        self._make = make or make_engine
+        self._make = make
         self._lock = ForkLock()
         self._pid = os.getpid()
-        self._idle: dict[str, list[_Idle]] = {}
-        self._leased: dict[int, tuple[SendEngine, str, float]] = {}
+        self._idle: list[tuple[SendEngine, float]] = []
+        """Idle engines, each with the time of its release, in the order of these times."""
+        self._leased: set[SendEngine] = set()
 
     def acquire(self, options: SinkOptions) -> SendEngine:
         """Return an idle engine of this configuration, or a new one."""
-        key, now_s = options.digest, self._clock()
         with self._lock:
             self._after_fork()
-            expired = self._expired(now_s)
-            engine = self._reusable(key)
-            if engine is not None:
-                self._lease(engine, key, options)
+            expired = self._take_expired()
+            same = [entry for entry in self._idle if entry[0].options.digest == options.digest]
+            if same:
+                # Take the engine that was used last: its connections are most likely alive.
+                self._idle.remove(same[-1])
+                self._leased.add(same[-1][0])
         for old in expired:
             old.close()
-        if engine is None:
-            engine = self._make(options)
-            with self._lock:
-                self._lease(engine, key, options)
+        if same:
+            return same[-1][0]
+        engine = self._make(options)
+        with self._lock:
+            self._leased.add(engine)
         return engine
 
     def release(self, engine: SendEngine, *, usable: bool = True) -> None:
@@ -71,15 +66,15 @@ class ProducerPool:
         """
         with self._lock:
             self._after_fork()
-            if id(engine) not in self._leased:
+            if engine not in self._leased:
                 raise RuntimeError(
                     "the released engine is not leased from this pool; each acquire is followed by "
                     "exactly one release"
                 )
-            _, key, timeout_s = self._leased.pop(id(engine))
+            self._leased.remove(engine)
             keep = usable and not engine.broken and not engine.pending
             if keep:
-                self._idle.setdefault(key, []).append(_Idle(engine, self._clock(), timeout_s))
+                self._idle.append((engine, self._clock()))
         if not keep:
             engine.close()
 
@@ -97,40 +92,26 @@ class ProducerPool:
     def close(self) -> None:
         """Close all idle engines."""
         with self._lock:
-            engines = [item.engine for items in self._idle.values() for item in items]
-            self._idle.clear()
-        for engine in engines:
+            entries, self._idle = self._idle, []
+        for engine, _ in entries:
             engine.close()
 
     @property
     def idle(self) -> int:
-        return sum(map(len, self._idle.values()))
+        return len(self._idle)
 
     def __repr__(self) -> str:
         return f"<ProducerPool {len(self._leased)} leased, {self.idle} idle>"
 
-    def _lease(self, engine: SendEngine, key: str, options: SinkOptions) -> None:
-        self._leased[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
-
-    def _reusable(self, key: str) -> SendEngine | None:
-        """Return the idle engine that was used last: its connections are most likely alive."""
-        items = self._idle.get(key, [])
-        while items:
-            engine = items.pop().engine
-            if not engine.broken:
-                return engine
-        return None
-
-    def _expired(self, now_s: float) -> list[SendEngine]:
-        expired = []
-        for key, items in list(self._idle.items()):
-            old = [item for item in items if now_s - item.since_s >= item.timeout_s]
-            expired += [item.engine for item in old]
-            kept = [item for item in items if item not in old]
-            if kept:
-                self._idle[key] = kept
-            else:
-                del self._idle[key]
+    def _take_expired(self) -> list[SendEngine]:
+        """Remove and return the idle engines that are broken, or were idle for too long."""
+        now_s = self._clock()
+        expired = [
+            engine
+            for engine, since_s in self._idle
+            if engine.broken or now_s - since_s >= engine.options.producer_cache_timeout_ms / 1000
+        ]
+        self._idle = [entry for entry in self._idle if entry[0] not in expired]
         return expired
 
     def _after_fork(self) -> None:
@@ -138,9 +119,8 @@ class ProducerPool:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        for items in self._idle.values():
-            for item in items:
-                item.engine.abandon()
+        for engine, _ in self._idle:
+            engine.abandon()
         self._idle.clear()
         self._leased.clear()
 
