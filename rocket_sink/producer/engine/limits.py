@@ -93,11 +93,13 @@ class RateLimiter:
     not count again. `due_s` is the time at which the request of the last `allows` may go.
     """
 
-    __slots__ = ("_bytes", "_messages", "due_s")
+    __slots__ = ("_buckets", "due_s")
 
     def __init__(self, options: SinkOptions, now_s: float) -> None:
-        self._messages = _bucket(options.max_messages_per_second, options, now_s)
-        self._bytes = _bucket(options.max_bytes_per_second, options, now_s)
+        limits = options.max_messages_per_second, options.max_bytes_per_second
+        self._buckets = [
+            TokenBucket(per_task_rate(limit, options), now_s) if limit else None for limit in limits
+        ]
         self.due_s = now_s
 
     @classmethod
@@ -107,29 +109,24 @@ class RateLimiter:
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:
         """Return whether both limits allow a request now."""
-        wait_s = 0.0
-        if self._messages is not None:
-            wait_s = self._messages.wait_s(messages, now_s)
-        if self._bytes is not None:
-            wait_s = max(wait_s, self._bytes.wait_s(size, now_s))
+        wait_s = max(
+            bucket.wait_s(amount, now_s)
+            for bucket, amount in zip(self._buckets, (messages, size), strict=True)
+            if bucket is not None
+        )
         self.due_s = now_s + wait_s
         return wait_s <= 0
 
     def spend(self, messages: int, size: int, now_s: float) -> None:
         """Count a request that the engine takes."""
-        if self._messages is not None:
-            self._messages.spend(messages, now_s)
-        if self._bytes is not None:
-            self._bytes.spend(size, now_s)
+        for bucket, amount in zip(self._buckets, (messages, size), strict=True):
+            if bucket is not None:
+                bucket.spend(amount, now_s)
 
     def wait_s(self, longest_s: float, now_s: float) -> float:
         """Return the time until a delayed request may go, at most `longest_s`."""
         left_s = self.due_s - now_s
         return min(longest_s, left_s) if left_s > 0 else longest_s
-
-
-def _bucket(limit: int, options: SinkOptions, now_s: float) -> TokenBucket | None:
-    return TokenBucket(per_task_rate(limit, options), now_s) if limit else None
 
 
 def rate_limited_options(options: SinkOptions) -> SinkOptions:
