@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from random import Random
 from typing import Any, Final
 
@@ -257,7 +257,7 @@ class Admin:
 
     def runtime_info(self, name: str, address: str) -> dict[str, str]:
         """Return a broker's statistics (`mqadmin brokerStatus`)."""
-        answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
+        answer = self._call(name, address, requests.get_broker_runtime_info())
         return responses.decode_runtime_info(answer)
 
     def count(self, topic: str) -> int:
@@ -276,17 +276,16 @@ class Admin:
         Raises:
             RemoteProtocolError: the messages exceed 64 MiB of memory.
         """
-        topic = with_namespace(self.options.namespace, topic)
         return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
 
     def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
         """Return the stored messages with this index key; raises as `query_by_unique_key`."""
-        topic = with_namespace(self.options.namespace, topic)
         return self._query(topic, key, max_messages, unique_key=False, bodies=True)
 
     def _query(
         self, topic: str, key: str, max_messages: int, *, unique_key: bool, bodies: bool
     ) -> list[StoredMessage]:
+        topic = with_namespace(self.options.namespace, topic)
         frame = requests.query_message(
             topic=topic, key=key, max_num=max_messages, unique_key=unique_key
         )
@@ -302,7 +301,7 @@ class Admin:
         # Fetch a fresh route, because a broker may be new, or at another address.
         for broker_name, address in _masters(self.topic_route(topic)).items():
             try:
-                answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
+                answer = self._call(broker_name, address, frame, {ResponseCode.QUERY_NOT_FOUND})
             except PermissionDeniedError as error:
                 raise type(error)(f"{error}. {LACKS_SUB}", **error.facts) from error
             messages += responses.decode_query_answer(
@@ -335,7 +334,7 @@ class Admin:
         )
         for name, addresses in self.cluster().items():
             if _MASTER in addresses and (brokers is None or name in brokers):
-                self._call(name, addresses[_MASTER], frame, {0})
+                self._call(name, addresses[_MASTER], frame)
 
     def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
         """Return {broker: the topic's attributes, such as message.type}, without brokers that are
@@ -345,7 +344,7 @@ class Admin:
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
         attributes = {}
         for name, address in _masters(self._route(topic)).items():
-            answer = self._call(name, address, frame, {0, *unknown})
+            answer = self._call(name, address, frame, unknown)
             if answer.code not in unknown:
                 attributes[name] = responses.decode_topic_attributes(answer)
         return attributes
@@ -355,7 +354,7 @@ class Admin:
     def _route(self, topic: str) -> TopicRoute:
         return self._routes.get(topic) or self.topic_route(topic)
 
-    def _invoke(self, queue: MessageQueue, frame: Frame, codes: Any = frozenset((0,))) -> Frame:
+    def _invoke(self, queue: MessageQueue, frame: Frame, codes: Collection[int] = ()) -> Frame:
         """Send a request to the queue's master. After a failure retry once, with a fresh route."""
         for fresh in (False, True):
             route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
@@ -368,16 +367,15 @@ class Admin:
                     raise
         raise NoRouteError(f"broker {queue.broker_name} has no master at present")
 
-    def _call(self, name: str, address: str, frame: Frame, codes: Any) -> Frame:
+    def _call(self, name: str, address: str, frame: Frame, codes: Collection[int] = ()) -> Frame:
+        """Return a successful answer, or one with a code in `codes`; raise an error otherwise."""
         answer = invoke(self._client, address, frame, self._timeout_s)
-        if answer.code in codes:
-            return answer
         error = error_for_answer(
             answer.code, answer.remark, broker_name=name, broker_address=address
         )
-        if error is None:
-            return answer
-        raise error
+        if error is not None and answer.code not in codes:
+            raise error
+        return answer
 
     def _ask(self, frame: Frame, *, of_all: bool = True) -> Answers:
         results: list[tuple[Answers, SendError | None, float]] = []
