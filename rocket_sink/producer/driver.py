@@ -23,10 +23,10 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from rocket_sink.errors import (
     AuthenticationError,
@@ -59,6 +59,7 @@ from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import keys_of
 
 _LOG: Final = log.logger(__name__)
+_T = TypeVar("_T")
 _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
 """Longest wait of a thread whose request the engine has not taken yet."""
@@ -421,21 +422,14 @@ class Driver:
 
     # --- other requests ----------------------------------------------------------------------
 
-    def call(self, step: Callable[[], bool]) -> None:
-        """Call `step` under the lock until it returns True; drive the engine between the calls."""
+    def call(self, step: Callable[[], _T | None]) -> _T:
+        """Call `step` under the lock until it returns a true value, and return the value. Drive the
+        engine between the calls."""
         while True:
-            with self.lock:
-                self._check_open()
-                self._begin_step()
-                try:
-                    is_over = step()
-                except SendError:
-                    self._in_step = False
-                    raise
-                self._in_step = False
-                if is_over:
+            with self._step():
+                if value := step():
                     self._wake_next()
-                    return
+                    return value
             self._drive_until(lambda: False, None, 0.01)
 
     @property
@@ -447,17 +441,8 @@ class Driver:
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """Return the topic's route. If it is not cached, drive until a name server has answered.
         Raises NoRouteError or NameServerUnavailableError."""
-        routes: list[TopicPublishInfo] = []
         deadline_s = self.engine.clock() + (timeout_s or self._timeout_s)
-
-        def step() -> bool:
-            info = self.engine.known_route(topic, deadline_s)
-            if info is not None:
-                routes.append(info)
-            return info is not None
-
-        self.call(step)
-        return routes[0]
+        return self.call(lambda: self.engine.known_route(topic, deadline_s))
 
     def invoke(self, address: str, frame: Frame) -> Frame:
         """Send an administrative request, and return the answer, whatever its code. If the broker
@@ -482,14 +467,11 @@ class Driver:
             results.append((answer, error))
             waiter.wake()
 
-        with self.lock:
-            self._check_open()
-            self._begin_step()
+        with self._step():
             now_s = self.engine.clock()
             self.engine.client.call(
                 address, frame, Call(on_end), deadline_s=now_s + self._timeout_s, now_s=now_s
             )
-            self._in_step = False
         while not results:
             self._drive_until(lambda: bool(results), waiter, _IDLE_S)
             if not results and self.engine.clock() >= now_s + self._timeout_s + _LOST_S:
@@ -506,15 +488,8 @@ class Driver:
         Raises:
             NotSentError: no connection, or the producer is closed.
         """
-        with self.lock:
-            self._check_open()
-            self._begin_step()
-            try:
-                self.engine.client.oneway(address, frame, self.engine.clock())
-            except SendError:
-                self._in_step = False
-                raise
-            self._in_step = False
+        with self._step():
+            self.engine.client.oneway(address, frame, self.engine.clock())
 
     def stay_connected(self) -> None:
         """Stay connected to all brokers, so that they can send transaction checks and replies."""
@@ -709,6 +684,19 @@ class Driver:
                 if future.in_engine is not None
             ]
         self._in_step = True
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Hold the lock for a step that uses the engine. Raises ProducerClosedError."""
+        with self.lock:
+            self._check_open()
+            self._begin_step()
+            try:
+                yield
+            except SendError:
+                self._in_step = False
+                raise
+            self._in_step = False
 
     def _wake_next(self) -> None:
         """If no thread leads, wake a follower. One woken earlier may have ended without leading."""

@@ -25,7 +25,7 @@ from rocket_sink.net.hooks import RpcHook, RpcHooks
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.client_session import ClientSession
 from rocket_sink.producer.driver import Waiter, result_of
-from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.brokers import BrokerHealth
 from rocket_sink.producer.engine.headers import CredentialsProvider
 from rocket_sink.producer.future import Callback, SendFuture
@@ -462,16 +462,19 @@ class Producer:
         *,
         one_at_a_time: bool = False,
     ) -> list[SendResult]:
-        waiters: Iterable[Waiter | NotSentError] = (
-            self._begin(session, part, timeout_ms) for part in parts
-        )
+        waiters: Iterable[Waiter] = (self._begin(session, part, timeout_ms) for part in parts)
         if not one_at_a_time:
             waiters = list(waiters)
         results: list[SendResult] = []
-        failure: BaseException | None = None
+        failure: SendError | None = None
         for part, waiter in zip(parts, waiters, strict=True):
+            completion = session.driver.wait(waiter)
             try:
-                results += self._batch_results(session, part, waiter, timeout_ms)
+                if part.request.batch and isinstance(completion.error, MessageIllegalError):
+                    halves = session.builder.split(part)
+                    results += self._send_parts(session, halves, timeout_ms, one_at_a_time=True)
+                else:
+                    results.append(result_of(completion))
             except SendError as error:
                 results += error.facts.get("results", ())
                 failure = failure or error
@@ -480,10 +483,8 @@ class Producer:
             raise failure
         return results
 
-    def _begin(
-        self, session: ClientSession, part: Part, timeout_ms: int | None
-    ) -> Waiter | NotSentError:
-        """Submit a part. Return an error instead of raising it: other parts may be in flight."""
+    def _begin(self, session: ClientSession, part: Part, timeout_ms: int | None) -> Waiter:
+        """Submit a part. Report an error in the waiter: other parts may be in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000
@@ -495,20 +496,5 @@ class Producer:
             session.driver.submit(request, waiter)
         except NotSentError as error:
             hooks.ended(context, None, error)
-            return error
+            waiter.completion = Completion(None, error.outcome, None, error)
         return waiter
-
-    def _batch_results(
-        self,
-        session: ClientSession,
-        part: Part,
-        waiter: Waiter | NotSentError,
-        timeout_ms: int | None,
-    ) -> list[SendResult]:
-        if isinstance(waiter, NotSentError):
-            raise waiter
-        completion = session.driver.wait(waiter)
-        if part.request.batch and isinstance(completion.error, MessageIllegalError):
-            halves = session.builder.split(part)
-            return self._send_parts(session, halves, timeout_ms, one_at_a_time=True)
-        return [result_of(completion)]
