@@ -44,6 +44,7 @@ from rocket_sink.net import log
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers_of
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.send_group import (
@@ -147,6 +148,7 @@ class SubmissionQueue:
 
     def __init__(self, engine: SendEngine) -> None:
         self._engine = engine
+        self._is_limited = is_limited(engine.options)
         self.requests: deque[SendRequest] = deque()
         self.append = self.requests.append
         self.refused: list[Completion] = []
@@ -158,7 +160,7 @@ class SubmissionQueue:
         engine = self._engine
         return (
             len(request.body) < SUBMITTED_BYTES
-            and not engine.has_rate_limit
+            and not self._is_limited
             and engine.window.has_room(len(request.body), len(self.requests))
         )
 

@@ -123,14 +123,10 @@ class Tracer(SendHook):
                 self.dropped += 1
                 return
             self._lines.append(line)
-            now_s = self._clock()
-            if len(self._lines) >= _LINES:
-                due_earlier = self._due_s is None or self._due_s > now_s
-                self._due_s = now_s
-            else:
-                due_earlier = self._due_s is None
-                self._due_s = self._due_s or now_s + _DELAY_S
-        if due_earlier:
+            count = len(self._lines)
+            if count in (1, _LINES):
+                self._due_s = self._clock() + (_DELAY_S if count == 1 else 0.0)
+        if count in (1, _LINES):
             self._driver.reschedule()
 
     def _ended(self, completion: Completion) -> None:

@@ -231,10 +231,6 @@ class SendEngine:
     def has_completions(self) -> bool:
         return bool(self._done)
 
-    @property
-    def has_rate_limit(self) -> bool:
-        return self._rates is not None
-
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """Return the topic's writable queues; ask the name servers if the route is not cached.
 
@@ -493,7 +489,8 @@ class SendEngine:
                 if following is not None:
                     to_send.append(following)
                 continue
-            if wait is Wait.BROKER and (room := _room_for(attempt)):
+            target = attempt.target
+            if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
                 assert isinstance(attempt, GroupAttempt)
                 part, others = attempt.split(room)
                 to_send += (others, part)
@@ -592,8 +589,3 @@ class SendEngine:
                 self.client.fail(channel, error.copy(), now_s)
         self._settle(now_s)
         handler.stopping = False
-
-
-def _room_for(attempt: SendAttempt) -> int:
-    """Return how many of the attempt's requests its chosen broker has room for."""
-    return attempt.room_at(attempt.target.broker) if attempt.target is not None else 0

@@ -181,28 +181,26 @@ class Heartbeats:
             address, topic = addresses[name], known_topics[name]
             if name in self._probes:
                 continue
-            failed_s = self._driven_s + self._detect_timeout_s
+            self._probes[name] = failed_s = self._driven_s + self._detect_timeout_s
             deadline_s = now_s + self._detect_timeout_s + 2 * self._detect_interval_s
-
-            def ended(
-                answer: Frame | None,
-                error: SendError | None,
-                at_s: float,
-                name: str = name,
-                deadline_s: float = deadline_s,
-                failed_s: float = failed_s,
-            ) -> None:
-                pending = self._probes.get(name) == failed_s
-                if pending:
-                    del self._probes[name]
-                if answer is not None:
-                    brokers.probed(name, at_s, alive=True)
-                elif pending and at_s < deadline_s:
-                    brokers.probed(name, at_s, alive=False)
-
-            self._probes[name] = failed_s
             frame = requests.query_max_offset(MessageQueue(topic, "", 0))
-            self._client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+            on_end = Call(partial(self._probe_ended, name, failed_s, deadline_s))
+            self._client.call(address, frame, on_end, deadline_s=deadline_s, now_s=now_s)
+
+    def _probe_ended(
+        self,
+        name: str,
+        failed_s: float,
+        deadline_s: float,
+        answer: Frame | None,
+        error: SendError | None,
+        now_s: float,
+    ) -> None:
+        is_pending = self._probes.get(name) == failed_s
+        if is_pending:
+            del self._probes[name]
+        if answer is not None or (is_pending and now_s < deadline_s):
+            self._brokers.probed(name, now_s, alive=answer is not None)
 
     def _expire_probes(self, now_s: float) -> None:
         """Fail probes that have no answer after `detectTimeout`. Time in which no thread drives the
@@ -217,19 +215,16 @@ class Heartbeats:
 
     def unregister(self, timeout_s: float) -> None:
         """Unregister the client at the connected brokers, and wait for their answers."""
-        client, pending = self._client, [0]
+        client, calls, ends = self._client, 0, list[object]()
         now_s = client.clock()
-
-        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
-            pending[0] -= 1
-
         frame = requests.unregister_client(
             client_id=self._identity.client_id, producer_group=self._identity.group
         )
         for address in set(self._routes.addresses().values()):
             channel = client.peek(address)
             if channel is not None and channel.is_open:
-                pending[0] += 1
-                client.call(address, frame, Call(ended), deadline_s=now_s + timeout_s, now_s=now_s)
-        while pending[0] and client.clock() < now_s + timeout_s:
+                calls += 1
+                on_end = Call(lambda *end: ends.append(end))
+                client.call(address, frame, on_end, deadline_s=now_s + timeout_s, now_s=now_s)
+        while len(ends) < calls and client.clock() < now_s + timeout_s:
             client.poll(0.05)

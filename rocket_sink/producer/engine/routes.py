@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -122,13 +123,9 @@ class _Question:
         batch, self.unasked = self.unasked[:count], self.unasked[count:]
         self.in_flight = count
         for address in batch:
-            self._ask(address, now_s, now_s + min(TRY_S, max(share_s, 0.1)))
-
-    def _ask(self, address: str, now_s: float, deadline_s: float) -> None:
-        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
-            self._ended(address, answer, error, at_s)
-
-        self.client.call(address, self.frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+            on_end = Call(partial(self._ended, address))
+            deadline_s = now_s + min(TRY_S, max(share_s, 0.1))
+            self.client.call(address, self.frame, on_end, deadline_s=deadline_s, now_s=now_s)
 
     def _ended(
         self, address: str, answer: Frame | None, error: SendError | None, now_s: float
@@ -195,6 +192,10 @@ class _Topic:
         """Forget the route and its age, so the next look-up is due at once."""
         self.info = None
         self.fetched_s = float("-inf")
+
+
+_UNKNOWN: Final = _Topic()
+"""The state of each topic that nobody has asked for."""
 
 
 class Routes:
@@ -265,27 +266,26 @@ class Routes:
 
     def error(self, topic: str) -> SendError | None:
         """Return the error that says why there is no route."""
-        state = self._topics.get(topic)
-        return state.error if state is not None else None
+        return self._topics.get(topic, _UNKNOWN).error
 
     def fetching(self, topic: str) -> bool:
         """Return whether a look-up of the topic is under way or planned."""
-        state = self._topics.get(topic)
-        return state is not None and (state.fetching or state.wanted)
+        state = self._topics.get(topic, _UNKNOWN)
+        return state.fetching or state.wanted
 
     def next_look_up_s(self, topic: str, now_s: float) -> float | None:
         """Return the time until the topic's planned look-up starts. Return 0 if a look-up is under
         way, and None if none is planned."""
-        state = self._topics.get(topic)
-        if state is None or not (state.fetching or state.wanted):
-            return None
-        return 0.0 if state.fetching else max(0.0, state.asked_s + REFRESH_S - now_s)
+        state = self._topics.get(topic, _UNKNOWN)
+        if state.fetching:
+            return 0.0
+        return max(0.0, state.asked_s + REFRESH_S - now_s) if state.wanted else None
 
     def is_unresolvable(self, topic: str) -> bool:
         """Return whether waiting for a route is useless: the topic and its template do not exist,
         or name servers and client refuse each other's certificates."""
-        state = self._topics.get(topic)
-        return state is not None and state.info is None and state.final and not state.fetching
+        state = self._topics.get(topic, _UNKNOWN)
+        return state.info is None and state.final and not state.fetching
 
     def check_resolvable(self, topic: str) -> None:
         """Raise the topic's error if it is unresolvable: NoRouteError or TlsRefusedError."""
@@ -458,12 +458,9 @@ class Routes:
             state.drop()
             if self._ask_template(topic, state, now_s):
                 return
-        self._not_found(topic, state, all(registered), now_s)
-
-    def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """Note a missing topic. This is final if all name servers that answered know a broker."""
-        state.final = is_final
-        if not is_final:
+        # A topic is missing for good if all name servers that answered know a broker.
+        state.final = all(registered)
+        if not state.final:
             text = "no broker has registered at one of the name servers yet"
             state.error = NoRouteError(f"topic {topic!r} has no route: {text}", topic=topic)
             self._keep(topic, state, now_s)
