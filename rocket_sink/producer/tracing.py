@@ -47,19 +47,43 @@ _CLOSE_S: Final = 0.2
 _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 
 
-class Tracer(SendHook):
+class _TraceSender:
+    """The trace topic, and the count of lost traces. The trace topic has no namespace."""
+
+    def __init__(self, options: SinkOptions, builder: RequestBuilder) -> None:
+        self._topic, self._namespace = options.trace_topic, options.namespace
+        self._group = self._bare(options.producer_group)
+        self._builder = builder
+        self.dropped = 0
+        """Number of lines or trace messages that were not sent, or not stored."""
+
+    def _bare(self, name: str) -> str:
+        return without_namespace(self._namespace, name)
+
+    def _requests(self, lines: Sequence[Trace]) -> Iterator[SendRequest]:
+        for body, keys in encode_traces(lines):
+            message = Message(self._topic, body.encode())
+            request = self._builder.single(message, {KEYS: " ".join(sorted(keys))})
+            request.topic = self._topic
+            yield request
+
+    def _lose(self, error: RocketSinkError | None) -> None:
+        """Count a trace message that was lost by this error; None: it was not lost."""
+        if error is not None:
+            self.dropped += 1
+            _LOG.warning("a message with traces is lost: %s", error)
+
+
+class Tracer(_TraceSender, SendHook):
     """A hook that collects traces, and a timer task that sends them."""
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
-        self._topic, self._namespace = options.trace_topic, options.namespace
-        self._group = self._bare(options.producer_group)
-        self._builder, self._driver = builder, driver
+        super().__init__(options, builder)
+        self._driver = driver
         self._clock = driver.engine.clock
         self._lock = threading.Lock()
         self._lines: list[Trace] = []
         self._due_s: float | None = None
-        self.dropped = 0
-        """Number of lines that were not sent, plus trace messages that were not stored."""
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -114,9 +138,6 @@ class Tracer(SendHook):
             )
         )
 
-    def _bare(self, name: str) -> str:
-        return without_namespace(self._namespace, name)
-
     def _add(self, line: Trace) -> None:
         with self._lock:
             if len(self._lines) >= _HELD:
@@ -128,11 +149,6 @@ class Tracer(SendHook):
                 self._due_s = self._clock() + (_DELAY_S if count == 1 else 0.0)
         if count in (1, _LINES):
             self._driver.reschedule()
-
-    def _ended(self, completion: Completion) -> None:
-        if completion.error is not None:
-            self.dropped += 1
-            _LOG.warning("a message with traces is lost: %s", completion.error)
 
     # --- the timer task ---------------------------------------------------------------------------
 
@@ -155,11 +171,11 @@ class Tracer(SendHook):
     def _write(self, lines: list[Trace]) -> None:
         # Send the trace without hooks, so that it is not traced itself.
         try:
-            for request in _requests(lines, self._topic, self._builder):
+            for request in self._requests(lines):
                 submit = self._driver.submit_nowait
                 if self._driver.closing:
                     submit = self._driver.submit_again
-                submit(request, Waiter(self._ended))
+                submit(request, Waiter(lambda end: self._lose(end.error)))
         except RocketSinkError as error:
             self.dropped += len(lines)
             _LOG.warning("%d message traces are lost: %s", len(lines), error)
@@ -175,7 +191,7 @@ class TracedMessage(Protocol):
     def properties(self) -> str: ...
 
 
-class RequestTraces:
+class RequestTraces(_TraceSender):
     """Traces a sample of the requests of an engine. Not thread-safe.
 
     Sampled requests of one group share trace messages. A large batch needs several.
@@ -184,22 +200,17 @@ class RequestTraces:
     def __init__(
         self, options: SinkOptions, engine: SendEngine, rng: random.Random | None = None
     ) -> None:
-        self._topic = options.trace_topic
-        self._namespace = options.namespace
-        self._group = without_namespace(self._namespace, options.producer_group)
-        self._sample = options.trace_sample
-        self._engine = engine
         # Compress at the quickest level, which shrinks trace lines by two thirds. Keep the user's
         # level 0, which switches compression off.
         quick = options.with_(compress_level=int(options.compress_level != 0))
-        self._builder = RequestBuilder(quick, new_message_ids(local_ip()))
+        super().__init__(options, RequestBuilder(quick, new_message_ids(local_ip())))
+        self._sample = options.trace_sample
+        self._engine = engine
         self._rng = rng or random.Random()
         self._next = self._gap()
         """Number of requests before the next one in the sample."""
         self.in_flight = 0
         """Number of trace messages that are not written yet."""
-        self.dropped = 0
-        """Number of trace messages that were not sent."""
 
     def note(
         self,
@@ -225,7 +236,7 @@ class RequestTraces:
             places = stored.indices[drawn].tolist()
             offset_ids = [raw.decode() for raw in stored.offset_message_ids[drawn].tolist()]
         first, last = completion.attempts[0], completion.attempts[-1]
-        topic = without_namespace(self._namespace, result.queue.topic)
+        topic = self._bare(result.queue.topic)
         region, host = result.region_id or DEFAULT_REGION, result.broker_address
         cost_ms = int(last.started_ms - first.started_ms + last.rtt_ms)
         is_stored = completion.outcome is Outcome.ACKED
@@ -262,7 +273,7 @@ class RequestTraces:
 
     def _send(self, lines: Sequence[Trace]) -> None:
         try:
-            for request in _requests(lines, self._topic, self._builder):
+            for request in self._requests(lines):
                 request.token, request.oneway = self, True
                 request.attempts, request.timeout_s = 1, _TIMEOUT_S
                 if self.in_flight < _IN_FLIGHT and self._engine.try_submit(request):
@@ -277,27 +288,14 @@ class RequestTraces:
         if completion.token is not self:
             return False
         self.in_flight -= 1
-        if completion.error is not None:
-            self._lose(completion.error)
+        self._lose(completion.error)
         return True
-
-    def _lose(self, error: RocketSinkError) -> None:
-        self.dropped += 1
-        _LOG.warning("a message with traces is lost: %s", error)
 
     def close(self) -> None:
         """Wait for traces to be written, at most `_CLOSE_S`. No other request may be in flight."""
         if self.in_flight:
             for completion in self._engine.drain(self._engine.clock() + _CLOSE_S):
                 self.took(completion)
-
-
-def _requests(lines: Sequence[Trace], topic: str, builder: RequestBuilder) -> Iterator[SendRequest]:
-    """Yield the requests that send the lines to the trace topic, which has no namespace."""
-    for body, keys in encode_traces(lines):
-        request = builder.single(Message(topic, body.encode()), {KEYS: " ".join(sorted(keys))})
-        request.topic = topic
-        yield request
 
 
 def _type_of_wire(properties: Mapping[str, str], *, half: bool) -> MessageType:
