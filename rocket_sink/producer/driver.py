@@ -224,11 +224,9 @@ class SubmissionQueue:
 
     def take_back(self, request: SendRequest) -> bool:
         """Remove a request; return whether it was in the queue."""
-        # Copy the queue, because other threads append meanwhile.
-        for position, waiting in enumerate(list(self.requests)):
-            if waiting is request:
-                del self.requests[position]
-                return True
+        with contextlib.suppress(ValueError):
+            self.requests.remove(request)
+            return True
         return False
 
     def _refuse(self, request: SendRequest, error: SendError) -> None:

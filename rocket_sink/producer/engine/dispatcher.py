@@ -263,15 +263,16 @@ class Dispatcher:
         if version is None:
             frame, learn = heartbeats.frame(), partial(heartbeats.learn_version, address)
             self._questions.ask(address, address, frame, learn, attempt.ready_s, now_s)
-        if version is not None and version < request.least_version:
-            name = version_name(version)
-            raise BrokerTooOldError(
-                f"broker {attempt.home} ({attempt.address}) is RocketMQ {name} and would "
-                f"{_IGNORED[request.least_version]}, or a newer broker",
-                topic=request.topic, broker_name=attempt.home, broker_address=attempt.address,
-                broker_version=name,
-            )  # fmt: skip
-        return version is not None
+            return False
+        if version >= request.least_version:
+            return True
+        name = version_name(version)
+        raise BrokerTooOldError(
+            f"broker {attempt.home} ({address}) is RocketMQ {name} and would "
+            f"{_IGNORED[request.least_version]}, or a newer broker",
+            topic=request.topic, broker_name=attempt.home, broker_address=address,
+            broker_version=name,
+        )  # fmt: skip
 
     def _may_lack_keys(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> bool:
         """Return True if the topic takes messages without keys; False while that is unknown.

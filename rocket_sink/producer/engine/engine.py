@@ -112,8 +112,9 @@ class SendEngine:
         self.routes = Routes(options, self.name_servers, self._shared)
         self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)
         self.stored_checks = StoredChecks(
-            options, self.client, self.routes, self.reread_credentials
-        )
+            options.stored_check_delay_ms / 1000, self._limits.stored_check_s, self.client,
+            self.routes, self.reread_credentials,
+        )  # fmt: skip
         self.waiting = WaitingRequests(self.routes, self.brokers)
         self._questions = Questions(self.client)
         self._dispatcher = Dispatcher(
@@ -131,7 +132,7 @@ class SendEngine:
         self.longest_s = self._limits.timeout_s
         """The longest total time of any request so far."""
         self._next_tick_s = 0.0
-        self._closing = False
+        self.closed = False
         self._metrics = ClientMetrics.of_process()
 
     def __repr__(self) -> str:
@@ -152,7 +153,7 @@ class SendEngine:
 
     def try_submit(self, request: SendRequest) -> bool:
         """Submit a request if window and rate limit have room, else return False."""
-        if self._closing:
+        if self.closed:
             raise ProducerClosedError("the producer is closed")
         kind, body, size = attempt_kind(request)
         requests = 1 if request.group is None else request.message_count
@@ -183,7 +184,7 @@ class SendEngine:
     def has_room(self, request: SendRequest) -> bool:
         """Return whether window and rate limit have room for a request now."""
         size, rates = attempt_kind(request)[2], self._rates
-        if self._closing:
+        if self.closed:
             return True
         allowed = rates is None or rates.allows(request.message_count, size, self.clock())
         return allowed and self.window.has_room(size)
@@ -298,18 +299,14 @@ class SendEngine:
         )
 
     @property
-    def closed(self) -> bool:
-        return self._closing
-
-    @property
     def broken(self) -> bool:
         """Whether the engine must not be used again (closed, fatal error, or forked process)."""
-        return self._closing or self._handler.fatal or self.identity.of_pid != os.getpid()
+        return self.closed or self._handler.fatal or self.identity.of_pid != os.getpid()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Complete pending requests as not sent or unknown, unregister at the brokers (for at most
         `timeout_s`), and close the connections. A second call does nothing."""
-        if self._closing:
+        if self.closed:
             return
         if self.identity.of_pid != os.getpid():
             self.abandon()
@@ -318,14 +315,14 @@ class SendEngine:
             # End pending requests first. Otherwise an unanswered heartbeat may close a connection
             # on which `unregister` wants to send.
             self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
-        self._closing = True
+        self.closed = True
         self.heartbeats.unregister(timeout_s)
         self.client.close()
         self._shared.close()
 
     def abandon(self) -> None:
         """Close the connections without sending anything, for example in a forked child."""
-        self._closing = True
+        self.closed = True
         self.client.abandon()
 
     # --- driving -----------------------------------------------------------------------------

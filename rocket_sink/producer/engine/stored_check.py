@@ -44,7 +44,6 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.net.client import Call, NetworkClient
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import CheckResult, SendAttempt
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.retry import error_for_answer
@@ -158,26 +157,17 @@ class StoredCheck:
     messages: dict[str, StoredMessage] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class StoredChecks:
-    """The open checks of an engine, whose tick calls `step`.
+    """The open checks of an engine, whose tick calls `step`."""
 
-    Args:
-        reread: reads the credentials again after a refusal; gets the time of the refused request.
-    """
-
-    def __init__(
-        self,
-        options: SinkOptions,
-        client: NetworkClient,
-        routes: Routes,
-        reread: Callable[[float], bool],
-    ) -> None:
-        self._reread = reread
-        self._client = client
-        self._routes = routes
-        self._timeout_s = options.stored_check_timeout_ms / 1000
-        self._delay_s = options.stored_check_delay_ms / 1000
-        self.open: dict[StoredCheck, None] = {}
+    _delay_s: float
+    _timeout_s: float
+    _client: NetworkClient
+    _routes: Routes
+    _reread: Callable[[float], bool]
+    """Reads the credentials again after a refusal; gets the time of the refused request."""
+    open: dict[StoredCheck, None] = field(default_factory=dict)
 
     def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
         check = StoredCheck(attempt, error, now_s, now_s)
