@@ -915,9 +915,8 @@ PRODUCER = (
     Defect(
         "groups-end-at-a-defect",
         "rocket_sink/producer/engine/engine.py",
-        "            self._end(attempt, end, sent_s, at_s, feedback=not number)\n",
-        "            step = self._handler.failed(attempt, end, sent_s, at_s)\n"
-        "            self._follow(attempt, step, at_s)\n",
+        "            self._end(attempt, end, feedback=not number)\n",
+        "            self._follow(attempt, self._handler.failed(attempt, end))\n",
         (
             "tests/producer/test_interrupts.py::test_what_has_left_a_group_ends_when_another_message_of_it_is_not_dealt_with",
         ),

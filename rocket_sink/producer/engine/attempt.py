@@ -306,6 +306,10 @@ class SendAttempt:
     hooked: Frame | None = None
     """The request as the RPC hooks changed it; None without hooks."""
     handed_s: float = 0.0
+    sent_s: float | None = None
+    """The time at which the last byte was written; None if it was not, or not for this end."""
+    ended_s: float = 0.0
+    """The time of the attempt's end, or of the latest answer to a group."""
     wall_ms: int = 0
     wire_bytes: int = 0
     done: bool = False
@@ -339,6 +343,11 @@ class SendAttempt:
     @property
     def address(self) -> str:
         return "" if self.target is None else self.target.address
+
+    @property
+    def rtt_s(self) -> float:
+        """The time from the last written byte (else from `handed_s`) to the end."""
+        return self.ended_s - (self.sent_s or self.handed_s or self.ended_s)
 
     def release(self) -> None:
         """Stop counting this attempt as in flight at its broker."""

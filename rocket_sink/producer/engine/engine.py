@@ -367,14 +367,15 @@ class SendEngine:
                 attempt, result, sent_s, at_s = ends.popleft()
                 if attempt.done:
                     continue
+                attempt.sent_s, attempt.ended_s = sent_s, at_s
                 if isinstance(attempt, GroupAttempt):
-                    self._end_group(attempt, result, sent_s, at_s)
+                    self._end_group(attempt, result)
                     if attempt.in_parts:
                         answered[attempt] = None
                 else:
-                    self._end(attempt, result, sent_s, at_s)
+                    self._end(attempt, result)
             if answered:
-                self._complete_parts(answered, now_s)
+                self._complete_parts(answered)
             due = waiting.pop_due(now_s) if waiting.size and not handler.stopping else ()
             if not due:
                 return
@@ -382,15 +383,7 @@ class SendEngine:
                 if not attempt.done:
                     self._send(attempt, now_s)
 
-    def _end(
-        self,
-        attempt: SendAttempt,
-        result: Any,
-        sent_s: float | None,
-        at_s: float,
-        *,
-        feedback: bool = True,
-    ) -> None:
+    def _end(self, attempt: SendAttempt, result: Any, *, feedback: bool = True) -> None:
         """Complete the request of an attempt that has ended, or take its next step.
 
         Args:
@@ -402,11 +395,11 @@ class SendEngine:
         try:
             match result:
                 case Frame():
-                    step = handler.answered(attempt, result, sent_s, at_s)
+                    step = handler.answered(attempt, result)
                 case SendError():
-                    step = handler.failed(attempt, result, sent_s, at_s, feedback=feedback)
+                    step = handler.failed(attempt, result, feedback=feedback)
                 case CheckResult():
-                    step = handler.verified(attempt, result, at_s)
+                    step = handler.verified(attempt, result)
                 case None:
                     attempt.release()
                     step = Completion(attempt.request.token, Outcome.UNKNOWN, None, None)
@@ -416,22 +409,20 @@ class SendEngine:
             # Complete the request nevertheless, because a caller waits for it.
             step = self._unhandled(attempt, error)
         if type(step) is Completion:
-            self._complete(attempt, step, at_s)
+            self._complete(attempt, step)
         else:
-            self._follow(attempt, step, at_s)
+            self._follow(attempt, step)
 
-    def _end_group(
-        self, group: GroupAttempt, result: Any, sent_s: float | None, at_s: float
-    ) -> None:
+    def _end_group(self, group: GroupAttempt, result: Any) -> None:
         try:
-            ends = self._handler.group_ended(group, result, sent_s, at_s)
+            ends = self._handler.group_ended(group, result)
         except Exception as error:
             ends = [(single, error) for single in group.leave_all()]
         for number, (attempt, end) in enumerate(ends):
             # Messages that fail together count as one failure of their broker.
-            self._end(attempt, end, sent_s, at_s, feedback=not number)
+            self._end(attempt, end, feedback=not number)
         if not group.open_count and not group.done:
-            self._complete(group, self._handler.part_ended(group, at_s, sent_s), at_s)
+            self._complete(group, self._handler.part_ended(group))
 
     def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
         """Return the completion of an attempt whose end could not be handled (a defect)."""
@@ -481,8 +472,8 @@ class SendEngine:
                     if attempt.channel is not None:
                         continue  # The connection has the attempt, and will end it.
                     error = UnwrittenError(f"it cannot be sent: {caught!r}")
-                step = self._handler.failed(attempt, error, None, now_s)
-                following = self._next_attempt(attempt, step, now_s)
+                attempt.ended_s = now_s
+                following = self._next_attempt(attempt, self._handler.failed(attempt, error))
                 if following is not None:
                     to_send.append(following)
                 continue
@@ -492,24 +483,24 @@ class SendEngine:
                 part, others = attempt.split(room)
                 to_send += (others, part)
                 empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
-                self._complete(attempt, empty, now_s)
+                self._complete(attempt, empty)
             elif wait is Wait.BROKER:
                 self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
             elif wait is not None:
                 self.waiting.add(attempt, wait, now_s + STEP_S)
 
-    def _follow(self, attempt: SendAttempt, step: Completion | NextStep, now_s: float) -> None:
-        following = self._next_attempt(attempt, step, now_s)
+    def _follow(self, attempt: SendAttempt, step: Completion | NextStep) -> None:
+        following = self._next_attempt(attempt, step)
         if following is not None:
-            self._send(following, now_s)
+            self._send(following, attempt.ended_s)
 
     def _next_attempt(
-        self, attempt: SendAttempt, step: Completion | NextStep, now_s: float
+        self, attempt: SendAttempt, step: Completion | NextStep
     ) -> SendAttempt | None:
         """Return the attempt to send now. Return None if the request is complete, or if its next
         attempt or a check has to wait."""
         if isinstance(step, Completion):
-            self._complete(attempt, step, now_s)
+            self._complete(attempt, step)
             return None
         following, wait, due_s, error = step
         if following is not attempt:
@@ -518,22 +509,22 @@ class SendEngine:
             return following
         if wait is Wait.VERIFY:
             assert error is not None
-            self.stored_checks.begin(following, error, now_s)
+            self.stored_checks.begin(following, error)
         else:
             self.waiting.add(following, wait, due_s)
         return None
 
-    def _complete(self, attempt: SendAttempt, completion: Completion, now_s: float) -> None:
+    def _complete(self, attempt: SendAttempt, completion: Completion) -> None:
         attempt.done = True
         if self._metrics is not None:
-            self._measure(self._metrics, attempt, completion, now_s)
+            self._measure(self._metrics, attempt, completion)
         self.window.give_back(attempt.body_bytes, attempt.places)
         self._done.append(completion)
         if attempt.turn is not None:
-            self.waiting.leave(attempt, now_s)
+            self.waiting.leave(attempt, attempt.ended_s)
 
     def _measure(
-        self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion, now_s: float
+        self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion
     ) -> None:
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
@@ -541,20 +532,20 @@ class SendEngine:
         metrics.record(
             request.topic,
             request.message_count if stored is None else len(stored),
-            now_s - (request.since_s or attempt.ready_s),
+            attempt.ended_s - (request.since_s or attempt.ready_s),
             address=attempt.address,
             result=completion.result,
             error=completion.error,
         )
 
-    def _complete_parts(self, answered: dict[GroupAttempt, None], now_s: float) -> None:
+    def _complete_parts(self, answered: dict[GroupAttempt, None]) -> None:
         """Complete the answered messages of groups of which other messages still wait."""
         for attempt in answered:
             if not attempt.done:
-                completion = self._handler.part_ended(attempt, now_s)
+                completion = self._handler.part_ended(attempt)
                 if completion.stored is not None:
                     if self._metrics is not None:
-                        self._measure(self._metrics, attempt, completion, now_s)
+                        self._measure(self._metrics, attempt, completion)
                     self.window.give_back(*attempt.give_back(completion.stored))
                     self._done.append(completion)
         answered.clear()
@@ -567,8 +558,8 @@ class SendEngine:
         for owner in channel.withdraw() if channel is not None else ():
             if isinstance(owner, SendAttempt):
                 owner.release()
-                again = NextStep(owner.next_attempt(owner.ready_s, counts=False))
-                self._follow(owner, again, now_s)
+                owner.ended_s = now_s
+                self._follow(owner, NextStep(owner.next_attempt(owner.ready_s, counts=False)))
             else:
                 owner.on_end(UnwrittenError(f"{address} takes no more bytes"), None, now_s)
 

@@ -74,18 +74,18 @@ class GroupAttempt(SendAttempt):
         """Whether all messages still wait for their answers."""
         return self.open_count == self.size
 
-    def answered(self, answers: SendAnswers, rtt_s: float) -> None:
+    def answered(self, answers: SendAnswers) -> None:
         """Note answers that say that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
         self.open_count -= len(answers)
-        self._answers.append((answers, rtt_s))
+        self._answers.append((answers, self.rtt_s))
 
-    def answered_one(self, opaque: int, answer: SendAnswer, rtt_s: float) -> None:
+    def answered_one(self, opaque: int, answer: SendAnswer) -> None:
         """Note an answer that was not read in bulk. It says that its message is stored."""
         index = opaque - self.first_opaque
         self._open[index] = False
         self.open_count -= 1
-        self._single_answers.append((index, answer, rtt_s))
+        self._single_answers.append((index, answer, self.rtt_s))
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
         """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
@@ -102,8 +102,8 @@ class GroupAttempt(SendAttempt):
         attempt = kind(
             self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s,
             self.number, self.counted, target=self.target, broker=self.broker,
-            channel=self.channel, handed_s=self.handed_s, wall_ms=self.wall_ms,
-            wire_bytes=self.wire_bytes // self.size,
+            channel=self.channel, handed_s=self.handed_s, sent_s=self.sent_s,
+            ended_s=self.ended_s, wall_ms=self.wall_ms, wire_bytes=self.wire_bytes // self.size,
         )  # fmt: skip
         self.body_bytes -= size
         if (history := self.history) is not None:

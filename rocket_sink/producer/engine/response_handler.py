@@ -110,15 +110,13 @@ class ResponseHandler:
 
     # --- the ends of an attempt --------------------------------------------------------------
 
-    def answered(
-        self, attempt: SendAttempt, frame: Frame, sent_s: float | None, now_s: float
-    ) -> Completion | NextStep:
-        rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
+    def answered(self, attempt: SendAttempt, frame: Frame) -> Completion | NextStep:
+        rtt_s, broker = attempt.rtt_s, attempt.broker
         assert broker is not None
         if attempt.hooked is not None:
             self._client.rpc_hooks.after(attempt.address, attempt.hooked, frame)
         stored = frame.code in SEND_STATUS
-        self._brokers.answered(broker, rtt_s, now_s, stored=stored)
+        self._brokers.answered(broker, rtt_s, attempt.ended_s, stored=stored)
         if not stored:
             assert attempt.target is not None
             error = error_for_answer(
@@ -129,37 +127,34 @@ class ResponseHandler:
                 broker_address=attempt.address,
             )
             assert error is not None
-            return self.failed(attempt, error, sent_s, now_s)
+            return self.failed(attempt, error)
         if broker.window is not None:
             broker.stored(self._options.max_in_flight)
         try:
             answer = decode_send_answer(frame)
         except InvalidAnswerError as error:
-            return self.failed(attempt, error, sent_s, now_s)
+            return self.failed(attempt, error)
         attempt.release()
         if frame.code:
-            return self._degraded(attempt, answer, rtt_s, sent_s, now_s)
+            return self._degraded(attempt, answer)
         records: list[AttemptRecord] = []
         if self.records or attempt.history is not None:
-            records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
+            records = self._recorded(attempt, Outcome.ACKED, answer=answer)
         return _completed(attempt, _result_of(attempt, answer, rtt_s), records)
 
     def group_ended(
-        self,
-        attempt: GroupAttempt,
-        result: Result | CheckResult,
-        sent_s: float | None,
-        now_s: float,
+        self, attempt: GroupAttempt, result: Result | CheckResult
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
         """Handle answers to a group's messages, or the group's failure. Return the attempts whose
         ends have to be handled singly: messages that leave the group, or a whole unsent group.
         Stored messages stay in the group until `part_ended`."""
         match result:
             case SendAnswers():
-                attempt.answered(result, self._group_stored(attempt, len(result), sent_s, now_s))
+                self._group_stored(attempt, len(result))
+                attempt.answered(result)
             case SendAnswerFrame():
-                rtt_s = self._group_stored(attempt, 1, sent_s, now_s)
-                attempt.answered_one(result.opaque, result.answer, rtt_s)
+                self._group_stored(attempt, 1)
+                attempt.answered_one(result.opaque, result.answer)
             case Frame():
                 return [(attempt.leave(result.opaque - attempt.first_opaque), result)]
             case PlainAnswers():  # Brokers never answer sends in this form.
@@ -174,25 +169,20 @@ class ResponseHandler:
                 return [(single, result.copy()) for single in attempt.leave_all()]
         return []
 
-    def _group_stored(
-        self, attempt: GroupAttempt, count: int, sent_s: float | None, now_s: float
-    ) -> float:
-        """Note that `count` messages are stored; return the time from write to answer."""
-        rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
+    def _group_stored(self, attempt: GroupAttempt, count: int) -> None:
+        """Note that `count` messages are stored."""
+        broker = attempt.broker
         assert broker is not None
-        self._brokers.answered(broker, rtt_s, now_s, stored=True)
+        self._brokers.answered(broker, attempt.rtt_s, attempt.ended_s, stored=True)
         broker.stored(self._options.max_in_flight, count)
         broker.in_flight -= count
-        return rtt_s
 
-    def part_ended(
-        self, attempt: GroupAttempt, now_s: float, sent_s: float | None = None
-    ) -> Completion:
+    def part_ended(self, attempt: GroupAttempt) -> Completion:
         """Return the completion of the messages stored since the group's last completion."""
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
-        records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
+        records = self._recorded(attempt, Outcome.ACKED, answer=answer)
         completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
         completion.stored = attempt.take_stored()
         if records:
@@ -200,21 +190,15 @@ class ResponseHandler:
         return completion
 
     def failed(
-        self,
-        attempt: SendAttempt,
-        error: SendError,
-        sent_s: float | None,
-        now_s: float,
-        *,
-        feedback: bool = True,
+        self, attempt: SendAttempt, error: SendError, *, feedback: bool = True
     ) -> Completion | NextStep:
         """Handle an attempt that was not stored, or whose outcome is unknown.
 
         Args:
             feedback: whether to report the failure to `Brokers`.
         """
-        in_flight = attempt.broker is not None
-        broker = attempt.broker
+        broker, now_s = attempt.broker, attempt.ended_s
+        in_flight = broker is not None
         if broker is not None and feedback:
             is_lost = bool(broker.proxy) and isinstance(error, RequestTimeoutError)
             if error.backs_off or is_lost:
@@ -229,7 +213,7 @@ class ResponseHandler:
             # attempt more time. Do not do so after other errors: attempts that do not count would
             # be repeated for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
-        decision = self._decide(attempt, error, now_s)
+        decision = self._decide(attempt, error)
         history.earlier.append(type(error))
         history.last_error = error
         # Do not avoid a busy broker. It is isolated already, and a broker to avoid would rank even
@@ -243,17 +227,15 @@ class ResponseHandler:
             self._routes.refresh(attempt.request.topic, now_s)
         if in_flight:
             if feedback:
-                self._apply_feedback(attempt, decision, error, sent_s, now_s)
-            self._recorded(attempt, now_s, sent_s, error.outcome, error=error)
+                self._apply_feedback(attempt, decision, error)
+            self._recorded(attempt, error.outcome, error=error)
         elif self.records:
-            _note_wait(attempt, history, error, now_s)
+            _note_wait(attempt, history, error)
         if verifies:
             return NextStep(attempt, Wait.VERIFY, error=error)
-        return self._next_step(attempt, decision, error, now_s)
+        return self._next_step(attempt, decision, error)
 
-    def verified(
-        self, attempt: SendAttempt, result: CheckResult, now_s: float
-    ) -> Completion | NextStep:
+    def verified(self, attempt: SendAttempt, result: CheckResult) -> Completion | NextStep:
         """Handle the end of a check whether the broker has stored an unanswered attempt."""
         message, error = result.message, result.error
         if message is not None:
@@ -262,7 +244,7 @@ class ResponseHandler:
                 code, SEND_STATUS[code], message.offset_message_id, message.queue_id,
                 message.queue_offset, None, DEFAULT_REGION, None, trace_on=True,
             )  # fmt: skip
-            records = self._recorded(attempt, now_s, None, Outcome.ACKED, answer=answer)
+            records = self._recorded(attempt, Outcome.ACKED, answer=answer)
             if records:
                 records[-1].remark = "no answer came; found stored by its id"
             completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
@@ -272,27 +254,20 @@ class ResponseHandler:
             # The broker says that the message is not stored, so this is a rejection.
             error.facts["outcome"] = Outcome.REJECTED
             vars(error)["outcome"] = Outcome.REJECTED
-            return self.failed(attempt, error, None, now_s)
+            return self.failed(attempt, error)
         history = attempt.known_history()
         history.unknown = history.unknown or error
         return self._failed_completion(attempt, error)
 
     # --- the next step -----------------------------------------------------------------------
 
-    def _degraded(
-        self,
-        attempt: SendAttempt,
-        answer: SendAnswer,
-        rtt_s: float,
-        sent_s: float | None,
-        now_s: float,
-    ) -> Completion | NextStep:
+    def _degraded(self, attempt: SendAttempt, answer: SendAnswer) -> Completion | NextStep:
         """Handle an answer that says that a message is stored, but less durably than asked for."""
         decision = decide_degraded(
             answer.code,
             attempt=attempt.counted,
             max_attempts=attempt.request.attempts or self._limits.max_attempts,
-            now_s=now_s,
+            now_s=attempt.ended_s,
             deadline_s=attempt.deadline_s,
             ordering=attempt.ordering,
             fixed_queue=attempt.request.queue is not None,
@@ -300,18 +275,19 @@ class ResponseHandler:
         )
         again = decision.retries and not self.stopping
         history = attempt.known_history() if again else attempt.history
-        records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED_DEGRADED, answer=answer)
-        result = _result_of(attempt, answer, rtt_s)
+        records = self._recorded(attempt, Outcome.ACKED_DEGRADED, answer=answer)
+        result = _result_of(attempt, answer, attempt.rtt_s)
         if not again:
             return self._degraded_completion(attempt, result, records)
         assert history is not None
         history.degraded = history.degraded or result
         history.last_broker = attempt.home if decision.avoid_broker else None
-        return NextStep(attempt.next_attempt(now_s, counts=True))
+        return NextStep(attempt.next_attempt(attempt.ended_s, counts=True))
 
     def _next_step(
-        self, attempt: SendAttempt, decision: Decision, error: SendError, now_s: float
+        self, attempt: SendAttempt, decision: Decision, error: SendError
     ) -> Completion | NextStep:
+        now_s = attempt.ended_s
         if self.stopping or not decision.retries or now_s >= attempt.deadline_s:
             self.fatal = self.fatal or decision.action is Action.FATAL
             return self._failed_completion(attempt, error)
@@ -330,8 +306,8 @@ class ResponseHandler:
             return NextStep(again, Wait.ROUTE)
         return NextStep(again, Wait.DELAY, now_s + delay_s) if delay_s > 0 else NextStep(again)
 
-    def _decide(self, attempt: SendAttempt, error: SendError, now_s: float) -> Decision:
-        request, history = attempt.request, attempt.known_history()
+    def _decide(self, attempt: SendAttempt, error: SendError) -> Decision:
+        request, history, now_s = attempt.request, attempt.known_history(), attempt.ended_s
         if isinstance(error, NoRouteError) and self._routes.is_unresolvable(request.topic):
             return Decision(Action.GIVE_UP)
         if (
@@ -359,38 +335,29 @@ class ResponseHandler:
             rng=self._rng,
         )
 
-    def _apply_feedback(
-        self,
-        attempt: SendAttempt,
-        decision: Decision,
-        error: SendError,
-        sent_s: float | None,
-        now_s: float,
-    ) -> None:
+    def _apply_feedback(self, attempt: SendAttempt, decision: Decision, error: SendError) -> None:
         """Isolate the broker, and replace the connection, as the decision demands."""
-        home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
-        rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
+        home, channel, now_s = attempt.home, attempt.channel, attempt.ended_s
         if not self.stopping and decision.isolate is Isolate.BROKER:
             # A broker that has answered other requests in the meantime is slow, not dead.
             heard = channel is not None and channel.heard_s > attempt.handed_s
             self._brokers.isolate(
-                home, rtt_ms, now_s, error.code, reachable=decision.reachable or heard
-            )
+                home, attempt.rtt_s * 1000, now_s, error.code,
+                reachable=decision.reachable or heard,
+            )  # fmt: skip
         elif not self.stopping and decision.isolate is Isolate.TOPIC:
-            self._brokers.isolate_topic(topic, home, now_s, error.code)
+            self._brokers.isolate_topic(attempt.request.topic, home, now_s, error.code)
         if decision.reconnect and channel is not None and not channel.draining:
             self._client.drain(channel, now_s)
 
     # --- records and completions -------------------------------------------------------------
 
-    def _recorded(
-        self, attempt: SendAttempt, now_s: float, sent_s: float | None, outcome: Outcome, **end: Any
-    ) -> list[AttemptRecord]:
+    def _recorded(self, attempt: SendAttempt, outcome: Outcome, **end: Any) -> list[AttemptRecord]:
         """Add the attempt's record, if records are kept, and return the request's records."""
         history = attempt.history
         if not self.records:
             return history.records if history is not None else []
-        record = _record_of(attempt, now_s, sent_s, outcome, **end)
+        record = _record_of(attempt, outcome, **end)
         if history is None:
             return [record]
         history.waited = None
@@ -441,14 +408,13 @@ class ResponseHandler:
 
 def _record_of(
     attempt: SendAttempt,
-    now_s: float,
-    sent_s: float | None,
     outcome: Outcome,
     *,
     answer: SendAnswer | None = None,
     error: SendError | None = None,
 ) -> AttemptRecord:
-    channel, target, handed_s = attempt.channel, attempt.target, attempt.handed_s or now_s
+    channel, target, now_s = attempt.channel, attempt.target, attempt.ended_s
+    handed_s = attempt.handed_s or now_s
     connect_ms = 0.0
     if channel is not None and channel.opened_s >= handed_s:
         connect_ms = ((channel.ready_s or now_s) - channel.opened_s) * 1000
@@ -463,7 +429,7 @@ def _record_of(
         started_ms=attempt.wall_ms,
         queue_wait_ms=(handed_s - attempt.ready_s) * 1000,
         connect_ms=connect_ms,
-        rtt_ms=(now_s - (sent_s or handed_s)) * 1000,
+        rtt_ms=attempt.rtt_s * 1000,
         message_count=attempt.request.message_count,
         body_bytes=attempt.body_bytes,
         wire_bytes=attempt.wire_bytes,
@@ -477,13 +443,11 @@ def _record_of(
     )
 
 
-def _note_wait(
-    attempt: SendAttempt, history: AttemptHistory, error: SendError, now_s: float
-) -> None:
+def _note_wait(attempt: SendAttempt, history: AttemptHistory, error: SendError) -> None:
     """Add an attempt that reached no broker to the record that sums up consecutive ones."""
-    waited, wait_ms = history.waited, (now_s - attempt.ready_s) * 1000
+    waited, wait_ms = history.waited, (attempt.ended_s - attempt.ready_s) * 1000
     if waited is None:
-        waited = _record_of(attempt, now_s, None, Outcome.NOT_SENT, error=error)
+        waited = _record_of(attempt, Outcome.NOT_SENT, error=error)
         waited.broker_address, waited.wire_bytes, waited.rtt_ms = "", 0, 0.0
         waited.queue_wait_ms = 0.0
         waited.started_ms = int(time.time() * 1000 - wait_ms)

@@ -169,10 +169,10 @@ class StoredChecks:
     """Reads the credentials again after a refusal; gets the time of the refused request."""
     open: dict[StoredCheck, None] = field(default_factory=dict)
 
-    def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
-        check = StoredCheck(attempt, error, now_s, now_s)
+    def begin(self, attempt: SendAttempt, error: SendError) -> None:
+        check = StoredCheck(attempt, error, attempt.ended_s, attempt.ended_s)
         self.open[check] = None
-        self._step(check, now_s)
+        self._step(check, attempt.ended_s)
 
     def step(self, now_s: float) -> None:
         for check in list(self.open):
