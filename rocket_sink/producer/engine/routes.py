@@ -178,6 +178,7 @@ MISSES_MAX: Final = 2
 
 @dataclass(slots=True)
 class _Topic:
+    name: str
     info: TopicPublishInfo | None = None
     fetched_s: float = float("-inf")
     asked_s: float = float("-inf")
@@ -193,8 +194,13 @@ class _Topic:
         self.info = None
         self.fetched_s = float("-inf")
 
+    def fail(self, text: str, *, is_final: bool = False) -> None:
+        """Note why there is no route. The next look-ups are useless if this is final."""
+        self.error = NoRouteError(f"topic {self.name!r} {text}", topic=self.name)
+        self.final = is_final
 
-_UNKNOWN: Final = _Topic()
+
+_UNKNOWN: Final = _Topic("")
 """The state of each topic that nobody has asked for."""
 
 
@@ -226,8 +232,8 @@ class Routes:
         if state is None:
             if len(self._topics) >= TOPICS_MAX:
                 self._forget()
-            state = _Topic()
-            self._from_shared(topic, state, now_s)
+            state = _Topic(topic)
+            self._from_shared(state, now_s)
             self._topics[topic] = state
         if state.wanted or now_s - state.fetched_s >= self._interval_s:
             self.refresh(topic, now_s)
@@ -243,14 +249,14 @@ class Routes:
 
     def refresh(self, topic: str, now_s: float) -> None:
         """Start a look-up now, or as soon as `REFRESH_S` has passed since the last one."""
-        state = self._topics.setdefault(topic, _Topic())
+        state = self._topics.setdefault(topic, _Topic(topic))
         if state.fetching:
             return
         if now_s - state.asked_s < REFRESH_S:
             state.wanted = not state.final
             return
         state.wanted, state.asked_s = False, now_s
-        self._ask(topic, state, requests.get_route(topic), self._answered, now_s, of_all=False)
+        self._ask(state, requests.get_route(topic), self._answered, now_s, of_all=False)
 
     def refresh_old(self, now_s: float) -> None:
         """Start a look-up of each topic that had none within `pollNameServerInterval`."""
@@ -318,35 +324,32 @@ class Routes:
         route = decode_route(body)
         return vip_route(route) if self._vip else route
 
-    def _from_shared(
-        self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
-    ) -> None:
+    def _from_shared(self, state: _Topic, now_s: float, *, of_any_age: bool = False) -> None:
         """Take the route from the shared cache if another worker has put a recent one there."""
-        shared_route = self._shared.route(topic)
+        shared_route = self._shared.route(state.name)
         oldest_s = float("inf") if of_any_age else self._interval_s
         if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
             return
         try:
-            info = TopicPublishInfo.of(topic, self._decoded(shared_route[0]))
+            info = TopicPublishInfo.of(state.name, self._decoded(shared_route[0]))
         except RemoteProtocolError:
             return
         if info.ok:
             state.info, state.fetched_s, state.error = info, shared_route[1], None
 
-    def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
+    def _keep(self, state: _Topic, now_s: float) -> None:
         """Keep the old route, or take another worker's, after a look-up without a result."""
         if state.info is None:
-            self._from_shared(topic, state, now_s, of_any_age=True)
+            self._from_shared(state, now_s, of_any_age=True)
         if state.info is not None:
             # Make the next look-up due in a second, however old the route is.
             state.fetched_s = now_s - self._interval_s + REFRESH_S
 
     def _ask(
         self,
-        topic: str,
         state: _Topic,
         frame: Frame,
-        on_answers: Callable[[str, _Topic, Answers, float], None],
+        on_answers: Callable[[_Topic, Answers, float], None],
         now_s: float,
         *,
         of_all: bool = True,
@@ -355,20 +358,20 @@ class Routes:
         def ended(answers: Answers, error: Unavailable | None, at_s: float) -> None:
             state.fetching = False
             if error is None:
-                on_answers(topic, state, answers, at_s)
+                on_answers(state, answers, at_s)
             else:
                 state.error, state.final = error, isinstance(error, TlsRefusedError)
                 if state.info is not None or not state.final:
-                    self._keep(topic, state, at_s)
+                    self._keep(state, at_s)
             self.look_ups += 1
 
         state.fetching = True
         self._name_servers.ask(frame, ended, now_s, of_all=of_all)
 
-    def _answered(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
-        frame = next(iter(answers.values()))
+    def _answered(self, state: _Topic, answers: Answers, now_s: float) -> None:
+        frame, topic = next(iter(answers.values())), state.name
         if frame.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._missing(topic, state, now_s)
+            self._missing(state, now_s)
             return
         body = bytes(frame.body or b"")
         try:
@@ -377,37 +380,34 @@ class Routes:
             state.error = NoRouteError(f"the route of topic {topic!r} is unreadable: {error}")
             return
         state.misses = 0
-        self._take(topic, state, info, now_s)
+        self._take(state, info, now_s)
         if info.ok:
             self._shared.put_route(topic, body, now_s)
 
-    def _take(self, topic: str, state: _Topic, info: TopicPublishInfo, now_s: float) -> None:
-        state.final = False
+    def _take(self, state: _Topic, info: TopicPublishInfo, now_s: float) -> None:
         if info.ok:
-            state.info, state.fetched_s, state.error = info, now_s, None
-            return
-        state.drop()
-        state.error = NoRouteError(
-            f"topic {topic!r} has no writable queue on a broker with a master", topic=topic
-        )
+            state.info, state.fetched_s, state.error, state.final = info, now_s, None, False
+        else:
+            state.drop()
+            state.fail("has no writable queue on a broker with a master")
 
-    def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
+    def _missing(self, state: _Topic, now_s: float) -> None:
         """Handle the answer that no name server knows the topic. The first time, keep a known
         route. Then ask for the template's route, or which brokers are registered."""
         state.misses += 1
         if state.info is not None and state.misses < MISSES_MAX:
-            state.fetched_s = now_s - self._interval_s + REFRESH_S
-        elif state.info is not None or not self._ask_template(topic, state, now_s):
-            self._ask_brokers(topic, state, now_s)
+            self._keep(state, now_s)
+        elif state.info is not None or not self._ask_template(state, now_s):
+            self._ask_brokers(state, now_s)
 
-    def _ask_template(self, topic: str, state: _Topic, now_s: float) -> bool:
+    def _ask_template(self, state: _Topic, now_s: float) -> bool:
         """Ask for the template route; return False if this topic has no template."""
-        if not self._template or topic == self._template:
+        if self._template in ("", state.name):
             return False
-        self._ask(topic, state, requests.get_route(self._template), self._by_template, now_s)
+        self._ask(state, requests.get_route(self._template), self._by_template, now_s)
         return True
 
-    def _by_template(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
+    def _by_template(self, state: _Topic, answers: Answers, now_s: float) -> None:
         """Take the template's route if all name servers that answered name a common broker."""
         templates: dict[str, TopicRoute] = dict.fromkeys(answers, TopicRoute())
         for server, frame in answers.items():
@@ -416,7 +416,7 @@ class Routes:
                     templates[server] = self._decoded(bytes(frame.body or b""))
         routes = templates.values()
         if not any(route.queues for route in routes):
-            self._ask_brokers(topic, state, now_s)
+            self._ask_brokers(state, now_s)
             return
         brokers = {
             server: broker_addresses({broker.name: broker.addresses for broker in route.brokers})
@@ -427,25 +427,22 @@ class Routes:
                 f"{server} names {', '.join(sorted(f'{n} ({a})' for n, a in pairs)) or 'none'}"
                 for server, pairs in brokers.items()
             )
-            state.final = False
-            state.error = NoRouteError(
-                f"topic {topic!r} does not exist, and the name servers disagree about the brokers "
-                f"that make topics on the fly ({names}): take the wrong one out of the option "
-                "nameServer, or create the topic",
-                topic=topic,
+            state.fail(
+                "does not exist, and the name servers disagree about the brokers that make topics "
+                f"on the fly ({names}): take the wrong one out of the option nameServer, or create "
+                "the topic"
             )
-            self._keep(topic, state, now_s)
+            self._keep(state, now_s)
             return
         largest = max(routes, key=lambda route: len(route.queues))
-        info = TopicPublishInfo.default(topic, largest, self._queue_nums)
-        self._take(topic, state, info, now_s)
+        info = TopicPublishInfo.default(state.name, largest, self._queue_nums)
+        self._take(state, info, now_s)
 
-    def _ask_brokers(self, topic: str, state: _Topic, now_s: float) -> None:
+    def _ask_brokers(self, state: _Topic, now_s: float) -> None:
         """Ask which brokers are registered: a name server without brokers knows no topic yet."""
-        frame = requests.get_broker_cluster_info()
-        self._ask(topic, state, frame, self._by_brokers, now_s)
+        self._ask(state, requests.get_broker_cluster_info(), self._by_brokers, now_s)
 
-    def _by_brokers(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
+    def _by_brokers(self, state: _Topic, answers: Answers, now_s: float) -> None:
         registered: list[Collection[str]] = []
         for frame in answers.values():
             with contextlib.suppress(RemoteProtocolError):
@@ -453,24 +450,21 @@ class Routes:
         if state.info is not None:
             holders = state.info.queues_by_broker.keys()
             if registered and not any(holders & names for names in registered):
-                self._keep(topic, state, now_s)
+                self._keep(state, now_s)
                 return
             state.drop()
-            if self._ask_template(topic, state, now_s):
+            if self._ask_template(state, now_s):
                 return
-        # A topic is missing for good if all name servers that answered know a broker.
-        state.final = all(registered)
-        if not state.final:
-            text = "no broker has registered at one of the name servers yet"
-            state.error = NoRouteError(f"topic {topic!r} has no route: {text}", topic=topic)
-            self._keep(topic, state, now_s)
-            return
-        state.error = NoRouteError(
-            f"topic {topic!r} does not exist and is not made on the fly "
-            f"(template topic {self._template or 'none'}): create it, or check its name and the "
-            "option namespace",
-            topic=topic,
-        )
+        if all(registered):
+            template = self._template or "none"
+            state.fail(
+                f"does not exist and is not made on the fly (template topic {template}): create "
+                "it, or check its name and the option namespace",
+                is_final=True,
+            )
+        else:
+            state.fail("has no route: no broker has registered at one of the name servers yet")
+            self._keep(state, now_s)
 
 
 def vip_route(route: TopicRoute) -> TopicRoute:
