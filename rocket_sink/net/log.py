@@ -27,10 +27,15 @@ _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
 
 
 def logger(name: str) -> logging.Logger:
-    """Return a module's logger. Pass `extra={"peer": address}` to it to name a record's peer."""
+    """Return a module's logger."""
     module_logger = logging.getLogger(name)
     module_logger.addFilter(_GUARD)
     return module_logger
+
+
+def about(peer: str, module_logger: logging.Logger) -> logging.LoggerAdapter[logging.Logger]:
+    """Return a logger for records about the peer with this address."""
+    return logging.LoggerAdapter(module_logger, {"peer": peer})
 
 
 _has_printed = False

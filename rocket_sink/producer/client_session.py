@@ -93,16 +93,10 @@ class ClientSession:
             else:
                 return False
         except ProtocolError as error:
-            _LOG.warning(
-                "%s sent an unreadable request %d: %s",
-                channel.address,
-                frame.code,
-                error,
-                extra={"peer": channel.address},
-            )
+            text, peer = "%s sent an unreadable request %d: %s", channel.address
+            log.about(peer, _LOG).warning(text, peer, frame.code, error)
         except Exception:
             # The error must not end the driving thread.
-            _LOG.exception(
-                "the request with code %d from %s was not served", frame.code, channel.address
-            )
+            text = "the request with code %d from %s was not served"
+            _LOG.exception(text, frame.code, channel.address)
         return True

@@ -144,10 +144,7 @@ class RequestReply:
         self._driver.engine.client.respond(channel, frame, ResponseCode.SUCCESS)
         if waiting is None:
             self.late_replies += 1
-            _LOG.warning(
-                "a reply to the unknown request %s is dropped",
-                reply.correlation_id,
-                extra={"peer": channel.address},
-            )
+            text = "a reply to the unknown request %s is dropped"
+            log.about(channel.address, _LOG).warning(text, reply.correlation_id)
         else:
             waiting.set_result(reply)

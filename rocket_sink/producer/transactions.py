@@ -174,14 +174,8 @@ class TransactionClient:
         address = self._driver.engine.routes.addresses().get(name, half.broker_address)
         error = self._send_end(message, half.transaction_id, address, frame, state)
         if error is not None:
-            _LOG.warning(
-                "%s of transaction %s at %s failed: %s",
-                state.name,
-                half.message_id,
-                name,
-                error,
-                extra={"peer": address},
-            )
+            text = "%s of transaction %s at %s failed: %s"
+            log.about(address, _LOG).warning(text, state.name, half.message_id, name, error)
         return error
 
     def _send_end(
@@ -228,11 +222,8 @@ class TransactionClient:
         broker will ask another client."""
         check = decode_transaction_check(frame)
         if self._listener() is None or check.producer_group != self._group:
-            _LOG.warning(
-                "no listener for the transaction check of group %s",
-                check.producer_group,
-                extra={"peer": channel.address},
-            )
+            text = "no listener for the transaction check of group %s"
+            log.about(channel.address, _LOG).warning(text, check.producer_group)
             return
         if self._checks is None:
             checks: queue.Queue[tuple[str, TransactionCheck]] = queue.Queue(_HELD_CHECKS)
@@ -244,11 +235,8 @@ class TransactionClient:
         try:
             self._checks.put_nowait((channel.address, check))
         except queue.Full:
-            _LOG.warning(
-                "%d transaction checks wait; one more is dropped",
-                _HELD_CHECKS,
-                extra={"peer": channel.address},
-            )
+            text = "%d transaction checks wait; one more is dropped"
+            log.about(channel.address, _LOG).warning(text, _HELD_CHECKS)
 
     def _answer_checks(self, checks: queue.Queue[tuple[str, TransactionCheck]]) -> None:
         while not self._driver.closing:
@@ -259,17 +247,12 @@ class TransactionClient:
             try:
                 self._answer_check(address, check)
             except RocketSinkError as error:
-                _LOG.warning(
-                    "the transaction check at %s was not answered: %s",
-                    address,
-                    error,
-                    extra={"peer": address},
-                )
+                text = "the transaction check at %s was not answered: %s"
+                log.about(address, _LOG).warning(text, address, error)
             except Exception:
                 # Go on, because this thread has to answer later checks, too.
-                _LOG.exception(
-                    "the transaction check at %s was not answered", address, extra={"peer": address}
-                )
+                text = "the transaction check at %s was not answered"
+                log.about(address, _LOG).exception(text, address)
 
     def _answer_check(self, address: str, check: TransactionCheck) -> None:
         listener, message = self._listener(), check.message

@@ -132,13 +132,12 @@ class TopicPolicies:
         subject = "any topic" if is_proxy else f"topic {topic}"
         if reason is not None and subject not in self._warned:
             self._warned.add(subject)
-            _log.warning(
+            log.about(target.address, _log).warning(
                 "%s does not tell the cleanup.policy of %s (%s). If it is COMPACTION, messages "
                 "without keys are lost there unseen. %s.",
                 target.home, subject, reason,
                 "Give messages of such topics keys: docs/deploy/proxy.md" if is_proxy
                 else "Grant the right Get on the topic, or give each message keys",
-                extra={"peer": target.address},
             )  # fmt: skip
         return None
 
