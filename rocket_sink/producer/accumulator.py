@@ -8,6 +8,7 @@ sharding key, delay, priority or lite topic, a body of `batchMaxBytes` or more, 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class BatchAccumulator:
         self._delay_s = options.batch_max_delay_ms / 1000
         self._lock = threading.Lock()
         self._open: dict[tuple[str, bool], _OpenBatch] = {}
-        self._due_s: float | None = None
+        self.due_s = math.inf
         self._closed = False
 
     def takes(self, message: Message) -> bool:
@@ -76,28 +77,23 @@ class BatchAccumulator:
             if batch.size >= self._max_bytes:
                 full.append(self._open.pop(key))
             if full or is_first:
-                before_s, self._due_s = self._due_s, self._next_due_s()
-                due_earlier = self._due_s is not None and (
-                    before_s is None or self._due_s < before_s
-                )
+                before_s, self.due_s = self.due_s, self._next_due_s()
+                due_earlier = self.due_s < before_s
         for full_batch in full:
             self._send(full_batch)
         if due_earlier:
             self._driver.reschedule()
 
-    def _next_due_s(self) -> float | None:
-        return min((batch.due_s for batch in self._open.values()), default=None)
+    def _next_due_s(self) -> float:
+        return min((batch.due_s for batch in self._open.values()), default=math.inf)
 
     # --- the timer task ---------------------------------------------------------------------------
-
-    def due_s(self) -> float | None:
-        return self._due_s
 
     def run(self, now_s: float) -> None:
         with self._lock:
             due = [key for key, batch in self._open.items() if batch.due_s <= now_s]
             batches = [self._open.pop(key) for key in due]
-            self._due_s = self._next_due_s()
+            self.due_s = self._next_due_s()
         for batch in batches:
             self._send(batch)
 
@@ -105,7 +101,7 @@ class BatchAccumulator:
         """Send all batches and accept no more messages."""
         with self._lock:
             self._closed = True
-        self.run(float("inf"))
+        self.run(math.inf)
 
     # --- sending a batch ---------------------------------------------------------------------
 

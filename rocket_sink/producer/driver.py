@@ -129,10 +129,13 @@ class Token(Protocol):
 
 
 class TimerTask(Protocol):
-    """A task that the leader runs when it is due, without the lock. The task may send."""
+    """A task that the leader runs when it is due, without the lock. The task may send.
 
-    def due_s(self) -> float | None:
-        """Return the time of the next run in monotonic seconds; None if no run is due."""
+    Attributes:
+        due_s: the time of the next run in monotonic seconds; infinite if no run is due.
+    """
+
+    due_s: float
 
     def run(self, now_s: float) -> None: ...
 
@@ -801,15 +804,12 @@ class Driver:
 
     def _until_task_s(self, wait_s: float) -> float:
         for task in self._tasks:
-            due_s = task.due_s()
-            if due_s is not None:
-                wait_s = min(wait_s, max(0.0, due_s - self.engine.clock()))
+            wait_s = min(wait_s, max(0.0, task.due_s - self.engine.clock()))
         return wait_s
 
     def _run_tasks(self, now_s: float) -> None:
         for task in self._tasks:
-            due_s = task.due_s()
-            if due_s is not None and due_s <= now_s:
+            if task.due_s <= now_s:
                 try:
                     task.run(now_s)
                 except Exception:

@@ -82,11 +82,8 @@ class Hooks:
         self.hooks: tuple[SendHook, ...] = ()
         """Senders test this tuple first, so a send without hooks costs little."""
 
-    def add(self, hook: SendHook) -> None:
-        self.hooks = (*self.hooks, hook)
-
-    def replace(self, old: SendHook | None, new: SendHook) -> None:
-        self.hooks = (*(hook for hook in self.hooks if hook is not old), new)
+    def add(self, hook: SendHook, *, instead_of: SendHook | None = None) -> None:
+        self.hooks = (*(other for other in self.hooks if other is not instead_of), hook)
 
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]

@@ -394,7 +394,7 @@ class Producer:
             listener=lambda: None if (own := this()) is None else own.on_transaction_check,
         )
         if session.tracer is not None:
-            self._hooks.replace(old_tracer, session.tracer)
+            self._hooks.add(session.tracer, instead_of=old_tracer)
         return session
 
     def _request(

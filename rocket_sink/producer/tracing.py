@@ -83,7 +83,7 @@ class Tracer(_TraceSender, SendHook):
         self._clock = driver.engine.clock
         self._lock = threading.Lock()
         self._lines: list[Trace] = []
-        self._due_s: float | None = None
+        self.due_s = math.inf
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -146,14 +146,11 @@ class Tracer(_TraceSender, SendHook):
             self._lines.append(line)
             count = len(self._lines)
             if count in (1, _LINES):
-                self._due_s = self._clock() + (_DELAY_S if count == 1 else 0.0)
+                self.due_s = self._clock() + (_DELAY_S if count == 1 else 0.0)
         if count in (1, _LINES):
             self._driver.reschedule()
 
     # --- the timer task ---------------------------------------------------------------------------
-
-    def due_s(self) -> float | None:
-        return self._due_s
 
     def run(self, now_s: float) -> None:
         self.flush()
@@ -161,7 +158,7 @@ class Tracer(_TraceSender, SendHook):
     def flush(self) -> None:
         """Send all collected traces."""
         with self._lock:
-            lines, self._lines, self._due_s = self._lines, [], None
+            lines, self._lines, self.due_s = self._lines, [], math.inf
         by_topic: dict[str, list[Trace]] = {}
         for line in lines:
             by_topic.setdefault(line.topic, []).append(line)

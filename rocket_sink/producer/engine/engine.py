@@ -9,6 +9,7 @@ when an attempt has ended.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -193,11 +194,7 @@ class SendEngine:
         """Drive the engine for at most `timeout_s`; return as soon as a request is complete."""
         until_s = self.clock() + timeout_s
         self.drive(0.0 if self._done else min(timeout_s, STEP_S))
-        while not self._done and self.pending:
-            left_s = until_s - self.clock()
-            if left_s <= 0:
-                break
-            self.drive(min(left_s, STEP_S))
+        self._drive_while(lambda: not self._done and self.pending > 0, until_s)
         return self.take()
 
     def drive(self, timeout_s: float = STEP_S) -> None:
@@ -205,8 +202,10 @@ class SendEngine:
         self.process(self.client.wait(self.prepare(timeout_s)))
 
     def drive_for(self, time_s: float) -> None:
-        until_s = self.clock() + time_s
-        while (left_s := until_s - self.clock()) > 0:
+        self._drive_while(lambda: True, self.clock() + time_s)
+
+    def _drive_while(self, goes_on: Callable[[], bool], until_s: float) -> None:
+        while goes_on() and (left_s := until_s - self.clock()) > 0:
             self.drive(min(left_s, STEP_S))
 
     def take(self) -> list[Completion]:
@@ -214,11 +213,10 @@ class SendEngine:
         done, self._done = self._done, []
         return done
 
-    def drain(self, deadline_s: float | None = None) -> list[Completion]:
+    def drain(self, deadline_s: float = math.inf) -> list[Completion]:
         """Drive until nothing is pending, or until `deadline_s` on the engine's clock. At the
         deadline all pending requests complete as NOT_SENT or UNKNOWN."""
-        while self.pending and (deadline_s is None or self.clock() < deadline_s):
-            self.drive()
+        self._drive_while(lambda: self.pending > 0, deadline_s)
         if self.pending:
             self._abandon_pending(UnwrittenError("given up before it was sent: the time is over"))
         return self.take()
