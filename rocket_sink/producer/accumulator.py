@@ -48,7 +48,6 @@ class BatchAccumulator:
         self._closed = False
 
     def takes(self, message: Message) -> bool:
-        """Return whether the message may be batched."""
         return (
             message.sharding_key is None
             and not message.is_single

@@ -124,8 +124,7 @@ class Token(Protocol):
         """The callback that gets the completion, or None. The leader calls it without the driver's
         lock. If Ctrl-C stops the call, the leader repeats it."""
 
-    def done(self) -> bool:
-        """Return whether the request has ended."""
+    def done(self) -> bool: ...
 
 
 class TimerTask(Protocol):

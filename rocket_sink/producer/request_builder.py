@@ -43,7 +43,6 @@ def with_trace_context(message: Message) -> Message:
 
 
 def named(message: Message, message_id: str) -> Message:
-    """Return the message with this client id."""
     return message if message.message_id == message_id else replace(message, message_id=message_id)
 
 

@@ -156,7 +156,6 @@ class Tracer(_TraceSender, SendHook):
         self.flush()
 
     def flush(self) -> None:
-        """Send all collected traces."""
         with self._lock:
             lines, self._lines, self.due_s = self._lines, [], math.inf
         by_topic: dict[str, list[Trace]] = {}

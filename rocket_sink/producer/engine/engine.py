@@ -500,14 +500,13 @@ class SendEngine:
         if isinstance(step, Completion):
             self._complete(attempt, step)
             return None
-        following, wait, due_s, error = step
+        following, wait, due_s = step
         if following is not attempt:
             self.waiting.ordered.replace(attempt, following)
         if wait is None:
             return following
         if wait is Wait.VERIFY:
-            assert error is not None
-            self.stored_checks.begin(following, error)
+            self.stored_checks.begin(following)
         else:
             self.waiting.add(following, wait, due_s)
         return None

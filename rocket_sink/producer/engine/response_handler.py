@@ -81,7 +81,6 @@ class NextStep(NamedTuple):
     attempt: SendAttempt
     wait: Wait | None = None
     due_s: float = 0.0
-    error: SendError | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -232,7 +231,7 @@ class ResponseHandler:
         elif self.records:
             _note_wait(attempt, history, error)
         if verifies:
-            return NextStep(attempt, Wait.VERIFY, error=error)
+            return NextStep(attempt, Wait.VERIFY)
         return self._next_step(attempt, decision, error)
 
     def verified(self, attempt: SendAttempt, result: CheckResult) -> Completion | NextStep:
@@ -273,13 +272,11 @@ class ResponseHandler:
             fixed_queue=attempt.request.queue is not None,
             policies=self._policies,
         )
-        again = decision.retries and not self.stopping
-        history = attempt.known_history() if again else attempt.history
+        history = attempt.known_history()
         records = self._recorded(attempt, Outcome.ACKED_DEGRADED, answer=answer)
         result = _result_of(attempt, answer, attempt.rtt_s)
-        if not again:
+        if self.stopping or not decision.retries:
             return self._degraded_completion(attempt, result, records)
-        assert history is not None
         history.degraded = history.degraded or result
         history.last_broker = attempt.home if decision.avoid_broker else None
         return NextStep(attempt.next_attempt(attempt.ended_s, counts=True))

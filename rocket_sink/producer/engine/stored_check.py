@@ -169,7 +169,9 @@ class StoredChecks:
     """Reads the credentials again after a refusal; gets the time of the refused request."""
     open: dict[StoredCheck, None] = field(default_factory=dict)
 
-    def begin(self, attempt: SendAttempt, error: SendError) -> None:
+    def begin(self, attempt: SendAttempt) -> None:
+        error = attempt.known_history().last_error
+        assert error is not None
         check = StoredCheck(attempt, error, attempt.ended_s, attempt.ended_s)
         self.open[check] = None
         self._step(check, attempt.ended_s)
