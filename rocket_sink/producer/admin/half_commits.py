@@ -149,7 +149,6 @@ class HalfMessageCommitter:
     _refused: dict[int, str] = field(default_factory=dict)
     _again: list[int] = field(default_factory=list)
     _doubtful: set[int] = field(default_factory=set)
-    _in_flight: int = 0
     _error: SendError | None = None
 
     def __post_init__(self) -> None:
@@ -234,7 +233,7 @@ class HalfMessageCommitter:
                 following = lane.next()
                 if len(following):
                     self._send(lane, following)
-            if not self._in_flight:
+            if not any(lane.in_flight for lane in lanes):
                 break
             for topic in self._topics:
                 engine.routes.get(topic, engine.clock())
@@ -253,7 +252,6 @@ class HalfMessageCommitter:
             self._again += positions.tolist()
             return
         self._check_lock(self._request_s)
-        self._in_flight += len(positions)
         lane.in_flight += len(positions)
         lane.asked_s = now_s
         deadline_s = now_s + self._request_s
@@ -308,7 +306,6 @@ class HalfMessageCommitter:
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
-        self._in_flight -= 1
         lane.in_flight -= 1
         if answer is not None:
             if answer.code == ResponseCode.MESSAGE_ILLEGAL or answer.remark in _GONE:
@@ -330,7 +327,6 @@ class HalfMessageCommitter:
             self._doubtful.add(position)
 
     def committed(self, lane: _Lane, count: int) -> None:
-        self._in_flight -= count
         lane.in_flight -= count
         self._done(count)
 
