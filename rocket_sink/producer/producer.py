@@ -141,7 +141,7 @@ class Producer:
             SendError: NotSentError, RejectedError or UnknownOutcomeError.
         """
         session, message = self._live_session(), with_trace_context(message)
-        request = self._request(session, message, queue, selector, arg, timeout_ms)
+        request = self._request(message, queue, selector, arg, timeout_ms)
         return session.driver.send(request, (message,), "sync")
 
     def send_async(
@@ -173,7 +173,7 @@ class Producer:
         else:
             accumulator = None
             try:
-                request = self._request(session, message, queue, selector, arg, timeout_ms)
+                request = self._request(message, queue, selector, arg, timeout_ms)
             except ProducerClosedError:
                 raise
             except SendError as error:  # the look-up failed
@@ -217,7 +217,7 @@ class Producer:
                 message may be stored.
         """
         session, message = self._live_session(), with_trace_context(message)
-        request = self._request(session, message, queue, selector, arg, None)
+        request = self._request(message, queue, selector, arg, None)
         session.driver.send_oneway(request, (message,))
 
     def send_batch(
@@ -239,7 +239,7 @@ class Producer:
         """
         session = self._live_session()
         messages = [with_trace_context(message) for message in messages]
-        return self._send_parts(session, list(session.builder.batches(messages, queue)), timeout_ms)
+        return self._send_parts(list(session.builder.batches(messages, queue)), timeout_ms)
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return the topic's writable queues.
@@ -399,7 +399,6 @@ class Producer:
 
     def _request(
         self,
-        session: ClientSession,
         message: Message,
         queue: MessageQueue | None,
         selector: Selector | None,
@@ -408,24 +407,26 @@ class Producer:
     ) -> SendRequest:
         if queue is not None and selector is not None:
             raise ConfigurationError("give a queue or a selector, not both")
-        request = session.builder.single(message)
+        builder = self._session.builder
+        request = builder.single(message)
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000
         if selector is not None:
-            info = self._route_for(session, request)
-            request.queue = select_by(selector, info, message, arg, session.builder.queue)
+            info = self._route_for(request)
+            request.queue = select_by(selector, info, message, arg, builder.queue)
         elif queue is not None:
-            request.queue = session.builder.queue(queue)
+            request.queue = builder.queue(queue)
         elif message.lite_topic is not None:
-            self._shard(session, request, message.lite_topic, LITE_TOPIC_HASH)
+            self._shard(request, message.lite_topic, LITE_TOPIC_HASH)
         elif message.sharding_key:
-            self._shard(session, request, message.sharding_key, self.options.sharding_hash)
+            self._shard(request, message.sharding_key, self.options.sharding_hash)
         return request
 
-    def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
+    def _route_for(self, request: SendRequest) -> TopicPublishInfo:
         """Return the route. The look-up counts for the request's time-out, as in Java."""
-        request.since_s = session.driver.engine.clock()
-        return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
+        driver = self._session.driver
+        request.since_s = driver.engine.clock()
+        return driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
         """Return the route that gives keys their queues in strict order. While a broker is missing,
@@ -436,12 +437,10 @@ class Producer:
         self._placed[info.topic] = info
         return info
 
-    def _shard(
-        self, session: ClientSession, request: SendRequest, key: str, sharding_hash: str
-    ) -> None:
+    def _shard(self, request: SendRequest, key: str, sharding_hash: str) -> None:
         ordering = self.options.ordering
         if ordering == "strict":
-            info = self._route_of_keys(self._route_for(session, request))
+            info = self._route_of_keys(self._route_for(request))
             if request.timeout_s is None:
                 request.since_s = 0.0  # `orderWaitMs` does not include the look-up.
             request.queue = queue_for_key(info, key, sharding_hash)
@@ -455,14 +454,10 @@ class Producer:
         request.ordered = ordering == "best_effort"
 
     def _send_parts(
-        self,
-        session: ClientSession,
-        parts: Sequence[Part],
-        timeout_ms: int | None,
-        *,
-        one_at_a_time: bool = False,
+        self, parts: Sequence[Part], timeout_ms: int | None, *, one_at_a_time: bool = False
     ) -> list[SendResult]:
-        waiters: Iterable[Waiter] = (self._begin(session, part, timeout_ms) for part in parts)
+        session = self._session
+        waiters: Iterable[Waiter] = (self._begin(part, timeout_ms) for part in parts)
         if not one_at_a_time:
             waiters = list(waiters)
         results: list[SendResult] = []
@@ -472,7 +467,7 @@ class Producer:
             try:
                 if part.request.batch and isinstance(completion.error, MessageIllegalError):
                     halves = session.builder.split(part)
-                    results += self._send_parts(session, halves, timeout_ms, one_at_a_time=True)
+                    results += self._send_parts(halves, timeout_ms, one_at_a_time=True)
                 else:
                     results.append(result_of(completion))
             except SendError as error:
@@ -483,7 +478,7 @@ class Producer:
             raise failure
         return results
 
-    def _begin(self, session: ClientSession, part: Part, timeout_ms: int | None) -> Waiter:
+    def _begin(self, part: Part, timeout_ms: int | None) -> Waiter:
         """Submit a part. Report an error in the waiter: other parts may be in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
@@ -493,7 +488,7 @@ class Producer:
             context = hooks.before("batch", request.topic, part.messages, part.ids)
             waiter = Waiter(lambda end: hooks.ended(context, end.result, end.error))
         try:
-            session.driver.submit(request, waiter)
+            self._session.driver.submit(request, waiter)
         except NotSentError as error:
             hooks.ended(context, None, error)
             waiter.completion = Completion(None, error.outcome, None, error)
