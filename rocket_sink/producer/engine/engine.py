@@ -478,7 +478,7 @@ class SendEngine:
             target = attempt.target
             if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
                 assert isinstance(attempt, GroupAttempt)
-                part, others = attempt.split(room)
+                part, others = attempt.leave(0, room), attempt.leave(room, attempt.size)
                 to_send += (others, part)
                 empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
                 self._complete(attempt, empty)

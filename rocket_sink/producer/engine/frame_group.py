@@ -69,11 +69,6 @@ class GroupAttempt(SendAttempt):
     def places(self) -> int:  # type: ignore[override]
         return self.size - self._ended
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all messages still wait for their answers."""
-        return self.open_count == self.size
-
     def answered(self, answers: SendAnswers) -> None:
         """Note answers that say that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
@@ -114,11 +109,6 @@ class GroupAttempt(SendAttempt):
     def leave_all(self) -> list[SendAttempt]:
         """Move each message without an answer to a new attempt, and return the attempts."""
         return [self.leave(index) for index in np.flatnonzero(self._open).tolist()]
-
-    def split(self, count: int) -> tuple[SendAttempt, SendAttempt]:
-        """Move the messages of an unsent group to two attempts, the first with `count` messages."""
-        assert self.is_whole
-        return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
         """Return one of the answers that `take_stored` will take; None if there are none."""

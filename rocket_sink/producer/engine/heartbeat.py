@@ -98,11 +98,9 @@ class Heartbeats:
 
     def all_sent(self) -> bool:
         """Return whether each known broker got a heartbeat on its current connection."""
-        peek = self._client.peek
-        addresses = set(self._routes.addresses().values())
         return all(
-            (heartbeat := self._sent.get(address)) is not None and heartbeat[0] is peek(address)
-            for address in addresses
+            address in self._sent and self._sent[address][0] is self._client.peek(address)
+            for address in set(self._routes.addresses().values())
         )
 
     def connections(self) -> Iterator[tuple[str, float | None, float]]:

@@ -161,7 +161,7 @@ class ResponseHandler:
                     (attempt.leave(frame.opaque - attempt.first_opaque), frame)
                     for frame in map(result.frame, range(len(result)))
                 ]
-            case NotSentError() if attempt.is_whole:
+            case NotSentError() if attempt.open_count == attempt.size:
                 return [(attempt, result)]
             case SendError():
                 # Copy the error for each message, because `verified` changes its facts.
