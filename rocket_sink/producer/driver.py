@@ -582,10 +582,8 @@ class Driver:
             futures = [future for _, future in self._older_futures]
         try:
             self._run_tasks(float("inf"))
-            with self.lock:
-                self._begin_step()
+            with self._step():
                 self._submissions.drain()
-                self._in_step = False
             self._finish_pending(self._last_deadline_s())
             self._run_tasks(float("inf"))  # send the traces of the last requests
         finally:

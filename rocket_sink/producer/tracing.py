@@ -19,7 +19,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
@@ -177,16 +177,6 @@ class Tracer(_TraceSender, SendHook):
             _LOG.warning("%d message traces are lost: %s", len(lines), error)
 
 
-class TracedMessage(Protocol):
-    """A sent message; `properties` is the wire property string."""
-
-    @property
-    def body(self) -> bytes: ...
-
-    @property
-    def properties(self) -> str: ...
-
-
 class RequestTraces(_TraceSender):
     """Traces a sample of the requests of an engine. Not thread-safe.
 
@@ -211,14 +201,15 @@ class RequestTraces(_TraceSender):
     def note(
         self,
         completion: Completion,
-        messages: Callable[[Iterable[int] | None], Iterable[TracedMessage]],
+        messages: Callable[[Iterable[int] | None], Iterable[Any]],
         *,
         half: bool,
     ) -> None:
         """Trace the requests of this completion that are in the sample.
 
         Args:
-            messages: gets positions in the group and returns their messages; all for None.
+            messages: gets positions in the group (None: all) and returns their messages, which have
+                a `body` and `properties`, the wire property string.
             half: whether the messages are half messages.
         """
         result, stored = completion.result, completion.stored
