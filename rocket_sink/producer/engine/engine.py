@@ -230,13 +230,13 @@ class SendEngine:
     def has_completions(self) -> bool:
         return bool(self._done)
 
-    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
+    def publish_info(self, topic: str) -> TopicPublishInfo:
         """Return the topic's writable queues; ask the name servers if the route is not cached.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
-        until_s = self.clock() + (self._limits.timeout_s if timeout_s is None else timeout_s)
+        until_s = self.clock() + self._limits.timeout_s
         while (info := self.known_route(topic, until_s)) is None:
             self.drive()
         return info
