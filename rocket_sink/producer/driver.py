@@ -23,7 +23,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -428,8 +428,16 @@ class Driver:
         """Call `step` under the lock until it returns a true value, and return the value. Drive the
         engine between the calls."""
         while True:
-            with self._step():
-                if value := step():
+            with self.lock:
+                self._check_open()
+                self._begin_step()
+                try:
+                    value = step()
+                except SendError:
+                    self._in_step = False
+                    raise
+                self._in_step = False
+                if value:
                     self._wake_next()
                     return value
             self._drive_until(lambda: False, None, 0.01)
@@ -469,11 +477,12 @@ class Driver:
             results.append((answer, error))
             waiter.wake()
 
-        with self._step():
-            now_s = self.engine.clock()
-            self.engine.client.call(
-                address, frame, Call(on_end), deadline_s=now_s + self._timeout_s, now_s=now_s
-            )
+        def step() -> float:
+            now_s, call = self.engine.clock(), self.engine.client.call
+            call(address, frame, Call(on_end), deadline_s=now_s + self._timeout_s, now_s=now_s)
+            return now_s
+
+        now_s = self.call(step)
         while not results:
             self._drive_until(lambda: bool(results), waiter, _IDLE_S)
             if not results and self.engine.clock() >= now_s + self._timeout_s + _LOST_S:
@@ -490,8 +499,12 @@ class Driver:
         Raises:
             NotSentError: no connection, or the producer is closed.
         """
-        with self._step():
+
+        def step() -> bool:
             self.engine.client.oneway(address, frame, self.engine.clock())
+            return True
+
+        self.call(step)
 
     def stay_connected(self) -> None:
         """Stay connected to all brokers, so that they can send transaction checks and replies."""
@@ -582,8 +595,10 @@ class Driver:
             futures = [future for _, future in self._older_futures]
         try:
             self._run_tasks(float("inf"))
-            with self._step():
+            with self.lock:
+                self._begin_step()
                 self._submissions.drain()
+                self._in_step = False
             self._finish_pending(self._last_deadline_s())
             self._run_tasks(float("inf"))  # send the traces of the last requests
         finally:
@@ -684,19 +699,6 @@ class Driver:
                 if future.in_engine is not None
             ]
         self._in_step = True
-
-    @contextlib.contextmanager
-    def _step(self) -> Iterator[None]:
-        """Hold the lock for a step that uses the engine. Raises ProducerClosedError."""
-        with self.lock:
-            self._check_open()
-            self._begin_step()
-            try:
-                yield
-            except SendError:
-                self._in_step = False
-                raise
-            self._in_step = False
 
     def _wake_next(self) -> None:
         """If no thread leads, wake a follower. One woken earlier may have ended without leading."""
