@@ -34,7 +34,6 @@ from rocket_sink.net.transport import (
 )
 from rocket_sink.wire.connection import (
     Answered,
-    AnsweredMany,
     Connection,
     Event,
     PeerRequest,
@@ -252,9 +251,7 @@ class Channel:
         unasked = 0
         for event in events:
             if type(event) is Answered:
-                event.token.on_end(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
-            elif type(event) is AnsweredMany:
-                event.token.on_end(event.answers, event.sent_s, now_s)  # type: ignore[attr-defined]
+                event.token.on_end(event.answer, event.sent_s, now_s)
             elif type(event) is Violation:
                 raise StreamEnded(self._unreadable(event.error)) from event.error
             else:
@@ -285,7 +282,7 @@ class Channel:
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
         extended_s = now_s + _EXTENSION_S if is_alive else now_s
         for expired in self.connection.expire(now_s, extended_s=extended_s):
-            owner: Any = expired.token
+            owner = expired.token
             error: SendError
             if expired.written:
                 text = f"no answer from {self.address} before the attempt's deadline"
@@ -321,7 +318,7 @@ class Channel:
         begun_owner = self.write_queue.begun_owner
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
-            owner: Any = lost.token
+            owner = lost.token
             # If a group was written in part, its first messages may be stored.
             written = lost.written or (lost.grouped and owner is begun_owner) or self._is_writing
             owner.on_end(self._lost(cause, reason, written=written), None, now_s)

@@ -180,7 +180,6 @@ class NetworkClient:
         self._channels: dict[str, Channel] = {}
         self._draining: set[Channel] = set()
         self._next_scan_s = 0.0
-        self.late_answers = 0
         self.opened = 0
         """Number of connections opened so far."""
         self.wakeup = WakeupState()
@@ -468,7 +467,6 @@ class NetworkClient:
         self._draining.discard(channel)
         if not channel.closed:
             self._readiness.forget(channel)
-            self.late_answers += channel.connection.late_answers
         channel.fail(cause, now_s)
 
     def _serve(self, channel: Channel, frame: Frame) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
@@ -41,18 +41,11 @@ from rocket_sink.wire.headers import (
 
 
 class Answered(NamedTuple):
-    """The response to the request of `token`; `sent_s` is the time of its `mark_written`."""
+    """The response to the request of `token`, or several successful responses to requests of its
+    group (`Connection.open_group`). `sent_s` is the time of `mark_written`."""
 
-    token: object
-    frame: Frame
-    sent_s: float | None
-
-
-class AnsweredMany(NamedTuple):
-    """Successful responses to requests of one group (`Connection.open_group`)."""
-
-    token: object
-    answers: Answers
+    token: Any
+    answer: Frame | Answers
     sent_s: float | None
 
 
@@ -62,14 +55,9 @@ class PeerRequest(NamedTuple):
     frame: Frame
 
 
-class LateAnswer(NamedTuple):
-    """A response to a request that has already left the table: ignore it."""
-
-    frame: Frame
-
-
-class ForeignAnswer(NamedTuple):
-    """A response with an opaque id that this connection never used: ignore it."""
+class UnexpectedAnswer(NamedTuple):
+    """A response to a request that is not in the table, perhaps because it has left the table
+    already: ignore it."""
 
     frame: Frame
 
@@ -80,27 +68,12 @@ class Violation(NamedTuple):
     error: RemoteProtocolError
 
 
-Event = Answered | AnsweredMany | PeerRequest | LateAnswer | ForeignAnswer | Violation
-
-
-class Expired(NamedTuple):
-    """A request or group whose deadline has passed. `written`: all its bytes were written."""
-
-    token: object
-    written: bool
-
-
-class Lost(NamedTuple):
-    """A request or group that was unanswered when the connection ended. `written`: all its bytes
-    were written. `grouped`: it is a group."""
-
-    token: object
-    written: bool
-    grouped: bool = False
+Event = Answered | PeerRequest | UnexpectedAnswer | Violation
 
 
 class Pending:
-    """An entry of the request table: a request or a group. `settled`: it has left the table."""
+    """An entry of the request table: a request or a group (`grouped`). `written`: all its bytes
+    were written. `settled`: it has left the table."""
 
     __slots__ = (
         "count", "deadline_s", "grouped", "latest_s", "oneway", "opaque", "sent_s", "settled",
@@ -108,7 +81,7 @@ class Pending:
     )  # fmt: skip
 
     def __init__(
-        self, opaque: int, token: object, deadline_s: float, latest_s: float, count: int = 1
+        self, opaque: int, token: Any, deadline_s: float, latest_s: float, count: int = 1
     ) -> None:
         self.opaque = opaque
         self.count = count
@@ -126,50 +99,11 @@ OPAQUES: Final = 2**31
 """Number of opaque ids, which are the non-negative ints of Java."""
 
 
-class OpaqueIds:
-    """Allocates opaque ids and remembers the range that was used."""
-
-    __slots__ = ("_first", "_issued", "_next")
-
-    def __init__(self, first: int) -> None:
-        self._first = self._next = first % OPAQUES
-        self._issued = 0
-
-    def peek(self, in_flight: Container[int]) -> int:
-        """Return the next id that is not in flight, without taking it."""
-        opaque = self._next
-        while opaque in in_flight:
-            opaque = (opaque + 1) % OPAQUES
-        return opaque
-
-    def take(self, in_flight: Container[int]) -> int:
-        """Take the next id that is not in flight."""
-        opaque = self._next
-        if opaque < OPAQUES - 1 and self._issued < OPAQUES and opaque not in in_flight:
-            self._next = opaque + 1
-            self._issued += 1
-            return opaque
-        opaque = self.peek(in_flight)
-        steps = (opaque - self._next) % OPAQUES + 1
-        self._issued = min(self._issued + steps, OPAQUES)
-        self._next = (opaque + 1) % OPAQUES
-        return opaque
-
-    def take_range(self, count: int, in_flight: Mapping[int, object]) -> int:
-        """Take `count` consecutive ids that are not in flight; return the first one."""
-        first = self._next
-        while first + count > OPAQUES or not in_flight.keys().isdisjoint(
-            range(first, first + count)
-        ):
-            first = 0 if first + count > OPAQUES else first + 1
-        steps = (first - self._next) % OPAQUES + count
-        self._issued = min(self._issued + steps, OPAQUES)
-        self._next = (first + count) % OPAQUES
-        return first
-
-    def was_given(self, opaque: int) -> bool:
-        """Return whether a request of this connection had this id."""
-        return 0 <= opaque < OPAQUES and (opaque - self._first) % OPAQUES < self._issued
+def free_opaque(first: int, in_flight: Mapping[int, object], count: int = 1) -> int:
+    """Return the first of `count` consecutive ids, from `first` on, that are not in flight."""
+    while first + count > OPAQUES or not in_flight.keys().isdisjoint(range(first, first + count)):
+        first = 0 if first + count > OPAQUES else first + 1
+    return first
 
 
 class ConnectionState(enum.Enum):
@@ -190,7 +124,7 @@ class Connection:
         shapes: the known forms of the peer's answers.
 
     Attributes:
-        late_answers: the number of `LateAnswer` events.
+        unexpected_answers: the number of `UnexpectedAnswer` events.
         last_heard_s: the time of the last received bytes.
     """
 
@@ -205,7 +139,7 @@ class Connection:
         shapes: Shapes | None = None,
     ) -> None:
         self._reader = FrameReader(limits, shapes)
-        self._opaques = OpaqueIds(first_opaque)
+        self._next_opaque = first_opaque
         self._serialize: Serialize = serialize
         self._sign = sign
         self._hide = hide
@@ -217,7 +151,7 @@ class Connection:
         self._earliest_s: float | None = None
         self._error: RemoteProtocolError | None = None
         self.state = ConnectionState.OPEN
-        self.late_answers = 0
+        self.unexpected_answers = 0
         self.last_heard_s: float | None = None
 
     def __repr__(self) -> str:
@@ -241,7 +175,10 @@ class Connection:
         """
         if self.state is not ConnectionState.OPEN:
             self._check_open()
-        opaque = self._opaques.take(self._pending)
+        opaque = self._next_opaque
+        if opaque in self._pending:
+            opaque = free_opaque(opaque, self._pending)
+        self._next_opaque = (opaque + 1) % OPAQUES
         pending = Pending(opaque, token, deadline_s, latest_s)
         self._pending[opaque] = pending
         self._unwritten.append(pending)
@@ -255,10 +192,11 @@ class Connection:
         """Open `count` requests with consecutive opaque ids; return the first id.
 
         The requests share a token and a deadline. Requests that get no answer end together, as one
-        `Expired` or one `Lost`.
+        `Pending`.
         """
         self._check_open()
-        first = self._opaques.take_range(count, self._pending)
+        first = free_opaque(self._next_opaque, self._pending, count)
+        self._next_opaque = (first + count) % OPAQUES
         pending = Pending(first, token, deadline_s, latest_s, count)
         pending.grouped = True
         self._in_groups += count
@@ -276,18 +214,17 @@ class Connection:
                 table is unchanged.
         """
         self._check_open()
-        head = self._head(dataclasses.replace(frame, opaque=self._opaques.peek(self._pending)))
+        opaque = free_opaque(self._next_opaque, self._pending)
+        head = self._head(dataclasses.replace(frame, opaque=opaque))
         self.open_request(deadline_s=deadline_s, token=token)
         return head
 
     def send_oneway(self, frame: Frame) -> bytes:
         """Return the head of a request that gets no response."""
         self._check_open()
-        oneway = dataclasses.replace(
-            frame, opaque=self._opaques.peek(self._pending), flag=frame.flag | ONEWAY_FLAG
-        )
-        head = self._head(oneway)
-        self._opaques.take(self._pending)
+        opaque = free_opaque(self._next_opaque, self._pending)
+        head = self._head(dataclasses.replace(frame, opaque=opaque, flag=frame.flag | ONEWAY_FLAG))
+        self._next_opaque = (opaque + 1) % OPAQUES
         return head
 
     def respond(self, request: Frame, code: int, *, remark: str | None = None) -> bytes:
@@ -391,7 +328,8 @@ class Connection:
     def _answered(self, frame: Frame) -> Event:
         pending = self._pending.pop(frame.opaque, None)
         if pending is None:
-            return self._unexpected(frame)
+            self.unexpected_answers += 1
+            return UnexpectedAnswer(frame)
         if pending.grouped:
             self._in_groups -= 1
         pending.count -= 1
@@ -412,7 +350,7 @@ class Connection:
                 pending.count -= end - start
                 pending.settled = not pending.count
                 part = answers if end - start == len(owners) else answers.take(slice(start, end))
-                events.append(AnsweredMany(pending.token, part, pending.sent_s))
+                events.append(Answered(pending.token, part, pending.sent_s))
             else:
                 for index in range(start, end):
                     frame = answers.frame(index)
@@ -421,17 +359,11 @@ class Connection:
                     events.append(self._answered(frame))
             start = end
 
-    def _unexpected(self, frame: Frame) -> Event:
-        if self._opaques.was_given(frame.opaque):
-            self.late_answers += 1
-            return LateAnswer(frame)
-        return ForeignAnswer(frame)
-
     # --- time and end ------------------------------------------------------------------------
 
-    def expire(self, now_s: float, *, extended_s: float = float("-inf")) -> list[Expired]:
-        """Remove requests whose deadline has passed. The call scans the table only if the earliest
-        deadline has passed.
+    def expire(self, now_s: float, *, extended_s: float = float("-inf")) -> list[Pending]:
+        """Remove and return requests whose deadline has passed. The call scans the table only if
+        the earliest deadline has passed.
 
         Args:
             extended_s: a later deadline for requests that were written before the last bytes came.
@@ -453,12 +385,11 @@ class Connection:
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)
-        return [Expired(pending.token, pending.written) for pending in due]
+        return due
 
-    def close(self) -> list[Lost]:
+    def close(self) -> list[Pending]:
         """End the connection; return the requests in flight. A second call returns none."""
-        requests = dict.fromkeys(self._pending.values())
-        lost = [Lost(request.token, request.written, request.grouped) for request in requests]
+        lost = list(dict.fromkeys(self._pending.values()))
         self._pending.clear()
         self._in_groups = 0
         self._unwritten.clear()

@@ -77,8 +77,8 @@ WIRE: tuple[Defect, ...] = (
     Defect(
         "opaque-id-in-flight",
         "rocket_sink/wire/connection.py",
-        "        if opaque < OPAQUES - 1 and self._issued < OPAQUES and opaque not in in_flight:\n",
-        "        if opaque < OPAQUES - 1 and self._issued < OPAQUES:\n",
+        "        if opaque in self._pending:\n",
+        "        if opaque in ():\n",
         ("tests/wire/test_connection.py::test_an_id_in_flight_is_not_given_twice",),
         "the answer to one request settles another one",
     ),

@@ -104,11 +104,11 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
     wait(lambda: not channel.unwritten)
     peer, answer = late[0]
     peer.port.loop.call(lambda: peer.send(answer))
-    wait(lambda: channel.connection.late_answers)
+    wait(lambda: channel.connection.unexpected_answers)
     channel.connection.hasten(last)
     wait(lambda: len(errors) == 3)
     client.poll(0.02)
-    assert channel.closed and client.late_answers == 1
+    assert channel.closed and channel.connection.unexpected_answers == 1
     client.close()
 
 

@@ -12,8 +12,7 @@ from rocket_sink.wire.connection import (
     Answered,
     Connection,
     ConnectionState,
-    ForeignAnswer,
-    LateAnswer,
+    UnexpectedAnswer,
     Violation,
 )
 from rocket_sink.wire.frame import encode_frame
@@ -63,7 +62,7 @@ class Machine(RuleBasedStateMachine):
             assert (event.sent_s is not None) == (token in self.written)
             self.left[token] += 1
         else:
-            assert isinstance(event, LateAnswer)
+            assert isinstance(event, UnexpectedAnswer)
             assert self.left[token] == 1
 
     @precondition(lambda self: self.usable)
@@ -71,16 +70,16 @@ class Machine(RuleBasedStateMachine):
     def foreign(self, opaque: int) -> None:
         data = encode_frame(Frame(0, opaque=opaque, flag=1))
         (event,) = self.connection.receive_data(data, self.now_s)
-        assert isinstance(event, ForeignAnswer)
+        assert isinstance(event, UnexpectedAnswer)
 
     @rule(step_s=st.integers(0, 3))
     def tick(self, step_s: int) -> None:
         self.now_s += step_s
-        for token, written in self.connection.expire(self.now_s):
-            assert written == (token in self.written)
-            self.left[token] += 1
-            if not written:
-                self.unwritten.remove(token)  # type: ignore[arg-type]
+        for expired in self.connection.expire(self.now_s):
+            assert expired.written == (expired.token in self.written)
+            self.left[expired.token] += 1
+            if not expired.written:
+                self.unwritten.remove(expired.token)
         next_s = self.connection.next_deadline_s
         assert (next_s is not None) == (self.connection.in_flight > 0)
         assert next_s is None or next_s > self.now_s
@@ -104,9 +103,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.opened) > 5)
     @rule()
     def close(self) -> None:
-        for token, written, _ in self.connection.close():
-            assert written == (token in self.written)
-            self.left[token] += 1
+        for lost in self.connection.close():
+            assert lost.written == (lost.token in self.written)
+            self.left[lost.token] += 1
         assert sum(self.left.values()) == len(self.opened)
 
     @invariant()

@@ -289,14 +289,6 @@ class SendEngine:
         return events
 
     @property
-    def late_answers(self) -> int:
-        """The number of answers that came after their requests were given up."""
-        client = self.client
-        return client.late_answers + sum(
-            channel.connection.late_answers for channel in client.channels
-        )
-
-    @property
     def broken(self) -> bool:
         """Whether the engine must not be used again (closed, fatal error, or forked process)."""
         return self.closed or self._handler.fatal or self.identity.of_pid != os.getpid()
