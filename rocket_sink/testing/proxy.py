@@ -28,7 +28,7 @@ from rocket_sink.testing.script import Behaviour, Script, is_send, perform
 from rocket_sink.testing.server import Connection, Loop, reset
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, response_to
+from rocket_sink.wire.headers import Frame, Limits, response_to
 from rocket_sink.wire.route import decode_route, encode_route
 
 _LENGTH = 4
@@ -80,7 +80,7 @@ class Cutter:
         buffer = self._buffer
         while len(buffer) >= _LENGTH:
             size = _LENGTH + int.from_bytes(buffer[:_LENGTH], "big")
-            if size > DEFAULT_LIMITS.frame_bytes:
+            if size > Limits.FRAME_BYTES:
                 self._remaining, remainder = size, bytes(buffer)
                 buffer.clear()
                 return remainder

@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from rocket_sink.errors import ConfigurationError, RemoteProtocolError
 from rocket_sink.wire.codes import SysFlag
-from rocket_sink.wire.headers import DEFAULT_LIMITS
+from rocket_sink.wire.headers import Limits
 
 DEFAULT_LEVEL: Final = -1
 """The level that stands for the default of the compression type (`_DEFAULT_LEVELS`)."""
-INFLATE_CAP: Final = DEFAULT_LIMITS.body_bytes
 
 _LZ4_MAGIC: Final = bytes.fromhex("04224d18")
 _LZ4_FLAGS_AT: Final = len(_LZ4_MAGIC)
@@ -113,7 +112,7 @@ def compress_body(
     return (smaller, kind.sys_flag) if len(smaller) < len(body) else (body, 0)
 
 
-def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> bytes:
+def inflate(body: bytes, kind: CompressionType, *, cap: int = Limits.BODY_BYTES) -> bytes:
     """Return the decompressed body.
 
     Raises:

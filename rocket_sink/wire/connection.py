@@ -29,15 +29,7 @@ from rocket_sink.wire.frame import (
     encode_frame,
     encode_head,
 )
-from rocket_sink.wire.headers import (
-    DEFAULT_LIMITS,
-    ONEWAY_FLAG,
-    Body,
-    Frame,
-    Limits,
-    Serialize,
-    response_to,
-)
+from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame, Serialize, response_to
 
 
 class Answered(NamedTuple):
@@ -131,14 +123,13 @@ class Connection:
     def __init__(
         self,
         *,
-        limits: Limits = DEFAULT_LIMITS,
         first_opaque: int = 0,
         serialize: Serialize = "json",
         sign: Callable[[Mapping[str, str], Body | None], Mapping[str, str]] | None = None,
         hide: Callable[[str], str] | None = None,
         shapes: Shapes | None = None,
     ) -> None:
-        self._reader = FrameReader(limits, shapes)
+        self._reader = FrameReader(shapes)
         self._next_opaque = first_opaque
         self._serialize: Serialize = serialize
         self._sign = sign

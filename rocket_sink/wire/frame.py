@@ -14,7 +14,6 @@ from typing import Any, Final, Literal, Protocol
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.headers import (
-    DEFAULT_LIMITS,
     Frame,
     Limits,
     Serialize,
@@ -43,13 +42,13 @@ NEED_DATA: Final = NeedData.NEED_DATA
 def check_lengths(header_length: int, body_length: int) -> None:
     """Raise LocalProtocolError for a frame so long that servers would close the connection."""
     length = 4 + header_length + body_length
-    if 4 + length > DEFAULT_LIMITS.frame_bytes or header_length > DEFAULT_LIMITS.header_bytes:
+    if 4 + length > Limits.FRAME_BYTES or header_length > Limits.HEADER_BYTES:
         raise LocalProtocolError(
             f"a frame of {4 + length} bytes with a header of {header_length}: the limits are "
-            f"{DEFAULT_LIMITS.frame_bytes} and {DEFAULT_LIMITS.header_bytes}; send fewer or "
+            f"{Limits.FRAME_BYTES} and {Limits.HEADER_BYTES}; send fewer or "
             "smaller messages at once",
             size=4 + length,
-            limit=DEFAULT_LIMITS.frame_bytes,
+            limit=Limits.FRAME_BYTES,
         )
 
 
@@ -109,18 +108,17 @@ class FrameReader:
 
     `receive_data` appends to the buffer, `next_frame` returns one frame or NEED_DATA. After an
     error every later call raises the same error. The buffer holds at most one incomplete frame
-    (`limits.frame_bytes`) and the bytes of the last `receive_data`.
+    (`Limits.FRAME_BYTES`) and the bytes of the last `receive_data`.
     """
 
-    __slots__ = ("_at", "_data", "_error", "_limits", "_shapes", "_small")
+    __slots__ = ("_at", "_data", "_error", "_shapes", "_small")
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, shapes: Shapes | None = None) -> None:
-        self._limits = limits
+    def __init__(self, shapes: Shapes | None = None) -> None:
         self._data: bytes | bytearray = b""
         self._at = 0
         self._error: RemoteProtocolError | None = None
         self._shapes = shapes
-        self._small = min(limits.frame_bytes, limits.header_bytes) - 8
+        self._small = min(Limits.FRAME_BYTES, Limits.HEADER_BYTES) - 8
         """Largest frame length that needs no check of the limits."""
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
@@ -181,23 +179,22 @@ class FrameReader:
             shapes = self._shapes
             if shapes is not None and (answer := shapes.read(header)) is not None:
                 return answer
-            frame = decode_json_header(header, self._limits)
+            frame = decode_json_header(header)
             if shapes is not None:
                 shapes.learn(frame, header)
             return frame
         if kind == _ROCKETMQ:
-            return decode_binary_header(header, self._limits)
+            return decode_binary_header(header)
         raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
 
     def _check_lengths(self, length: int, header_length: int) -> None:
-        limits = self._limits
-        if 4 + length > limits.frame_bytes:
+        if 4 + length > Limits.FRAME_BYTES:
             raise RemoteProtocolError(
-                f"a frame of {4 + length} bytes; the limit is {limits.frame_bytes}. Is this a "
+                f"a frame of {4 + length} bytes; the limit is {Limits.FRAME_BYTES}. Is this a "
                 "RocketMQ port, and does it speak TLS?"
             )
-        if header_length > limits.header_bytes or header_length + 4 > length:
+        if header_length > Limits.HEADER_BYTES or header_length + 4 > length:
             raise RemoteProtocolError(
                 f"a header of {header_length} bytes in a frame of {length}; the limit is "
-                f"{limits.header_bytes}"
+                f"{Limits.HEADER_BYTES}"
             )

@@ -39,30 +39,26 @@ Serialize = Literal["json", "rocketmq"]
 Body = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True)
 class Limits:
     """Limits on received data, for the memory and time of one frame. Data beyond a limit raises
     RemoteProtocolError."""
 
-    frame_bytes: int = 16 * 1024 * 1024
+    FRAME_BYTES: Final = 16 * 1024 * 1024
     """The whole frame with its length field (Java: com.rocketmq.remoting.frameMaxLength)."""
-    header_bytes: int = 1024 * 1024
-    ext_entries: int = 4096
-    json_depth: int = 64
-    remark_chars: int = 2048
+    HEADER_BYTES: Final = 1024 * 1024
+    EXT_ENTRIES: Final = 4096
+    JSON_DEPTH: Final = 64
+    REMARK_CHARS: Final = 2048
     """Length to which a longer remark is cut."""
-    body_bytes: int = 8 * 1024 * 1024
+    BODY_BYTES: Final = 8 * 1024 * 1024
     """Largest body of a stored message after inflation."""
-    answer_bytes: int = 64 * 1024 * 1024
+    ANSWER_BYTES: Final = 64 * 1024 * 1024
     """Memory of the decoded messages in the answer to a query."""
-    poll_bytes: int = 16 * 1024 * 1024
+    POLL_BYTES: Final = 16 * 1024 * 1024
     """Memory of the decoded messages of one pull. Messages beyond it are pulled again."""
-    route_bytes: int = 1024 * 1024
-    route_queues: int = 65_536
-    route_brokers: int = 4096
-
-
-DEFAULT_LIMITS: Final = Limits()
+    ROUTE_BYTES: Final = 1024 * 1024
+    ROUTE_QUEUES: Final = 65_536
+    ROUTE_BROKERS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -179,7 +175,7 @@ _DECODER: Final = json.JSONDecoder(
 )
 
 
-def load_json(data: bytes, *, max_depth: int, what: str) -> Any:
+def load_json(data: bytes, what: str) -> Any:
     """Return the value of one JSON text in UTF-8; `what` names it in errors.
 
     Raises:
@@ -187,7 +183,7 @@ def load_json(data: bytes, *, max_depth: int, what: str) -> Any:
     """
     _check_values(data)
     try:
-        _check_depth(data, max_depth)
+        _check_depth(data)
         text = data.decode().strip(" \t\r\n")
         value, end = _DECODER.raw_decode(text)
         if end != len(text):
@@ -207,7 +203,8 @@ def _check_values(data: bytes) -> None:
         raise RemoteProtocolError(f"JSON of more than {_MOST_VALUES} values")
 
 
-def _check_depth(data: bytes, limit: int) -> None:
+def _check_depth(data: bytes) -> None:
+    limit = Limits.JSON_DEPTH
     if data.count(b"{") + data.count(b"[") <= limit:
         return
     depth = 0
@@ -315,11 +312,11 @@ _IDS_KEY: Final = b'"msgId":"'
 _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 
 
-def decode_json_header(header: bytes, limits: Limits) -> Frame:
+def decode_json_header(header: bytes) -> Frame:
     """Decode a header to a frame without body.
 
     Raises:
-        RemoteProtocolError: not a JSON header within `limits`.
+        RemoteProtocolError: not a JSON header within the limits.
     """
     ids = None
     if len(header) > _LONG:
@@ -328,11 +325,11 @@ def decode_json_header(header: bytes, limits: Limits) -> Frame:
         end = header.find(b'"', start)
         if len(_IDS_KEY) <= start <= end and not header[start:end].translate(None, _IDS_ALPHABET):
             ids, header = header[start:end].decode("ascii"), header[:start] + header[end:]
-    fields = load_json(header, max_depth=limits.json_depth, what="the header")
+    fields = load_json(header, "the header")
     if not isinstance(fields, dict):
         raise RemoteProtocolError("the header is not a JSON object")
     get = fields.get
-    remark, ext = get("remark"), _ext(get("extFields"), limits)
+    remark, ext = get("remark"), _ext(get("extFields"))
     if ids is not None and ext is not None and ext.get("msgId") == "":
         ext["msgId"] = ids
     return Frame(
@@ -341,7 +338,7 @@ def decode_json_header(header: bytes, limits: Limits) -> Frame:
         None,
         _int32(get("opaque"), "opaque"),
         _int32(get("flag", 0), "flag"),
-        None if remark is None else _remark(remark, limits),
+        None if remark is None else _remark(remark),
         _int32(get("version", 0), "version"),
         _language(get("language", "JAVA")),
     )
@@ -360,20 +357,20 @@ def _language(name: Any) -> int:
     return _LANGUAGES.get(name, LanguageCode.OTHER) if isinstance(name, str) else LanguageCode.OTHER
 
 
-def _remark(remark: Any, limits: Limits) -> str:
+def _remark(remark: Any) -> str:
     if not isinstance(remark, str):
         raise RemoteProtocolError("the header's remark is not text")
-    return clean(remark, limits.remark_chars)
+    return clean(remark, Limits.REMARK_CHARS)
 
 
-def _ext(ext: Any, limits: Limits) -> dict[str, str] | None:
+def _ext(ext: Any) -> dict[str, str] | None:
     if ext is None:
         return None
     if not isinstance(ext, dict):
         raise RemoteProtocolError("the header's extFields is not a JSON object")
-    if len(ext) > limits.ext_entries:
+    if len(ext) > Limits.EXT_ENTRIES:
         raise RemoteProtocolError(
-            f"the header has {len(ext)} extFields; the limit is {limits.ext_entries}"
+            f"the header has {len(ext)} extFields; the limit is {Limits.EXT_ENTRIES}"
         )
     for value in ext.values():
         if type(value) is not str:
@@ -443,7 +440,7 @@ def _utf8(text: str, what: str) -> bytes:
         raise LocalProtocolError(f"{what} is not valid Unicode: {error.reason}") from None
 
 
-def decode_binary_header(header: bytes, limits: Limits) -> Frame:
+def decode_binary_header(header: bytes) -> Frame:
     """Decode a header to a frame without body.
 
     Raises:
@@ -466,26 +463,26 @@ def decode_binary_header(header: bytes, limits: Limits) -> Frame:
         )
     return Frame(
         code,
-        _decode_pairs(header, at, limits) if pairs_length else None,
+        _decode_pairs(header, at) if pairs_length else None,
         None,
         opaque,
         flag,
-        clean(remark, limits.remark_chars) if remark else None,
+        clean(remark, Limits.REMARK_CHARS) if remark else None,
         version,
         language,
         "rocketmq",
     )
 
 
-def _decode_pairs(header: bytes, at: int, limits: Limits) -> dict[str, str]:
+def _decode_pairs(header: bytes, at: int) -> dict[str, str]:
     ext: dict[str, str] = {}
     entries = 0
     while at < len(header):
         name, at = _sized(header, at, _SHORT)
         value, at = _sized(header, at, _INT)
         entries += 1
-        if entries > limits.ext_entries:
-            raise RemoteProtocolError(f"the header has more than {limits.ext_entries} fields")
+        if entries > Limits.EXT_ENTRIES:
+            raise RemoteProtocolError(f"the header has more than {Limits.EXT_ENTRIES} fields")
         if not name or name in ext:
             raise RemoteProtocolError("a header field's name is empty or occurs twice")
         if value:  # Java reads an empty value as null.

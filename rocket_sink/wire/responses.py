@@ -15,7 +15,6 @@ from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemotePro
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import (
-    DEFAULT_LIMITS,
     INT32_MAX,
     INT64_MAX,
     RESPONSE_FLAG,
@@ -164,7 +163,7 @@ PULL_CODES: Final = frozenset(
 def decode_pull_answer(
     frame: Frame, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int]:
-    """Return the messages in the answer to PULL_MESSAGE, up to `Limits.poll_bytes`, and the offset
+    """Return the messages in the answer to PULL_MESSAGE, up to `Limits.POLL_BYTES`, and the offset
     of the next pull.
 
     Args:
@@ -269,7 +268,7 @@ def int_field(frame: Frame, name: str) -> int:
 
 def _json_body(frame: Frame) -> dict[str, object]:
     body = quote_numeric_keys(bytes(frame.body or b""))
-    fields = load_json(body, max_depth=DEFAULT_LIMITS.json_depth, what="the answer's body")
+    fields = load_json(body, "the answer's body")
     if not isinstance(fields, dict):
         raise RemoteProtocolError("the answer's body is no JSON object")
     return fields

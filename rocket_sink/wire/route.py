@@ -17,7 +17,6 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.headers import (
-    DEFAULT_LIMITS,
     INT32_MAX,
     INT32_MIN,
     INT64_MAX,
@@ -112,7 +111,7 @@ def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str,
     return {(name, address) for name in brokers for address in brokers[name].values()}
 
 
-def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LIMITS) -> TopicRoute:
+def decode_route(body: bytes | memoryview | None) -> TopicRoute:
     """Decode the route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
 
     Raises:
@@ -121,48 +120,43 @@ def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LI
     data = bytes(body or b"")
     if not data:
         raise RemoteProtocolError("the route answer has no body")
-    if len(data) > limits.route_bytes:
+    if len(data) > Limits.ROUTE_BYTES:
         raise RemoteProtocolError(
-            f"a route of {len(data)} bytes; the limit is {limits.route_bytes}"
+            f"a route of {len(data)} bytes; the limit is {Limits.ROUTE_BYTES}"
         )
-    value = load_json(quote_numeric_keys(data), max_depth=limits.json_depth, what="the route")
+    value = load_json(quote_numeric_keys(data), "the route")
     if not isinstance(value, dict):
         raise RemoteProtocolError("the route is no JSON object")
-    brokers = _list(value, "brokerDatas", limits.route_brokers)
-    queues = tuple(
-        _queue_data(item, limits) for item in _list(value, "queueDatas", limits.route_brokers)
-    )
+    brokers = _list(value, "brokerDatas", Limits.ROUTE_BROKERS)
+    queues = tuple(_queue_data(item) for item in _list(value, "queueDatas", Limits.ROUTE_BROKERS))
     for count in (sum(data.write for data in queues), sum(data.read for data in queues)):
-        if count > limits.route_queues:
+        if count > Limits.ROUTE_QUEUES:
             raise RemoteProtocolError(
-                f"the route has {count} queues; the limit is {limits.route_queues}"
+                f"the route has {count} queues; the limit is {Limits.ROUTE_QUEUES}"
             )
     mappings = _optional(value, "topicQueueMappingByBroker", dict)
     return TopicRoute(
         queues,
-        tuple(_broker_data(item, limits) for item in brokers),
+        tuple(_broker_data(item) for item in brokers),
         checked_text("orderTopicConf", _optional(value, "orderTopicConf", str) or "") or None,
         None
         if mappings is None
-        else {
-            checked_name("bname", name): _mapping(name, item, limits)
-            for name, item in mappings.items()
-        },
+        else {checked_name("bname", name): _mapping(name, item) for name, item in mappings.items()},
     )
 
 
-def _queue_data(item: Any, limits: Limits) -> QueueData:
+def _queue_data(item: Any) -> QueueData:
     return QueueData(
         checked_name("brokerName", _required(item, "brokerName", str)),
-        _count(item, "readQueueNums", limits),
-        _count(item, "writeQueueNums", limits),
+        _count(item, "readQueueNums"),
+        _count(item, "writeQueueNums"),
         _int32(item, "perm", 0),
     )
 
 
-def _broker_data(item: Any, limits: Limits) -> BrokerData:
+def _broker_data(item: Any) -> BrokerData:
     addresses = _required(item, "brokerAddrs", dict)
-    if len(addresses) > limits.route_brokers:
+    if len(addresses) > Limits.ROUTE_BROKERS:
         raise RemoteProtocolError("a broker has too many addresses in the route")
     return BrokerData(
         checked_name("cluster", _optional(item, "cluster", str) or ""),
@@ -171,14 +165,14 @@ def _broker_data(item: Any, limits: Limits) -> BrokerData:
     )
 
 
-def _mapping(name: str, item: Any, limits: Limits) -> QueueMapping:
+def _mapping(name: str, item: Any) -> QueueMapping:
     queue_ids = _optional(item, "currIdMap", dict) or {}
     epoch = _optional(item, "epoch", int) or 0
-    if len(queue_ids) > limits.route_queues or not INT64_MIN <= epoch <= INT64_MAX:
+    if len(queue_ids) > Limits.ROUTE_QUEUES or not INT64_MIN <= epoch <= INT64_MAX:
         raise RemoteProtocolError(f"the static topic mapping of {clean(name, 60)} is too large")
     return QueueMapping(
         checked_name("bname", _optional(item, "bname", str) or name),
-        _count(item, "totalQueues", limits),
+        _count(item, "totalQueues"),
         epoch,
         checked_name("scope", _optional(item, "scope", str) or "__global__"),
         {_key(logic): _int32({"": physical}, "") for logic, physical in queue_ids.items()},
@@ -219,11 +213,11 @@ def _int32(item: Any, name: str, default: int | None = None) -> int:
     return value
 
 
-def _count(item: Any, name: str, limits: Limits) -> int:
+def _count(item: Any, name: str) -> int:
     value = _int32(item, name)
-    if not 0 <= value <= limits.route_queues:
+    if not 0 <= value <= Limits.ROUTE_QUEUES:
         raise RemoteProtocolError(
-            f"the route's {name} is {value}; 0 to {limits.route_queues} are possible"
+            f"the route's {name} is {value}; 0 to {Limits.ROUTE_QUEUES} are possible"
         )
     return value
 

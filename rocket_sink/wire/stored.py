@@ -27,7 +27,7 @@ from rocket_sink.text import clean
 from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Body, Limits
+from rocket_sink.wire.headers import Body, Limits
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import (
     PROPERTY_SEPARATOR,
@@ -88,7 +88,7 @@ class Allowance:
 
     __slots__ = ("remaining_bytes",)
 
-    def __init__(self, remaining_bytes: int = DEFAULT_LIMITS.answer_bytes) -> None:
+    def __init__(self, remaining_bytes: int = Limits.ANSWER_BYTES) -> None:
         self.remaining_bytes = remaining_bytes
 
     def take(self, size: int) -> None:
@@ -108,7 +108,6 @@ Wanted: TypeAlias = Callable[[Mapping[str, str]], bool]
 def decode_stored(
     buffer: Body,
     *,
-    limits: Limits = DEFAULT_LIMITS,
     allowance: Allowance | None = None,
     wanted: Wanted | None = None,
     bodies: bool = True,
@@ -116,7 +115,7 @@ def decode_stored(
     """Return the messages in the body of a query or view answer; inner batches are unwrapped.
 
     Args:
-        allowance: a memory limit shared with other answers; None: `limits.answer_bytes` for this
+        allowance: a memory limit shared with other answers; None: `Limits.ANSWER_BYTES` for this
             answer.
         wanted: selects messages; the bodies of other messages are not inflated.
         bodies: if False, bodies are empty, and not inflated.
@@ -126,9 +125,9 @@ def decode_stored(
             memory.
         ConfigurationError: the library of a body's compression is not installed.
     """
-    allowance = Allowance(limits.answer_bytes) if allowance is None else allowance
+    allowance = Allowance() if allowance is None else allowance
     messages = []
-    for message in _iter_stored(buffer, limits, wanted, bodies, allowance):
+    for message in _iter_stored(buffer, wanted, bodies, allowance):
         allowance.take(memory_bytes(message))
         messages.append(message)
     return messages
@@ -137,7 +136,7 @@ def decode_stored(
 def decode_poll(
     buffer: Body, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int | None]:
-    """Return the first messages in a pull's answer, up to `Limits.poll_bytes` but at least one, and
+    """Return the first messages in a pull's answer, up to `Limits.POLL_BYTES` but at least one, and
     the queue offset of the first message beyond that limit (None if all fit).
 
     Args:
@@ -147,8 +146,8 @@ def decode_poll(
     Raises: as `decode_stored`.
     """
     messages: list[StoredMessage] = []
-    remaining_bytes = DEFAULT_LIMITS.poll_bytes
-    for message in _iter_stored(buffer, DEFAULT_LIMITS):
+    remaining_bytes = Limits.POLL_BYTES
+    for message in _iter_stored(buffer):
         if begin is not None and message.queue_offset < begin:
             continue
         remaining_bytes -= memory_bytes(message)
@@ -173,7 +172,6 @@ bytes each."""
 
 def _iter_stored(
     buffer: Body,
-    limits: Limits,
     wanted: Wanted | None = None,
     bodies: bool = True,
     allowance: Allowance | None = None,
@@ -190,12 +188,12 @@ def _iter_stored(
         message, body = _decode_one(_Cursor(view[:size]))
         view = view[size:]
         if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
-            unwrapped = _unwrap(replace(message, body=_inflated(message, body, limits)), allowance)
+            unwrapped = _unwrap(replace(message, body=_inflated(message, body)), allowance)
             for inner in unwrapped:
                 if wanted is None or wanted(inner.properties):
                     yield inner if bodies else replace(inner, body=b"")
         elif wanted is None or wanted(message.properties):
-            yield replace(message, body=_inflated(message, body, limits)) if bodies else message
+            yield replace(message, body=_inflated(message, body)) if bodies else message
 
 
 class _Cursor:
@@ -264,12 +262,12 @@ def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
     return message, body
 
 
-def _inflated(message: StoredMessage, body: bytes, limits: Limits) -> bytes:
+def _inflated(message: StoredMessage, body: bytes) -> bytes:
     if not body or not message.sys_flag & SysFlag.COMPRESSED:
         return body
     try:
         kind = CompressionType.of_sys_flag(message.sys_flag)
-        return inflate(body, kind, cap=limits.body_bytes)
+        return inflate(body, kind)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(
             f"the message at offset {message.queue_offset} of queue {message.queue_id} of "

@@ -30,7 +30,6 @@ from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import (
-    DEFAULT_LIMITS,
     Frame,
     decode_binary_header,
     decode_json_header,
@@ -75,7 +74,7 @@ class Target(NamedTuple):
 
 def _frames(data: bytes) -> list[Frame]:
     """Decode frames from two pieces. The first byte says where the cut is."""
-    reader = FrameReader(DEFAULT_LIMITS)
+    reader = FrameReader()
     cut = data[0] % (len(data) + 1) if data else 0
     frames: list[Frame] = []
     for piece in (data[:cut], data[cut:]):
@@ -91,7 +90,7 @@ def _pull(data: bytes) -> object:
 
 def _send_answer(data: bytes) -> object:
     """Decode the fields of a header that says "stored"."""
-    return decode_send_answer(Frame(0, decode_json_header(data, DEFAULT_LIMITS).ext))
+    return decode_send_answer(Frame(0, decode_json_header(data).ext))
 
 
 def _text(decode: Callable[[str], object]) -> Callable[[bytes], object]:
@@ -164,14 +163,14 @@ def _table_sample() -> bytes:
 TARGETS: Final[dict[str, Target]] = {
     "frame": Target(_frames, (encode_frame(ANSWER), encode_frame(ANSWER, serialize="rocketmq"))),
     "json header": Target(
-        lambda data: decode_json_header(data, DEFAULT_LIMITS),
+        decode_json_header,
         (
             encode_json_header(ANSWER), encode_json_header(Frame(1, None, remark="r")),
             b'{"code":0,"extFields":{"a":1},"flag":1,"opaque":2}',
         ),
     ),
     "binary header": Target(
-        lambda data: decode_binary_header(data, DEFAULT_LIMITS),
+        decode_binary_header,
         (encode_binary_header(ANSWER), encode_binary_header(Frame(1, None, remark="r"))),
     ),
     "send answer": Target(
@@ -217,7 +216,7 @@ TARGETS: Final[dict[str, Target]] = {
         (encode_stored(StoredMessage("t", b"b", properties={"PGROUP": "g", "UNIQ_KEY": "1"})),),
     ),
     "pushed reply": Target(
-        lambda data: decode_pushed_reply(decode_json_header(data, DEFAULT_LIMITS)),
+        lambda data: decode_pushed_reply(decode_json_header(data)),
         (encode_json_header(Frame(326, {
             "topic": "t", "bornHost": "h:1", "bornTimestamp": "1", "storeHost": "h:2",
             "storeTimestamp": "2", "sysFlag": "0", "flag": "0",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Limits
+from rocket_sink.wire.headers import Frame
 
-Feed = Callable[[bytes, Limits], list[Frame]]
+Feed = Callable[[bytes], list[Frame]]
 
 
 def drain(reader: FrameReader) -> list[Frame]:
@@ -17,14 +17,14 @@ def drain(reader: FrameReader) -> list[Frame]:
     return frames
 
 
-def whole(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    reader = FrameReader(limits)
+def whole(data: bytes) -> list[Frame]:
+    reader = FrameReader()
     reader.receive_data(data)
     return drain(reader)
 
 
-def byte_by_byte(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    reader = FrameReader(limits)
+def byte_by_byte(data: bytes) -> list[Frame]:
+    reader = FrameReader()
     frames = []
     for at in range(len(data)):
         reader.receive_data(data[at : at + 1])
@@ -32,10 +32,10 @@ def byte_by_byte(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     return frames
 
 
-def with_trailing_bytes(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+def with_trailing_bytes(data: bytes) -> list[Frame]:
     """Append the start of another frame, which must neither be lost nor be read into this one."""
     following = encode_frame(Frame(310, opaque=7))
-    reader = FrameReader(limits)
+    reader = FrameReader()
     reader.receive_data(memoryview(data + following[:6]))
     frames = drain(reader)
     reader.receive_data(following[6:])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.columns.answers import AnswerShape, AnswerShapes
 from rocket_sink.wire.frame import NEED_DATA, FrameReader
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, decode_json_header, encode_json_header
+from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
 from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer
 
 HEX = st.text("0123456789ABCDEF", min_size=1, max_size=40)
@@ -62,7 +62,7 @@ def meaning(frame: Frame) -> object:
 @given(st.lists(answers(), max_size=6), st.lists(answers(extras={"TRACE_ON": "true"}), max_size=6))
 def test_both_ways_agree(first: list[Frame], second: list[Frame]) -> None:
     headers = [encode_json_header(frame) for frame in (*first, *second)]
-    general = [decode_json_header(header, DEFAULT_LIMITS) for header in headers]
+    general = [decode_json_header(header) for header in headers]
     assert [meaning(frame) for frame in read_all(headers)] == [meaning(f) for f in general]
 
 
@@ -85,7 +85,7 @@ def test_a_stream_that_changes_its_ways_is_not_learned_for_ever() -> None:
 @pytest.mark.parametrize("changes", [{"queueOffset": "-1"}, {"msgId": ""}])
 def test_an_invalid_answer_gives_no_shape(changes: dict[str, str]) -> None:
     header = answer(1, **changes)
-    assert AnswerShape.of(decode_json_header(header, DEFAULT_LIMITS), header) is None
+    assert AnswerShape.of(decode_json_header(header), header) is None
 
 
 def stream_of(frames: list[Frame]) -> bytes:
@@ -147,7 +147,7 @@ PLAIN = st.integers(0, 2**31 - 1).map(
 def test_plain_answers_mean_the_same(frames: list[Frame]):
     headers = [encode_json_header(frame) for frame in frames]
     decoded, _ = read_at_once(stream_of(frames))
-    wanted = [decode_json_header(header, DEFAULT_LIMITS) for header in headers]
+    wanted = [decode_json_header(header) for header in headers]
     meant = sorted(repr(meaning(frame)) for frame in decoded)
     assert meant == sorted(repr(meaning(frame)) for frame in wanted)
 
@@ -171,7 +171,7 @@ def test_plain_answers_with_an_empty_object_of_fields():
         b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
     )
     assert many == 99
-    assert decoded == [decode_json_header(header, DEFAULT_LIMITS) for header in headers]
+    assert decoded == [decode_json_header(header) for header in headers]
 
 
 @pytest.mark.parametrize(

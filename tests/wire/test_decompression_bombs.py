@@ -12,7 +12,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame
+from rocket_sink.wire.headers import Frame, Limits
 from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer
 from rocket_sink.wire.server_requests import decode_transaction_check
 from rocket_sink.wire.stored import (
@@ -104,7 +104,7 @@ def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
     begin = 0
     while begin < end:
         messages, following = decode_pull_answer(pages(begin), begin=begin)
-        assert sum(map(memory_bytes, messages)) <= DEFAULT_LIMITS.poll_bytes
+        assert sum(map(memory_bytes, messages)) <= Limits.POLL_BYTES
         yield from messages
         assert following > begin
         begin = following
@@ -132,7 +132,7 @@ def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
 
 
 def test_a_message_over_the_limit_of_a_poll_is_the_only_one() -> None:
-    large = encode_stored(StoredMessage("t", bytes(DEFAULT_LIMITS.poll_bytes - 900)))
+    large = encode_stored(StoredMessage("t", bytes(Limits.POLL_BYTES - 900)))
     messages, left_out = decode_poll(large * 2)
     assert (len(messages), left_out) == (1, 0)
 
@@ -141,7 +141,7 @@ def test_many_small_properties() -> None:
     """64 kB of text become a mapping of megabytes."""
     properties = {f"{number:x}": "v" for number in range(9000)}
     data = encode_stored(StoredMessage("t", b"x", properties=properties)) * 200
-    assert len(data) < DEFAULT_LIMITS.frame_bytes
+    assert len(data) < Limits.FRAME_BYTES
     with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
         decode_stored(data)
     with memory_below(30 * MIB):

@@ -12,7 +12,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire import headers
 from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Limits, decode_json_header, response_to
+from rocket_sink.wire.headers import Frame, decode_json_header, response_to
 
 from .feeding import FEEDS, Feed, drain, whole
 
@@ -83,7 +83,7 @@ ROUND_TRIPS = [
 @pytest.mark.parametrize("serialize", ["json", "rocketmq"])
 @pytest.mark.parametrize("frame", ROUND_TRIPS)
 def test_a_frame_survives_the_wire(frame: Frame, serialize, feed: Feed):
-    (decoded,) = feed(encode_frame(frame, serialize=serialize), Limits())
+    (decoded,) = feed(encode_frame(frame, serialize=serialize))
     expected = Frame(
         frame.code, frame.ext, frame.body, frame.opaque, frame.flag, frame.remark, frame.version,
         frame.language, serialize,
@@ -117,7 +117,7 @@ GOLDEN = [
 def test_binary_headers_are_javas_bytes(frame: Frame, golden: str, feed: Feed):
     data = bytes.fromhex(golden)
     assert encode_frame(frame, serialize="rocketmq") == data
-    (decoded,) = feed(data, Limits())
+    (decoded,) = feed(data)
     assert (decoded.ext, decoded.remark) == (frame.ext, frame.remark)
 
 
@@ -220,7 +220,7 @@ def test_values_that_look_like_the_text_between_values(value):
         },
         separators=(",", ":"),
     ).encode()
-    frame = decode_json_header(header, DEFAULT_LIMITS)
+    frame = decode_json_header(header)
     assert frame.ext == {"a": "g", "i": value, value: "k"}
 
 
@@ -252,7 +252,7 @@ def test_the_ids_of_a_batch_are_read_as_in_any_header(fields: str, monkeypatch: 
     for long in (headers._LONG, len(header)):
         monkeypatch.setattr(headers, "_LONG", long)
         try:
-            results.append(decode_json_header(header, DEFAULT_LIMITS))
+            results.append(decode_json_header(header))
         except RemoteProtocolError as error:
             results.append(str(error))
     assert results[0] == results[1]

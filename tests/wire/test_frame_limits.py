@@ -34,7 +34,7 @@ def request(**changes: object) -> Frame:
 )
 def test_what_is_no_frame_is_refused(data: str, said: str, feed: Feed):
     with pytest.raises(RemoteProtocolError, match=said):
-        feed(bytes.fromhex(data), Limits())
+        feed(bytes.fromhex(data))
 
 
 def test_a_reader_is_dead_after_an_error():
@@ -48,11 +48,12 @@ def test_a_reader_is_dead_after_an_error():
         assert again.value is first.value
 
 
-def test_the_frame_limit_counts_the_whole_frame():
-    limits = Limits(frame_bytes=len(encode_frame(request(body=b"x" * 100))))
-    assert len(whole(encode_frame(request(body=b"x" * 100)), limits)) == 1
+def test_the_frame_limit_counts_the_whole_frame(monkeypatch):
+    longest, longer = (encode_frame(request(body=b"x" * size)) for size in (100, 101))
+    monkeypatch.setattr(Limits, "FRAME_BYTES", len(longest))
+    assert len(whole(longest)) == 1
     with pytest.raises(RemoteProtocolError):
-        whole(encode_frame(request(body=b"x" * 101)), limits)
+        whole(longer)
 
 
 def test_we_send_no_frame_that_a_server_would_drop():
@@ -63,14 +64,14 @@ def test_we_send_no_frame_that_a_server_would_drop():
         encode_head(request(), room + 1)
 
 
-def test_too_many_header_fields_are_refused():
-    limits = Limits(ext_entries=3)
+def test_too_many_header_fields_are_refused(monkeypatch):
+    monkeypatch.setattr(Limits, "EXT_ENTRIES", 3)
     for serialize in ("json", "rocketmq"):
         fine = request(ext={str(n): "v" for n in range(3)})
-        assert len(whole(encode_frame(fine, serialize=serialize), limits)) == 1  # type: ignore[arg-type]
+        assert len(whole(encode_frame(fine, serialize=serialize))) == 1  # type: ignore[arg-type]
         bad = request(ext={str(n): "v" for n in range(4)})
         with pytest.raises(RemoteProtocolError, match="ields"):
-            whole(encode_frame(bad, serialize=serialize), limits)  # type: ignore[arg-type]
+            whole(encode_frame(bad, serialize=serialize))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("serialize", ["json", "rocketmq"])

@@ -22,7 +22,7 @@ from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.codes import mq_version, version_name
 from rocket_sink.wire.compress import CompressionType, compress, inflate
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Serialize
+from rocket_sink.wire.headers import Frame, Serialize
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import decode_properties, encode_properties
 from rocket_sink.wire.requests import send_message_v2
@@ -97,7 +97,7 @@ def serialisation(name: str) -> Serialize:
 def test_frames_of_java_are_read(golden, kind, feed):
     for name, encoded, *fields in golden[kind]:
         serialize = serialisation(name)
-        (frame,) = feed(octets(encoded), DEFAULT_LIMITS)
+        (frame,) = feed(octets(encoded))
         frame.ext = frame.ext or None
         assert frame == described(serialize, fields)
 

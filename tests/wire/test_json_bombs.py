@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, decode_json_header
+from rocket_sink.wire.headers import Frame, decode_json_header
 from rocket_sink.wire.responses import decode_runtime_info
 
 JSON_BOMBS = [
@@ -45,7 +45,7 @@ JSON_BOMBS = [
 @pytest.mark.parametrize("header", JSON_BOMBS)
 def test_json_bombs_are_refused(header: bytes):
     with pytest.raises(RemoteProtocolError):
-        decode_json_header(header, DEFAULT_LIMITS)
+        decode_json_header(header)
 
 
 def test_values_without_number_are_refused():
@@ -64,10 +64,10 @@ def test_values_without_number_are_refused():
 def test_depth_within_the_limit_and_braces_in_text_pass():
     for extra in (b'{"a":' * 62 + b"1" + b"}" * 62, json.dumps("[{" * 200 + '\\"').encode()):
         header = b'{"code":1,"opaque":1,"x":' + extra + b"}"
-        assert decode_json_header(header, DEFAULT_LIMITS).code == 1
+        assert decode_json_header(header).code == 1
 
 
 def test_other_implementations_may_write_numbers_and_booleans_as_such():
     header = b' {"opaque":1,"code":0,"extFields":{"a":5,"b":true,"c":null,"d":"x"}}\n'
-    frame = decode_json_header(header, DEFAULT_LIMITS)
+    frame = decode_json_header(header)
     assert frame.ext == {"a": "5", "b": "true", "d": "x"}

@@ -86,8 +86,10 @@ def test_bodies_are_inflated(kind: CompressionType):
     data = encode_stored(message, stored_body=compress(message.body, kind))
     (decoded,) = decode_stored(data)
     assert decoded.body == message.body
-    with pytest.raises(RemoteProtocolError, match="more than 4999"):
-        decode_stored(data, limits=Limits(body_bytes=4999))
+    with pytest.raises(RemoteProtocolError, match=f"more than {Limits.BODY_BYTES}"):
+        decode_stored(
+            encode_stored(message, stored_body=compress(bytes(Limits.BODY_BYTES + 1), kind))
+        )
 
 
 def test_an_inner_batch_is_unwrapped():
