@@ -22,7 +22,7 @@ from rocket_sink.errors import BrokerBusyError, RejectedError
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
-from rocket_sink.wire.columns.encode import MessageColumns, encode_columns
+from rocket_sink.wire.columns.encode import encode_columns
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
@@ -72,7 +72,7 @@ def _encoded(job: Job, count: int) -> memoryview:
     pieces = property_pieces(
         count, message_ids=ids, tags=batch.column("tags"), keys=batch.column("keys")
     )
-    encoded = encode_columns(MessageColumns(job.topic, batch.column("body"), pieces))
+    encoded = encode_columns(batch.column("body"), pieces)
     return encoded.body(0, count)
 
 

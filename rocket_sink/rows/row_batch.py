@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
 from rocket_sink.wire.columns.buffers import ints_of, is_text, nulls_of
-from rocket_sink.wire.columns.encode import EncodedBatch, MessageColumns, encode_columns
+from rocket_sink.wire.columns.encode import EncodedBatch, encode_columns
 from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY, PropertyPieces, property_pieces
 
 
@@ -133,7 +133,7 @@ class RowBatch:
         if properties is None:
             properties = property_pieces(len(self), **self.property_columns(ids))
         flags = 0 if self.flag is None else self.flag
-        return encode_columns(MessageColumns(self.topic, self.body, properties, flags))
+        return encode_columns(self.body, properties, flags)
 
     def message(self, row: int) -> Message:
         """Return a row as a `Message`.

@@ -65,7 +65,7 @@ class FreshIds:
         count, now_ms = len(rows), time.time_ns() // 1_000_000
         new_ids = message_id_column(
             ip=self._address, pid=os.getpid(), class_hash=self._salt,
-            start_ms=month_start_ms(now_ms, timezone.utc), now_ms=now_ms + (self._counter >> 16),
+            span_ms=now_ms - month_start_ms(now_ms, timezone.utc) + (self._counter >> 16),
             counter=self._counter, count=count,
         )  # fmt: skip
         self._counter += count
@@ -122,8 +122,7 @@ class TaskIds:
         self._state = digest = state.digest()
         return message_id_column(
             ip=digest[:4], pid=int.from_bytes(digest[4:6], "big"),
-            class_hash=int.from_bytes(digest[6:10], "big"), start_ms=0, now_ms=0, counter=0,
-            count=len(rows),
+            class_hash=int.from_bytes(digest[6:10], "big"), span_ms=0, counter=0, count=len(rows),
         )  # fmt: skip
 
 

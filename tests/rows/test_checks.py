@@ -25,7 +25,7 @@ from rocket_sink.rows import checks
 from rocket_sink.rows.checks import Checked, validate
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
-from rocket_sink.wire.columns.encode import MessageColumns, encode_columns
+from rocket_sink.wire.columns.encode import encode_columns
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import properties_of
 from tests.decoding import encode_message
@@ -84,9 +84,7 @@ def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -
     rows = checked.rows
     ids = pa.array([f"{i:032X}" for i in range(len(rows))], pa.string())
     pieces = property_pieces(len(rows), **rows.property_columns(ids))
-    encoded = encode_columns(
-        MessageColumns("t", rows.body, pieces, 0 if rows.flag is None else rows.flag)
-    )
+    encoded = encode_columns(rows.body, pieces, 0 if rows.flag is None else rows.flag)
     expected = [
         encode_message(m, properties_of(m, message_id=f"{i:032X}"))
         for i, m in enumerate(message_of(frame.rows[r], options) for r in checked.accepted)

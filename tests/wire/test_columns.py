@@ -17,7 +17,6 @@ from rocket_sink.wire.columns import buffers
 from rocket_sink.wire.columns.buffers import join_pieces
 from rocket_sink.wire.columns.encode import (
     EncodedBatch,
-    MessageColumns,
     cut_requests,
     encode_columns,
     group_by_queue,
@@ -38,12 +37,9 @@ MESSAGES = st.lists(
 def encoded(rows: list[tuple[bytes, str, int]], *, large: bool = False) -> EncodedBatch:
     kind = pa.large_binary() if large else pa.binary()
     return encode_columns(
-        MessageColumns(
-            "t",
-            pa.array([body for body, _, _ in rows], kind),
-            pa.array([properties.encode() for _, properties, _ in rows], pa.binary()),
-            pa.array([flag for _, _, flag in rows], pa.int64()),
-        )
+        pa.array([body for body, _, _ in rows], kind),
+        pa.array([properties.encode() for _, properties, _ in rows], pa.binary()),
+        pa.array([flag for _, _, flag in rows], pa.int64()),
     )
 
 
@@ -89,7 +85,7 @@ def test_a_body_is_a_slice_and_not_a_copy() -> None:
 
 def test_sliced_columns_encode_their_own_rows_only() -> None:
     body, properties = pa.array([b"x", b"a", b"y"])[1:2], pa.array([b"p", b"q", b"r"])[1:2]
-    batch = encode_columns(MessageColumns("t", body, properties))
+    batch = encode_columns(body, properties)
     assert bytes(batch.body(0, 1)) == encode_inner(b"a", "q")
 
 
@@ -196,28 +192,23 @@ def test_ids_are_those_that_are_made_one_by_one(
     ip: bytes, pid: int, class_hash: int, span_ms: int, counter: int
 ) -> None:
     start_ms = 1_700_000_000_000
-    given_parts = {"ip": ip, "pid": pid, "class_hash": class_hash, "start_ms": start_ms}
-    column = message_id_column(**given_parts, now_ms=start_ms + span_ms, counter=counter, count=5)
+    given_parts = {"ip": ip, "pid": pid, "class_hash": class_hash}
+    column = message_id_column(**given_parts, span_ms=span_ms, counter=counter, count=5)
     wraps = [((counter & 0xFFFF) + i) >> 16 for i in range(5)]
     assert column.to_pylist() == [
-        message_id(**given_parts, now_ms=start_ms + span_ms + wraps[i], counter=counter + i)
+        message_id(
+            **given_parts,
+            start_ms=start_ms,
+            now_ms=start_ms + span_ms + wraps[i],
+            counter=counter + i,
+        )
         for i in range(5)
     ]
 
 
 def test_ids_of_one_column_differ_though_the_counter_wraps() -> None:
     column = message_id_column(
-        ip=bytes(4), pid=1, class_hash=2, start_ms=0, now_ms=5, counter=65_000, count=140_000
+        ip=bytes(4), pid=1, class_hash=2, span_ms=5, counter=65_000, count=140_000
     )
     assert len(column.unique()) == 140_000
     assert decode_message_id(column[0].as_py()) is not None
-
-
-@pytest.mark.parametrize(("now_ms", "digits"), [(-5, "00000000"), (-1_000_000, "FFF0BDC0")])
-def test_a_clock_set_back_a_little_counts_as_the_start_of_the_month(
-    now_ms: int, digits: str
-) -> None:
-    column = message_id_column(
-        ip=bytes(4), pid=0, class_hash=0, start_ms=0, now_ms=now_ms, counter=0, count=1
-    )
-    assert column[0].as_py()[20:28] == digits

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,8 @@ from rocket_sink.forks import lazy
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
 from rocket_sink.wire.columns.buffers import (
-    INT32_MAX,
     Int64s,
+    fixed_width,
     ints_of,
     join_pieces,
     lengths_of,
@@ -45,8 +45,6 @@ from rocket_sink.wire.columns.properties import PropertyPieces
 from rocket_sink.wire.ids import id_prefix
 
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-_NTP_STEP_MS: Final = 1_000_000
-"""A time that is less than this before `start_ms` counts as `start_ms` (MessageClientIDSetter)."""
 
 
 def _hex_of_16_bits() -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -59,15 +57,15 @@ _HEX_16: Final = _hex_of_16_bits()
 
 
 def message_id_column(
-    *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int, count: int
+    *, ip: bytes, pid: int, class_hash: int, span_ms: int, counter: int, count: int
 ) -> pa.StringArray:
-    """Return `count` consecutive ids, beginning with `counter`.
+    """Return `count` consecutive ids, beginning with `counter`, from `span_ms` after the start of
+    the month.
 
     The counter wraps at 65,536, like Java's short. At each wrap the time in the ids grows by 1 ms,
     so that ids do not repeat. The caller adds `count` to its counter.
     """
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
-    span_ms = 0 if -_NTP_STEP_MS < now_ms - start_ms < 0 else now_ms - start_ms
     times = span_ms + (counters >> 16)
     prefix = np.frombuffer(id_prefix(ip, pid, class_hash).encode(), np.uint32)
     words = len(prefix)
@@ -76,21 +74,12 @@ def message_id_column(
     rows[:, words] = _HEX_16[times >> 16 & 0xFFFF]
     rows[:, words + 1] = _HEX_16[times & 0xFFFF]
     rows[:, words + 2] = _HEX_16[counters & 0xFFFF]
-    return _text_column(rows)
+    return fixed_width(rows).view(pa.string())
 
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
     """Return the bytes of each row (an even number) as upper-case hex."""
-    return _text_column(_HEX_16[np.ascontiguousarray(digests).view(">u2")])
-
-
-def _text_column(text: npt.NDArray[np.uint32]) -> pa.StringArray:
-    """Return each row as a string; each number in it holds four characters."""
-    width = text.shape[1] * 4
-    if text.nbytes > INT32_MAX:
-        raise ValueError(f"{len(text)} ids do not fit one Arrow string array")
-    offsets = np.arange(0, (len(text) + 1) * width, width, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(text), pa.py_buffer(offsets), pa.py_buffer(text))
+    return fixed_width(_HEX_16[np.ascontiguousarray(digests).view(">u2")]).view(pa.string())
 
 
 @dataclass(frozen=True)
@@ -161,23 +150,6 @@ def _cut_one(
         first = cut
 
 
-Flags: TypeAlias = "int | pa.Array"
-
-
-@dataclass(frozen=True)
-class MessageColumns:
-    """Columns of n messages of one topic. Only `flags` may have nulls, which count as 0.
-
-    `body` is binary, large binary or a string type (its UTF-8 bytes). `properties` are wire
-    property strings or, faster, the result of `property_pieces`.
-    """
-
-    topic: str
-    body: pa.Array
-    properties: pa.Array | PropertyPieces
-    flags: Flags = 0
-
-
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
     """n encoded messages in one buffer."""
@@ -208,13 +180,19 @@ class EncodedBatch:
         return EncodedBatch(self.messages.take(pa.array(groups.order)))
 
 
-def encode_columns(columns: MessageColumns) -> EncodedBatch:
-    """Encode the messages, in their order.
+def encode_columns(
+    body: pa.Array, properties: pa.Array | PropertyPieces, flags: int | pa.Array = 0
+) -> EncodedBatch:
+    """Encode messages of one topic, in their order.
+
+    Args:
+        body: binary, large binary or a string type (its UTF-8 bytes), without nulls.
+        properties: wire property strings or, faster, the result of `property_pieces`.
+        flags: one value for all messages, or n values; a null counts as 0.
 
     Raises:
         LocalProtocolError: a property string is longer than PROPERTIES_MAX_BYTES.
     """
-    properties = columns.properties
     if isinstance(properties, pa.Array):
         properties = PropertyPieces((properties,), lengths_of(properties))
     longest = int(properties.sizes.max(initial=0))
@@ -223,11 +201,11 @@ def encode_columns(columns: MessageColumns) -> EncodedBatch:
             f"properties of {longest} bytes; the limit is {PROPERTIES_MAX_BYTES}",
             size=longest, limit=PROPERTIES_MAX_BYTES,
         )  # fmt: skip
-    body_bytes = lengths_of(columns.body)
+    body_bytes = lengths_of(body)
     head = np.zeros((len(body_bytes), 5), ">i4")
     head[:, 0] = body_bytes + properties.sizes + INNER_OVERHEAD_BYTES
-    head[:, 3] = columns.flags if isinstance(columns.flags, int) else ints_of(columns.flags, 0)
+    head[:, 3] = flags if isinstance(flags, int) else ints_of(flags, 0)
     head[:, 4] = body_bytes
     property_bytes = properties.sizes.astype(">i2")
-    pieces = (head, columns.body, property_bytes, *properties.pieces)
+    pieces = (head, body, property_bytes, *properties.pieces)
     return EncodedBatch(join_pieces(pieces, len(head)))
