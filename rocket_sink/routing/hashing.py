@@ -27,6 +27,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from rocket_sink.wire.columns.buffers import bytes_of, is_text, offsets_of
+
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 _Hashes = TypeVar("_Hashes", int, IntArray)
 
@@ -34,21 +36,15 @@ _MASK: Final = (1 << 64) - 1
 
 
 def rendezvous(
-    key: str | bytes, candidates: Sequence[str], weights: Sequence[int] | None = None
-) -> int:
-    """Return the index of the key's candidate. Candidates get keys in proportion to `weights`."""
-    data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
-    hashes = np.array([sip_hash24(data)], np.int64)
-    return int(rendezvous_of_hashes(hashes, candidates, weights)[0])
+    hashes: _Hashes, candidates: Sequence[str], weights: Sequence[int] | None = None
+) -> _Hashes:
+    """Return the index of the candidate of each key, given the keys' SipHash values; all are int64.
 
-
-def rendezvous_of_hashes(
-    hashes: IntArray, candidates: Sequence[str], weights: Sequence[int] | None = None
-) -> IntArray:
-    """Return the candidate index of each key, given the keys' SipHash values; all are int64.
-
-    If two candidates have the same score, the first name in sorted order wins.
+    Candidates get keys in proportion to `weights`. If two candidates have the same score, the first
+    name in sorted order wins.
     """
+    if isinstance(hashes, int):
+        return int(rendezvous(np.array([hashes], np.int64), candidates, weights)[0])
     if not candidates:
         raise ValueError("rendezvous hashing needs at least one candidate")
     flat = weights is None or len(set(weights)) == 1
@@ -82,13 +78,11 @@ def _weighted(score: IntArray, weight: int) -> IntArray:
     return weighted
 
 
-def jump_index(hash_value: int, count: int) -> int:
-    """Return the bucket of a hash. If `count` grows by 1, 1/(count + 1) of all hashes move."""
-    return int(jump_index_array(np.array([hash_value], np.int64), count)[0])
-
-
-def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
-    """Return `jump_index` of each int64 hash, in about ln(count) passes."""
+def jump_index(hashes: _Hashes, count: int | IntArray) -> _Hashes:
+    """Return the bucket of each int64 hash, in about ln(count) passes. If `count` grows by 1,
+    1/(count + 1) of all hashes move."""
+    if isinstance(hashes, int):
+        return int(jump_index(np.array([hashes], np.int64), count)[0])
     state = hashes.astype(np.int64).view(np.uint64)
     counts = np.broadcast_to(np.asarray(count, np.int64), state.shape)
     bucket = np.zeros(len(state), np.int64)
@@ -145,7 +139,7 @@ def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
     return v0, v1, _rotate(v2, 32), v3
 
 
-def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
+def _sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
     """Return `sip_hash24` of each row, data[offsets[i]:offsets[i + 1]], as int64. `data` is uint8,
     `offsets` are int64 from 0. The time grows with the longest row: one pass per eight bytes."""
     lengths = np.diff(offsets)
@@ -226,15 +220,9 @@ def java_long_hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def java_index(hash_value: int, count: int) -> int:
-    """Return the queue index of SelectMessageQueueByHash."""
-    return abs(hash_value) % count
-
-
-def java_index_array(hashes: IntArray, count: int) -> IntArray:
-    """Return `java_index` of each hash, as int64."""
-    indices: IntArray = np.abs(hashes.astype(np.int64)) % count
-    return indices
+def java_index(hashes: _Hashes, count: int) -> _Hashes:
+    """Return the queue index, or array of indices, of SelectMessageQueueByHash."""
+    return abs(hashes) % count
 
 
 def sip_index(hashes: _Hashes, count: int) -> _Hashes:
@@ -243,62 +231,50 @@ def sip_index(hashes: _Hashes, count: int) -> _Hashes:
     return hashes % count
 
 
-def java_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return `java_hash` of each key, as int32."""
-    return _hash_column(keys, _java_hash_block, np.int32)
+def java_hash_array(keys: pa.Array) -> IntArray:
+    """Return `java_hash` of each key, as int64."""
+    return _hash_column(keys, _java_hash_block)
 
 
-def java_long_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return `java_long_hash` of each key, as int32."""
-    return _hash_column(keys, _java_long_hash_block, np.int32)
+def java_long_hash_array(keys: pa.Array) -> IntArray:
+    """Return `java_long_hash` of each key, as int64."""
+    return _hash_column(keys, _java_long_hash_block)
 
 
-def siphash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
+def siphash_array(keys: pa.Array) -> IntArray:
     """Return `sip_hash24` of each key's bytes, as int64."""
-    return _hash_column(keys, sip_hash24_block, np.int64)
+    return _hash_column(keys, _sip_hash24_block)
 
 
 Block: TypeAlias = Callable[[IntArray, IntArray], IntArray]
 """A function that takes the bytes of n rows and their n + 1 offsets, and returns n hashes."""
 
 
-def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
-    if isinstance(keys, pa.ChunkedArray):
-        parts = [_hash_column(chunk, block, dtype) for chunk in keys.chunks]
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+def _hash_column(keys: pa.Array, block: Block) -> IntArray:
     if pa.types.is_dictionary(keys.type):
         # Append the hash of null, because a null row gets the index -1.
-        value_hashes = _hash_column(keys.dictionary, block, dtype)
         null_hash = block(np.empty(0, np.uint8), np.zeros(2, np.int64))
-        table = np.append(value_hashes, null_hash.astype(dtype))
+        table = np.append(_hash_column(keys.dictionary, block), null_hash)
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
         row_hashes: IntArray = table[indices.to_numpy(zero_copy_only=False)]
         return row_hashes
     data, offsets = _buffers(keys)
-    hashes = np.empty(len(keys), dtype)
+    hashes = np.empty(len(keys), np.int64)
     for first, last in _blocks(offsets):
         start, stop = offsets[first], offsets[last]
-        rows = offsets[first : last + 1] - start
-        hashes[first:last] = block(data[start:stop], rows).view(dtype)
+        hashes[first:last] = block(data[start:stop], offsets[first : last + 1] - start)
     return hashes
 
 
 def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
     """Return the bytes and the int64 offsets of a column; nulls are empty."""
-    kind = keys.type
-    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    if not (large or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        keys, large = keys.cast(pa.large_binary()), True
+    if not is_text(keys.type):
+        keys = keys.cast(pa.large_binary())
     if keys.null_count:
         # A null's slot may have bytes, so replace it by an empty value.
         keys = keys.fill_null(b"" if "binary" in str(keys.type) else "")
-    _, offsets, data = keys.buffers()
-    if not len(keys):
-        return np.empty(0, np.uint8), np.zeros(1, np.int64)
-    wide = np.frombuffer(offsets, np.int64 if large else np.int32)
-    rows = wide[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    flat = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return flat[rows[0] : rows[-1]], rows - rows[0]
+    offsets = offsets_of(keys).astype(np.int64)
+    return bytes_of(keys), offsets - offsets[0]
 
 
 def _blocks(offsets: IntArray) -> list[tuple[int, int]]:

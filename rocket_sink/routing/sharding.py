@@ -12,18 +12,15 @@ A lite topic's queue does not depend on the option (`LITE_TOPIC_HASH`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.routing import hashing
 from rocket_sink.routing.hashing import IntArray
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 LITE_TOPIC_HASH: Final = "lite_topic"
 """The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the number of queues.
@@ -40,14 +37,8 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
     """
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
-    count = len(info.queues)
-    if sharding_hash in _JAVA:
-        hash_of, index_of = _JAVA[sharding_hash]
-        return info.queues[index_of(hash_of(key), count)]
-    value = hashing.sip_hash24(key.encode("utf-8", "surrogatepass"))
-    if sharding_hash == "siphash24":
-        return info.queues[hashing.sip_index(value, count)]
-    return info.queues[int(_BY_HASH[sharding_hash](np.array([value], np.int64), info)[0])]
+    hash_of, _ = _HASHES[sharding_hash]
+    return info.queues[int(_queue_index(hash_of(key), info, sharding_hash))]
 
 
 def queues_for_keys(
@@ -57,40 +48,40 @@ def queues_for_keys(
     empty key."""
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
-    if sharding_hash in _JAVA:
-        hashes_of, indices_of = _JAVA_ARRAYS[sharding_hash]
-        return indices_of(hashes_of(keys), len(info.queues))
-    return _BY_HASH[sharding_hash](hashing.siphash_array(keys), info)
+    _, hashes_of = _HASHES[sharding_hash]
+    indices: IntArray = _queue_index(hashes_of(keys), info, sharding_hash)
+    return indices
 
 
-def _by_rendezvous(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
-    weights = [len(queues) for queues in info.queues_by_broker.values()]
-    brokers = hashing.rendezvous_of_hashes(hashes, list(info.queues_by_broker), weights)
-    inside = hashing.jump_index_array(hashes, np.array(weights, np.int64)[brokers])
-    indices = np.concatenate(
-        [np.asarray(queues, np.int64) for queues in info.queues_by_broker.values()]
-    )
+def _sip_hash(key: str) -> int:
+    return hashing.sip_hash24(key.encode("utf-8", "surrogatepass"))
+
+
+_HASHES: Final[dict[str, tuple[Callable[[str], int], Callable[[pa.Array], IntArray]]]] = {
+    "java": (hashing.java_hash, hashing.java_hash_array),
+    "java_long": (hashing.java_long_hash, hashing.java_long_hash_array),
+    LITE_TOPIC_HASH: (hashing.java_hash, hashing.java_hash_array),
+    "siphash24": (_sip_hash, hashing.siphash_array),
+    "rendezvous": (_sip_hash, hashing.siphash_array),
+}
+"""{name of the hash: (function of a key, function of a column of keys)}"""
+
+
+def _queue_index(hashes: Any, info: TopicPublishInfo, sharding_hash: str) -> Any:
+    """Return the queue index of a hash, or the indices of an array of hashes."""
+    if sharding_hash.startswith("java"):
+        return hashing.java_index(hashes, len(info.queues))
+    if sharding_hash == "siphash24":
+        return hashing.sip_index(hashes, len(info.queues))
+    if sharding_hash == LITE_TOPIC_HASH:
+        return hashing.jump_index(hashes, len(info.queues))
+    by_broker = info.queues_by_broker
+    weights = [len(queues) for queues in by_broker.values()]
+    brokers = hashing.rendezvous(hashes, list(by_broker), weights)
+    inside = hashing.jump_index(hashes, np.array(weights, np.int64)[brokers])
+    indices = np.concatenate([np.asarray(queues, np.int64) for queues in by_broker.values()])
     starts = np.concatenate(([0], np.cumsum(weights)[:-1])).astype(np.int64)
-    queue_indices: IntArray = indices[starts[brokers] + inside]
-    return queue_indices
-
-
-_JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[int, int], int]]]] = {
-    "java": (hashing.java_hash, hashing.java_index),
-    "java_long": (hashing.java_long_hash, hashing.java_index),
-    LITE_TOPIC_HASH: (hashing.java_hash, hashing.jump_index),
-}
-"""{name of the hash: (function of a key, function of hash and number of queues)}"""
-_JAVA_ARRAYS: Final[dict[str, tuple[Callable[[Any], IntArray], Callable[..., IntArray]]]] = {
-    "java": (hashing.java_hash_array, hashing.java_index_array),
-    "java_long": (hashing.java_long_hash_array, hashing.java_index_array),
-    LITE_TOPIC_HASH: (hashing.java_hash_array, hashing.jump_index_array),
-}
-"""`_JAVA` for columns of keys."""
-_BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
-    "siphash24": lambda hashes, info: hashing.sip_index(hashes, len(info.queues)),
-    "rendezvous": _by_rendezvous,
-}
+    return indices[starts[brokers] + inside]
 
 
 def fallback_queue(
@@ -111,6 +102,6 @@ def fallback_queue(
     names = usable or list(info.queues_by_broker)
     if not names:
         return None
-    key = f"{home.topic}\x00{home.broker_name}\x00{home.queue_id}"
-    queues = info.queues_by_broker[names[hashing.rendezvous(key, names)]]
-    return info.queues[queues[hashing.jump_index(hashing.sip_hash24(key.encode()), len(queues))]]
+    value = _sip_hash(f"{home.topic}\x00{home.broker_name}\x00{home.queue_id}")
+    queues = info.queues_by_broker[names[hashing.rendezvous(value, names)]]
+    return info.queues[queues[hashing.jump_index(value, len(queues))]]

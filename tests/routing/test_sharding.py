@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.routing import sharding
-from rocket_sink.routing.hashing import rendezvous
+from rocket_sink.routing.hashing import rendezvous, sip_hash24
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 from tests.java_client import FOLDER, run_java
@@ -100,7 +100,7 @@ def test_rendezvous_of_a_static_topic_names_the_hosts():
     chosen = {sharding.queue_for_key(info, key, "rendezvous").queue_id for key in KEYS}
     assert chosen == {0, 1, 2, 3}
     for key in KEYS:
-        host = ["b1", "b2"][rendezvous(key, ["b1", "b2"])]
+        host = ["b1", "b2"][rendezvous(sip_hash24(key.encode()), ["b1", "b2"])]
         assert info.broker_of(sharding.queue_for_key(info, key, "rendezvous")) == host
 
 
