@@ -9,7 +9,8 @@ one update may be lost. Times are monotonic seconds.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from bisect import bisect_right
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -34,12 +35,8 @@ class FaultProfile:
         """Return for how many ms to isolate a broker after an answer with this latency. With
         `isolation` the request failed; then `isolation_latency_ms` replaces the latency."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
-        for limit, duration in zip(
-            reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True
-        ):
-            if latency_ms >= limit:
-                return duration
-        return 0
+        classes = bisect_right(self.latency_max_ms, latency_ms)
+        return self.not_available_ms[classes - 1] if classes else 0
 
     @staticmethod
     def of(
@@ -49,11 +46,8 @@ class FaultProfile:
         profile = PROFILES[name]
         if latency_max_ms:
             pairs = sorted(zip(latency_max_ms, not_available_ms, strict=True))
-            profile = replace(
-                profile,
-                latency_max_ms=tuple(limit for limit, _ in pairs),
-                not_available_ms=tuple(duration for _, duration in pairs),
-            )
+            limits, durations = zip(*pairs, strict=True)
+            profile = replace(profile, latency_max_ms=limits, not_available_ms=durations)
         return profile
 
 
@@ -109,38 +103,15 @@ class FaultItem:
 
 
 class FaultStore(Protocol):
-    """The storage of the fault table."""
+    """The part of dict that the fault table uses: {broker name, or topic + NUL + broker: item}."""
 
-    def get(self, name: str) -> FaultItem | None:
-        """Return an item, or None."""
+    def get(self, name: str, /) -> FaultItem | None: ...
 
-    def put(self, name: str, item: FaultItem) -> None:
-        """Add or replace an item. `name` is the broker's name, or topic + NUL + broker."""
+    def __setitem__(self, name: str, item: FaultItem, /) -> None: ...
 
-    def remove(self, name: str) -> None:
-        """Remove an item, if there is one."""
+    def pop(self, name: str, default: None, /) -> FaultItem | None: ...
 
-    def items(self) -> list[FaultItem]:
-        """Return all items, in any order."""
-
-
-class MemoryFaultStore:
-    """The fault table of one process."""
-
-    def __init__(self) -> None:
-        self._items: dict[str, FaultItem] = {}
-
-    def get(self, name: str) -> FaultItem | None:
-        return self._items.get(name)
-
-    def put(self, name: str, item: FaultItem) -> None:
-        self._items[name] = item
-
-    def remove(self, name: str) -> None:
-        self._items.pop(name, None)
-
-    def items(self) -> list[FaultItem]:
-        return list(self._items.values())
+    def values(self) -> Collection[FaultItem]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +147,7 @@ class LatencyFaultTolerance:
         detect_interval_ms: float = 2000,
     ) -> None:
         self.profile = profile
-        self.store: FaultStore = store if store is not None else MemoryFaultStore()
+        self.store: FaultStore = dict[str, FaultItem]() if store is None else store
         self.detector = detector
         self._interval_s = detect_interval_ms / 1000
 
@@ -216,18 +187,18 @@ class LatencyFaultTolerance:
         """Isolate one topic on a broker that refuses the topic."""
         name = topic + _PAIR + broker_name
         until_s = now_s + TOPIC_ISOLATION_MS / 1000
-        self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
+        self.store[name] = FaultItem(name, 0.0, until_s, announced_s=until_s)
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
     def view(self, now_s: float) -> tuple[set[str], set[str], set[tuple[str, str]]]:
         """Return the isolated brokers, the unreachable brokers, and the isolated (topic, broker)
         pairs. Remove pairs whose isolation is over, so that they do not fill a shared store."""
         isolated, unreachable, pairs = set[str](), set[str](), set[tuple[str, str]]()
-        for item in self.store.items():
+        for item in list(self.store.values()):
             topic, separator, broker_name = item.broker_name.partition(_PAIR)
             available = item.is_available(now_s)
             if separator and available:
-                self.store.remove(item.broker_name)
+                self.store.pop(item.broker_name, None)
             elif separator:
                 pairs.add((topic, broker_name))
             else:
@@ -264,9 +235,9 @@ class LatencyFaultTolerance:
             if item.broker_name in known:
                 due.append(item)
             elif now_s >= item.start_s + _FORGOTTEN_S:
-                self.store.remove(item.broker_name)
+                self.store.pop(item.broker_name, None)
         for item in due:
-            self.store.put(item.broker_name, replace(item, check_s=now_s + self._interval_s))
+            self.store[item.broker_name] = replace(item, check_s=now_s + self._interval_s)
         return [item.broker_name for item in due]
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
@@ -279,7 +250,7 @@ class LatencyFaultTolerance:
         if old is None:
             return None
         if alive:
-            self.store.put(name, replace(old, reachable=True))
+            self.store[name] = replace(old, reachable=True)
             return None
         until_s = max(old.start_s, now_s + 2 * self._interval_s)
         item = replace(old, start_s=until_s, reachable=not self.detector)
@@ -294,12 +265,12 @@ class LatencyFaultTolerance:
     ) -> Isolation | None:
         begins = now_s >= old.start_s
         if item.start_s <= now_s or not (begins or item.start_s >= old.announced_s + EXTENSION_S):
-            self.store.put(item.broker_name, item)
+            self.store[item.broker_name] = item
             return None
-        self.store.put(item.broker_name, replace(item, announced_s=item.start_s))
+        self.store[item.broker_name] = replace(item, announced_s=item.start_s)
         return Isolation(
             item.broker_name, cause, item.latency_ms, now_s, item.start_s, item.reachable
         )
 
     def _items(self) -> list[FaultItem]:
-        return [item for item in self.store.items() if _PAIR not in item.broker_name]
+        return [item for item in self.store.values() if _PAIR not in item.broker_name]

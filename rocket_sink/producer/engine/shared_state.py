@@ -28,7 +28,7 @@ import psutil
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
-from rocket_sink.routing.fault import FaultItem, MemoryFaultStore
+from rocket_sink.routing.fault import FaultItem
 from rocket_sink.routing.topic_publish_info import TopicCache
 
 _LAYOUT: Final = 2
@@ -43,11 +43,11 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedBrokerState:
-    """A `routing.fault.FaultStore` (get, put, remove, items) and a cache of route bodies."""
+    """A `routing.fault.FaultStore` and a cache of route bodies."""
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
-        self._memory = MemoryFaultStore()
+        self._memory: dict[str, FaultItem] = {}
         self._memory_routes: TopicCache[str, tuple[bytes, float]] = TopicCache()
         if file is not None:
             self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
@@ -73,29 +73,30 @@ class SharedBrokerState:
         value = self._faults.get(name)
         return _item(name, value) if value else None
 
-    def put(self, name: str, item: FaultItem) -> None:
+    def __setitem__(self, name: str, item: FaultItem) -> None:
         """Store the item. If the table is full, drop the item whose isolation ends first, but items
         of unreachable brokers last: an attempt at such a broker costs most."""
         if self._file is None:
-            self._memory.put(name, item)
+            self._memory[name] = item
             return
         value = json.dumps(astuple(item)[1:]).encode()
         if self._faults.put(name, value):
             return
-        items = self.items()
+        items = self.values()
         if len(items) == _FAULTS:
-            self.remove(min(items, key=lambda i: (not i.reachable, i.start_s)).broker_name)
+            self.pop(min(items, key=lambda i: (not i.reachable, i.start_s)).broker_name)
             self._faults.put(name, value)
 
-    def remove(self, name: str) -> None:
+    def pop(self, name: str, default: None = None) -> FaultItem | None:
         if self._file is None:
-            self._memory.remove(name)
-        else:
-            self._faults.put(name, b"")
+            return self._memory.pop(name, default)
+        item = self.get(name)
+        self._faults.put(name, b"")
+        return item
 
-    def items(self) -> list[FaultItem]:
+    def values(self) -> list[FaultItem]:
         if self._file is None:
-            return self._memory.items()
+            return list(self._memory.values())
         fault_items = (_item(name, value) for name, value in self._faults.items())
         return [item for item in fault_items if item is not None]
 

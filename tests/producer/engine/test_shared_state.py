@@ -41,11 +41,11 @@ def test_what_one_store_learns_another_sees(tmp_path):
     first = open_in(tmp_path)
     second = elsewhere(tmp_path)
     item = FaultItem("broker-a", 12.5, 1234.5, False, 3.0)
-    first.put("broker-a", item)
+    first["broker-a"] = item
     assert second.get("broker-a") == item
-    assert second.items() == [item]
-    second.remove("broker-a")
-    assert first.get("broker-a") is None and first.items() == []
+    assert second.values() == [item]
+    second.pop("broker-a", None)
+    assert first.get("broker-a") is None and first.values() == []
 
 
 def test_routes_are_shared_with_their_time(tmp_path):
@@ -65,7 +65,7 @@ def test_a_process_maps_a_store_once(tmp_path):
     assert mappings(tmp_path) == 1
     for store in stores[1:]:
         store.close()
-    stores[0].put("a", FaultItem("a"))
+    stores[0]["a"] = FaultItem("a")
     assert stores[0].get("a") == FaultItem("a")
     stores[0].close()
     assert mappings(tmp_path) == 0
@@ -85,7 +85,7 @@ def test_a_store_that_closes_releases_no_other_lock(tmp_path):
 
 def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
     old = open_in(tmp_path)
-    old.put("a", FaultItem("a"))
+    old["a"] = FaultItem("a")
     next(tmp_path.glob("*.health")).unlink()
     new = open_in(tmp_path)
     assert new.get("a") is None
@@ -146,7 +146,7 @@ def test_the_longest_names_have_a_place(tmp_path):
 
 
 def test_other_name_servers_have_another_file(tmp_path):
-    open_in(tmp_path).put("a", FaultItem("a"))
+    open_in(tmp_path)["a"] = FaultItem("a")
     other = SharedBrokerState.open(SinkOptions.parse(nameServer="h3:9876"), directory=str(tmp_path))
     assert other.get("a") is None
     same = SharedBrokerState.open(
@@ -178,7 +178,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
 
 def test_in_process_when_the_directory_cannot_be_written():
     store = SharedBrokerState.open(OPTIONS, directory="/proc/nowhere")
-    store.put("a", FaultItem("a"))
+    store["a"] = FaultItem("a")
     assert store.get("a") == FaultItem("a")
     store.put_route("t", b"x", 1.0)
     assert store.route("t") == (b"x", 1.0)
@@ -320,6 +320,6 @@ def test_a_link_to_a_file_of_the_users_is_neither_mapped_nor_extended(tmp_path, 
     precious.write_text("precious")
     attack(tmp_path / name, precious)
     health = open_in(tmp_path)
-    health.put("broker-a", FaultItem("broker-a", 1.0, 2.0, False, 3.0))
+    health["broker-a"] = FaultItem("broker-a", 1.0, 2.0, False, 3.0)
     assert open_in(tmp_path).get("broker-a") is None, "in process"
     assert precious.read_text() == "precious"
