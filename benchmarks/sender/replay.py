@@ -24,7 +24,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.columns.encode import encode_columns
 from rocket_sink.wire.columns.properties import property_pieces
-from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.requests import send_message_v2
 
@@ -154,7 +154,7 @@ def _read(line: _Line) -> tuple[int, int]:
         raise ConnectionError("a broker has closed the connection")
     line.reader.receive_data(data)
     stored = refused = 0
-    while (frame := line.reader.next_frame()) is not NEED_DATA:
+    while (frame := line.reader.next_frame()) is not None:
         assert isinstance(frame, Frame)
         line.in_flight -= 1
         if frame.code in BrokerBusyError.response_codes:

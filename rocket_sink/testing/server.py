@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.frame import NEED_DATA, FrameReader
+from rocket_sink.wire.frame import FrameReader
 from rocket_sink.wire.headers import Frame
 
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -107,7 +107,7 @@ class Peer(Connection, asyncio.Protocol):
     def handle_frames(self) -> None:
         while self.port.reads and not self.transport.is_closing():
             frame = self._reader.next_frame()
-            if frame is NEED_DATA:
+            if frame is None:
                 return
             assert isinstance(frame, Frame)
             self.port.handler(self, frame)

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.frame import (
-    NEED_DATA,
     Answers,
     FrameReader,
     Shapes,
@@ -302,7 +301,7 @@ class Connection:
                         for answers in many:
                             self._answered_many(answers, events)
                 frame = reader.next_frame()
-                if frame is NEED_DATA:
+                if frame is None:
                     break
                 if frame.flag & 1:
                     if frame.remark is not None and self._hide is not None:

@@ -7,10 +7,9 @@ header, then body
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.headers import (
@@ -28,15 +27,6 @@ PREFIX: Final = struct.Struct(">II")
 _JSON: Final = 0
 _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
-
-
-class NeedData(enum.Enum):
-    """The type of NEED_DATA, which means that the buffer holds no complete frame."""
-
-    NEED_DATA = "NEED_DATA"
-
-
-NEED_DATA: Final = NeedData.NEED_DATA
 
 
 def check_lengths(header_length: int, body_length: int) -> None:
@@ -106,8 +96,8 @@ class Shapes(Protocol):
 class FrameReader:
     """Cuts received bytes into frames.
 
-    `receive_data` appends to the buffer, `next_frame` returns one frame or NEED_DATA. After an
-    error every later call raises the same error. The buffer holds at most one incomplete frame
+    `receive_data` appends to the buffer, `next_frame` returns one frame or None. After an error
+    every later call raises the same error. The buffer holds at most one incomplete frame
     (`Limits.FRAME_BYTES`) and the bytes of the last `receive_data`.
     """
 
@@ -145,8 +135,8 @@ class FrameReader:
         self._at += read_bytes
         return answers
 
-    def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
-        """Return the next frame, or NEED_DATA.
+    def next_frame(self) -> Frame | None:
+        """Return the next frame; None if the buffer holds no complete frame.
 
         Raises:
             RemoteProtocolError: the bytes cannot be a frame within the limits.
@@ -156,14 +146,14 @@ class FrameReader:
         data, at = self._data, self._at
         available = len(data) - at
         if available < 8:
-            return NEED_DATA
+            return None
         length, mark = PREFIX.unpack_from(data, at)
         header_length = mark & _HEADER_LENGTH_MASK
         try:
             if length > self._small or header_length + 4 > length:
                 self._check_lengths(length, header_length)
             if available < 4 + length:
-                return NEED_DATA
+                return None
             body_at = at + 8 + header_length
             self._at = end = at + 4 + length
             frame = self._read(mark >> 24, bytes(data[at + 8 : body_at]))

@@ -12,7 +12,7 @@ from rocket_sink.errors import SendError
 from rocket_sink.net import transport
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
-from rocket_sink.wire.frame import NEED_DATA, FrameReader
+from rocket_sink.wire.frame import FrameReader
 from rocket_sink.wire.headers import Frame
 from tests.net.test_transport import IP, Echo, authority, handshaken, serve
 
@@ -38,7 +38,7 @@ class Late(Echo):
             self.go.wait(60)
             while data := stream.recv(65_536):
                 reader.receive_data(data)
-                while (frame := reader.next_frame()) is not NEED_DATA:
+                while (frame := reader.next_frame()) is not None:
                     with self.changed:
                         self.bodies.append(bytes(frame.body[:8]))
                         self.changed.notify_all()

@@ -34,7 +34,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.connection import Connection
-from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, response_to
 
 x509 = pytest.importorskip("cryptography.x509")
@@ -114,7 +114,7 @@ class Echo:
                 peer = handshaken(self._context, peer)
             while data := peer.recv(65_536):
                 reader.receive_data(data)
-                while (frame := reader.next_frame()) is not NEED_DATA:
+                while (frame := reader.next_frame()) is not None:
                     peer.sendall(encode_frame(response_to(frame, 0, body=frame.body)))
         except (OSError, RemoteProtocolError):
             pass

@@ -25,7 +25,7 @@ from rocket_sink.testing import (
 from rocket_sink.wire import requests
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import RequestCode, ResponseCode
-from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer, decode_send_answer
 from rocket_sink.wire.route import decode_route
@@ -47,7 +47,7 @@ class Client:
     def read(self, timeout_s: float | None = None) -> Frame | None:
         if timeout_s is not None:
             self.socket.settimeout(timeout_s)
-        while (frame := self.reader.next_frame()) is NEED_DATA:
+        while (frame := self.reader.next_frame()) is None:
             try:
                 data = self.socket.recv(65536)
             except TimeoutError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
 
 Feed = Callable[[bytes], list[Frame]]
@@ -12,7 +12,7 @@ Feed = Callable[[bytes], list[Frame]]
 
 def drain(reader: FrameReader) -> list[Frame]:
     frames = []
-    while (frame := reader.next_frame()) is not NEED_DATA:
+    while (frame := reader.next_frame()) is not None:
         frames.append(frame)
     return frames
 

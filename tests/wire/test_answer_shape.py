@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.columns.answers import AnswerShape, AnswerShapes
-from rocket_sink.wire.frame import NEED_DATA, FrameReader
+from rocket_sink.wire.frame import FrameReader
 from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
 from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer
 
@@ -44,7 +44,7 @@ def read_all(headers: list[bytes]) -> list[Frame]:
     for header in headers:
         reader.receive_data(struct.pack(">II", len(header) + 4, len(header)) + header)
         frame = reader.next_frame()
-        assert frame is not NEED_DATA
+        assert frame is not None
         frames.append(frame)
     return frames
 
@@ -104,7 +104,7 @@ def read_at_once(stream: bytes) -> tuple[list[Frame], int]:
                 many += len(answers)
             continue
         frame = reader.next_frame()
-        if frame is NEED_DATA:
+        if frame is None:
             return frames, many
         frames.append(frame)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire import headers
 from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
-from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, decode_json_header, response_to
 
 from .feeding import FEEDS, Feed, drain, whole
@@ -203,7 +203,7 @@ def test_a_long_frame_in_small_pieces_is_copied_once():
 
 
 def test_nothing_received_needs_data():
-    assert FrameReader().next_frame() is NEED_DATA
+    assert FrameReader().next_frame() is None
 
 
 @pytest.mark.parametrize("value", [",", ":", "", '","', '":"', ",,", "a,b"])
