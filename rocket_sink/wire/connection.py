@@ -21,13 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.frame import (
-    Answers,
-    FrameReader,
-    Shapes,
-    encode_frame,
-    encode_head,
-)
+from rocket_sink.wire.frame import Answers, FrameReader, Shapes, encode_frame, encode_head
 from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame, Serialize, response_to
 
 

@@ -7,6 +7,7 @@ A template belongs to one producer group and topic. It writes the bytes of
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Final
 
@@ -22,6 +23,8 @@ _SMALL: Final = 8 * 1024 * 1024
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
 """Fields that differ between requests of a template, in the header's order: queue id, system flag,
 birth time, flag, properties, broker name (SendMessageRequestHeaderV2)."""
+
+_quoted: Final = lru_cache(maxsize=4096)(encode_basestring)
 
 
 class SendTemplate:
@@ -48,10 +51,9 @@ class SendTemplate:
             "default_topic_queue_nums": default_topic_queue_nums,
         }
         self._namespace = namespace_fields(namespace)
-        self._code = _code(batch=batch, reply=reply)
+        self._reply = reply
         self._serialize: Serialize = serialize
         self._signer = signer
-        self._brokers: dict[str, str] = {}
         added = signer.fields if signer is not None else {}
         model = self.frame(0, 0, "-", "-")
         shared = model.ext = {**added, **(model.ext or {})}
@@ -93,7 +95,6 @@ class SendTemplate:
         if self._serialize != "json":
             frame = self.frame(queue_id, born_ms, properties, broker_name, sys_flag, flag)
             return self.head_of(frame, opaque, body_length, body)
-        broker = self._brokers.get(broker_name) or self._broker(broker_name)
         quoted = f',"i":{encode_basestring(properties)}' if properties else ""
         signature = ""
         if self._signer is not None:
@@ -105,7 +106,7 @@ class SendTemplate:
         text = (
             f"{self._start}{queue_id}{self._before_sys_flag}{sys_flag}{self._before_born}{born_ms}"
             f"{self._before_flag}{flag}{self._before_properties}{quoted}{self._before_broker}"
-            f"{broker}{signature}{self._middle}{opaque}{self._end}"
+            f"{_quoted(broker_name)}{signature}{self._middle}{opaque}{self._end}"
         )
         header = _utf8(text)
         return _prefix(len(header), body_length) + header
@@ -136,12 +137,11 @@ class SendTemplate:
                 )  # fmt: skip
                 pieces += (head, body)
             return b"".join(pieces)
-        broker = self._brokers.get(broker_name) or self._broker(broker_name)
         # Repeat the steps of `head`, because calling it for each message takes twice the time.
         start = f"{self._start}{queue_id}{self._before_sys_flag}"
         before_flag = f"{self._before_born}{born_ms}{self._before_flag}"
         before_text = f'{self._before_properties},"i":'
-        after_text, end = f"{self._before_broker}{broker}{self._middle}", self._end
+        after_text, end = f"{self._before_broker}{_quoted(broker_name)}{self._middle}", self._end
         for opaque, (body, properties, sys_flag, flag) in enumerate(messages, first_opaque):
             header = _utf8(
                 f"{start}{sys_flag}{before_flag}{flag}{before_text}"
@@ -149,11 +149,6 @@ class SendTemplate:
             )
             pieces += (_prefix(len(header), len(body)), header, body)
         return b"".join(pieces)
-
-    def _broker(self, broker_name: str) -> str:
-        # The limit of brokers in a route bounds this cache.
-        self._brokers[broker_name] = text = encode_basestring(broker_name)
-        return text
 
     def frame(
         self,
@@ -174,7 +169,8 @@ class SendTemplate:
             flag=flag,
             **self._fixed,  # type: ignore[arg-type]
         )
-        frame.code = self._code
+        if self._reply:
+            frame.code = RequestCode.SEND_REPLY_MESSAGE_V2
         frame.ext = {**(frame.ext or {}), **self._namespace}
         return frame
 
@@ -183,7 +179,7 @@ class SendTemplate:
         ext = dict(frame.ext or {})
         if self._signer is not None:
             ext.update(self._signer(ext, body))
-        signed = Frame(self._code, ext, opaque=opaque, flag=frame.flag)
+        signed = Frame(frame.code, ext, opaque=opaque, flag=frame.flag)
         return encode_head(signed, body_length, serialize=self._serialize)
 
 
@@ -200,9 +196,3 @@ def _utf8(header: str) -> bytes:
         raise LocalProtocolError(
             f"the properties hold text that is not valid Unicode: {error.reason}"
         ) from None
-
-
-def _code(*, batch: bool, reply: bool) -> RequestCode:
-    if reply:
-        return RequestCode.SEND_REPLY_MESSAGE_V2
-    return RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
