@@ -167,7 +167,7 @@ def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def own_log() -> None:
     """Let each test log its own records: a limit per kind may be used up by an earlier test."""
-    log._GUARD._limit._reset()
+    log._GUARD._reset()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from rocket_sink.text import clean, clean_trace
@@ -74,7 +75,14 @@ def tell(module_logger: logging.Logger, text: str, *args: object, html: str = ""
 
 def flush() -> None:
     """Log the counts of suppressed records."""
-    _GUARD.flush()
+    _log_counts(_GUARD.rest())
+
+
+def _log_counts(due: list[tuple[Kind, int]]) -> None:
+    for kind, held_count in due:
+        where = f" from {kind.peer}" if kind.peer else ""
+        text = f"{held_count:,} more of these{where} were not logged; the last logged: {kind.text}"
+        logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held_count})
 
 
 class Kind(NamedTuple):
@@ -86,31 +94,23 @@ class Kind(NamedTuple):
     peer: str
 
 
-class Admitted(NamedTuple):
-    """Permission to log a record. `due`: counts of suppressed records, to be logged first. `own`:
-    the counter of the record. `is_last`: the next records of this kind will be suppressed."""
-
-    due: list[tuple[Kind, int]]
-    is_last: bool
-    own: Count
-
-
+@dataclass(slots=True)
 class Count:
     """The numbers of logged (`passed`) and suppressed (`held`) records of a kind since `since_s`.
     `shown` is the text of the last logged record."""
 
-    __slots__ = ("held", "passed", "shown", "since_s")
-
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
-        self.shown = ""
-        self.passed = self.held = 0
+    since_s: float
+    passed: int = 0
+    held: int = 0
+    shown: str = ""
 
 
-class RateLimit:
-    """Counters of records by kind; thread-safe. A forked child begins without counts."""
+class Guard(logging.Filter):
+    """The filter of all loggers of the package, which cleans and limits records. It has counters of
+    records by kind, and is thread-safe. A forked child begins without counts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._clock = clock
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
@@ -119,8 +119,9 @@ class RateLimit:
         self._lock = threading.Lock()
         self._counts: dict[Kind, Count] = {}
 
-    def admit(self, kind: Kind) -> Admitted | None:
-        """Count a record; return None if it has to be suppressed."""
+    def admit(self, kind: Kind) -> tuple[Count | None, list[tuple[Kind, int]]]:
+        """Count a record. Return its counter, or None if it has to be suppressed, and the counts of
+        suppressed records to log first."""
         with self._lock:
             now_s = self._clock()
             if kind not in self._counts and len(self._counts) >= _KINDS:
@@ -128,11 +129,11 @@ class RateLimit:
             count = self._counts.setdefault(kind, Count(now_s))
             if now_s - count.since_s < EVERY_S and count.passed >= BURST:
                 count.held += 1
-                return None
+                return None, []
             due = self._take(now_s - EVERY_S)
             count = self._counts.setdefault(kind, Count(now_s))
             count.passed += 1
-            return Admitted(due, is_last=count.passed == BURST, own=count)
+            return count, due
 
     def rest(self) -> list[tuple[Kind, int]]:
         """Return and reset the counts of suppressed records, each with the last logged text."""
@@ -144,37 +145,20 @@ class RateLimit:
         counts = [(kind, self._counts.pop(kind)) for kind in over]
         return [(kind._replace(text=c.shown or kind.text), c.held) for kind, c in counts if c.held]
 
-
-class _Guard(logging.Filter):
-    """The filter of all loggers of the package, which cleans and limits records."""
-
-    def __init__(self, limit: RateLimit) -> None:
-        super().__init__()
-        self._limit = limit
-
     def filter(self, record: logging.LogRecord) -> bool:
         if hasattr(record, "held_back"):
             return True
         peer = clean(getattr(record, "peer", ""), 100)
-        admitted = self._limit.admit(Kind(record.name, record.levelno, str(record.msg), peer))
-        if admitted is None:
+        count, due = self.admit(Kind(record.name, record.levelno, str(record.msg), peer))
+        if count is None:
             return False
-        self._log_counts(admitted.due)
-        text = admitted.own.shown = clean(record.getMessage(), _RECORD_CHARS)
-        record.msg, record.args = text + (_MORE if admitted.is_last else ""), ()
+        is_last = count.passed == BURST
+        _log_counts(due)
+        text = count.shown = clean(record.getMessage(), _RECORD_CHARS)
+        record.msg, record.args = text + (_MORE if is_last else ""), ()
         if record.exc_info and not record.exc_text:
             record.exc_text = clean_trace(logging.Formatter().formatException(record.exc_info))
         return True
 
-    def flush(self) -> None:
-        self._log_counts(self._limit.rest())
 
-    def _log_counts(self, due: list[tuple[Kind, int]]) -> None:
-        for kind, held_count in due:
-            where = f" from {kind.peer}" if kind.peer else ""
-            text = f"{held_count:,} more of these{where} were not logged; the last logged: "
-            text += kind.text
-            logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held_count})
-
-
-_GUARD: Final = _Guard(RateLimit())
+_GUARD: Final = Guard()

@@ -434,8 +434,8 @@ NET: tuple[Defect, ...] = (
     Defect(
         "forged-log-lines",
         "rocket_sink/net/log.py",
-        "        text = admitted.own.shown = clean(record.getMessage(), _RECORD_CHARS)\n",
-        "        text = admitted.own.shown = record.getMessage()[:_RECORD_CHARS]\n",
+        "        text = count.shown = clean(record.getMessage(), _RECORD_CHARS)\n",
+        "        text = count.shown = record.getMessage()[:_RECORD_CHARS]\n",
         ("tests/net/test_log.py::test_each_logger_writes_one_printable_line",),
         "a broker's remark writes lines of its own into the log",
     ),

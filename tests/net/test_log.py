@@ -14,7 +14,7 @@ import pytest
 
 import rocket_sink
 from rocket_sink.net import log
-from rocket_sink.net.log import BURST, EVERY_S, Kind, RateLimit
+from rocket_sink.net.log import BURST, EVERY_S, Guard, Kind
 
 PACKAGE = Path(rocket_sink.__file__).parent
 HOSTILE = "\x1b]52;c;eA==\x07\x9b2J\u202e\r\n2026-01-01 ERROR forged\u2028x\x00"
@@ -75,17 +75,14 @@ class Unclean:
 
 def test_a_flood_is_counted(written):
     clock = [0.0]
-    limit = RateLimit(lambda: clock[0])
+    limit = Guard(lambda: clock[0])
     kind, other = Kind("a", 30, "text %s", "b1"), Kind("a", 30, "text %s", "b2")
-    admitted = [limit.admit(kind) for _ in range(1000)]
-    assert [admission is not None for admission in admitted] == [True] * BURST + [False] * (
-        1000 - BURST
-    )
-    assert [admission.is_last for admission in admitted[:BURST]] == [False] * (BURST - 1) + [True]
-    assert limit.admit(other).due == [], "another peer has a share of its own"
+    admitted = [limit.admit(kind)[0] is not None for _ in range(1000)]
+    assert admitted == [True] * BURST + [False] * (1000 - BURST)
+    assert limit.admit(other)[1] == [], "another peer has a share of its own"
     clock[0] = EVERY_S
-    assert limit.admit(other._replace(text="x")).due == [(kind, 1000 - BURST)]
-    assert limit.admit(kind).due == [], "told once"
+    assert limit.admit(other._replace(text="x"))[1] == [(kind, 1000 - BURST)]
+    assert limit.admit(kind)[1] == [], "told once"
     clock[0] = EVERY_S + 1
     for _ in range(BURST + 2):
         limit.admit(kind)
@@ -94,10 +91,10 @@ def test_a_flood_is_counted(written):
 
 
 def test_names_of_peers_do_not_fill_the_memory():
-    limit = RateLimit(lambda: 0.0)
-    passed = [limit.admit(Kind("a", 30, "t", f"10.0.0.{n}")) for n in range(100_000)]
+    limit = Guard(lambda: 0.0)
+    passed = [limit.admit(Kind("a", 30, "t", f"10.0.0.{n}"))[0] for n in range(100_000)]
     assert len(limit._counts) <= 1001
-    assert sum(admission is not None for admission in passed) <= 1000 + BURST
+    assert sum(count is not None for count in passed) <= 1000 + BURST
 
 
 def test_the_number_of_suppressed_records_is_logged(written):
@@ -120,7 +117,7 @@ def test_the_number_of_suppressed_records_is_logged(written):
 def test_a_child_is_not_stuck_behind_its_parents_lock(written):
     """A thread of the parent may hold the handler's lock at the fork."""
     logger = log.logger("rocket_sink.test")
-    with log._GUARD._limit._lock:
+    with log._GUARD._lock:
         child = os.fork()
         if not child:
             signal.alarm(60)  # The alarm ends a child that waits for ever.
