@@ -127,7 +127,7 @@ LONG_WITHOUT_JAVA: Final = (
     "spark/test_effectively_once.py::test_crash_upon_crash[best_effort",
     "spark/test_effectively_once.py::test_crash_upon_crash[strict",
     "stores/test_commits.py::test_a_fold_that_died_is_looked_for_in_all_later_commits[101",
-    "wire/test_decompression_bombs.py::test_an_inner_batch_of_a_kilobyte[decode_query_answer",
+    "wire/test_decompression_bombs.py::test_an_inner_batch_of_a_kilobyte[_decode_answer",
     "wire/test_decompression_bombs.py::test_looking_for_one_id_among_inner_batches_ends",
 )  # fmt: skip
 """Files, folders, and tests (as above) that start no Java and are long all the same."""

@@ -29,7 +29,7 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
-from rocket_sink.wire.responses import decode_recall_answer
+from rocket_sink.wire.responses import text_field
 from rocket_sink.wire.server_requests import PushedReply, decode_pushed_reply, reply_address
 from rocket_sink.wire.stored import StoredMessage
 
@@ -123,7 +123,7 @@ class RequestReply:
         )
         if error is not None:
             raise error
-        return decode_recall_answer(answer)
+        return text_field(answer, "msgId")
 
     def connect_all(self, topic: str, deadline_s: float) -> None:
         """Connect and send heartbeats to all known brokers before the first request to a topic."""

@@ -8,15 +8,12 @@ check the response code first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import (
-    INT32_MAX,
-    INT64_MAX,
     RESPONSE_FLAG,
     Frame,
     load_json,
@@ -25,16 +22,14 @@ from rocket_sink.wire.headers import (
     quote_numeric_keys,
 )
 from rocket_sink.wire.route import checked_name, checked_text
-from rocket_sink.wire.stored import Allowance, StoredMessage, Wanted, decode_poll, decode_stored
+from rocket_sink.wire.stored import StoredMessage, decode_poll
 
-SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
-    {
-        int(ResponseCode.SUCCESS): "SEND_OK",
-        int(ResponseCode.FLUSH_DISK_TIMEOUT): "FLUSH_DISK_TIMEOUT",
-        int(ResponseCode.SLAVE_NOT_AVAILABLE): "SLAVE_NOT_AVAILABLE",
-        int(ResponseCode.FLUSH_SLAVE_TIMEOUT): "FLUSH_SLAVE_TIMEOUT",
-    }
-)
+SEND_STATUS: Final[Mapping[int, str]] = {
+    ResponseCode.SUCCESS: "SEND_OK",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
+}
 """{response code of a stored message: SendStatus} (MQClientAPIImpl.processSendResponse)"""
 
 DEFAULT_REGION: Final = "DefaultRegion"
@@ -120,9 +115,11 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
         raise LocalProtocolError(f"the answer {frame.code} does not say that a message is stored")
     get = (frame.ext or {}).get
     message_id = get("msgId")
-    queue_id = _offset(get("queueId"))
-    queue_offset = _offset(get("queueOffset"))
-    if not message_id or not 0 <= queue_id <= INT32_MAX or queue_offset < 0:
+    try:
+        queue_id, queue_offset = int_field(frame, "queueId"), long_field(frame, "queueOffset")
+    except RemoteProtocolError:
+        queue_id = queue_offset = -1
+    if not message_id or queue_id < 0 or queue_offset < 0:
         raise InvalidAnswerError(
             f"the broker answered {status} without a valid msgId, queueId or queueOffset",
             response_code=frame.code,
@@ -141,14 +138,6 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
     )
 
 
-def _offset(text: str | None) -> int:
-    """Return the 64-bit number in `text`; -1 if it is missing, negative or malformed."""
-    if text is None or len(text) > 19 or not (text.isascii() and text.isdigit()):
-        return -1
-    value = int(text)
-    return value if value <= INT64_MAX else -1
-
-
 PULL_CODES: Final = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -160,9 +149,7 @@ PULL_CODES: Final = frozenset(
 """Response codes of a pull whose answer has offsets (Java: PullStatus); others are errors."""
 
 
-def decode_pull_answer(
-    frame: Frame, *, begin: int | None = None
-) -> tuple[list[StoredMessage], int]:
+def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMessage], int]:
     """Return the messages in the answer to PULL_MESSAGE, up to `Limits.POLL_BYTES`, and the offset
     of the next pull.
 
@@ -182,32 +169,6 @@ def decode_pull_answer(
         messages, left_out = decode_poll(frame.body, begin=begin)
         following = following if left_out is None else left_out
     return messages, following
-
-
-def decode_offset_answer(frame: Frame) -> int:
-    """Return the offset in the answer to a query for a max, min or by-timestamp offset."""
-    return long_field(frame, "offset")
-
-
-def decode_query_answer(
-    frame: Frame,
-    *,
-    allowance: Allowance | None = None,
-    wanted: Wanted | None = None,
-    bodies: bool = True,
-) -> list[StoredMessage]:
-    """Return the messages in the answer to a query or a view; none for QUERY_NOT_FOUND.
-
-    Args, Raises: as `decode_stored`.
-    """
-    if frame.code == ResponseCode.QUERY_NOT_FOUND or frame.body is None:
-        return []
-    return decode_stored(frame.body, allowance=allowance, wanted=wanted, bodies=bodies)
-
-
-def decode_recall_answer(frame: Frame) -> str:
-    """Return the client message id of a recalled message."""
-    return text_field(frame, "msgId")
 
 
 def decode_cluster_info(frame: Frame) -> dict[str, dict[int, str]]:

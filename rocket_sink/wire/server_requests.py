@@ -48,7 +48,7 @@ def decode_transaction_check(frame: Frame) -> TransactionCheck:
     Raises:
         RemoteProtocolError: there is no message, or no producer group or transaction id.
     """
-    messages = decode_stored(frame.body or b"")
+    messages = decode_stored(frame.body)
     if len(messages) != 1:
         raise RemoteProtocolError(f"a transaction check with {len(messages)} messages")
     message = messages[0]

@@ -106,7 +106,7 @@ Wanted: TypeAlias = Callable[[Mapping[str, str]], bool]
 
 
 def decode_stored(
-    buffer: Body,
+    buffer: Body | None,
     *,
     allowance: Allowance | None = None,
     wanted: Wanted | None = None,
@@ -127,15 +127,13 @@ def decode_stored(
     """
     allowance = Allowance() if allowance is None else allowance
     messages = []
-    for message in _iter_stored(buffer, wanted, bodies, allowance):
+    for message in _iter_stored(buffer or b"", wanted, bodies, allowance):
         allowance.take(memory_bytes(message))
         messages.append(message)
     return messages
 
 
-def decode_poll(
-    buffer: Body, *, begin: int | None = None
-) -> tuple[list[StoredMessage], int | None]:
+def decode_poll(buffer: Body, *, begin: int = 0) -> tuple[list[StoredMessage], int | None]:
     """Return the first messages in a pull's answer, up to `Limits.POLL_BYTES` but at least one, and
     the queue offset of the first message beyond that limit (None if all fit).
 
@@ -148,7 +146,7 @@ def decode_poll(
     messages: list[StoredMessage] = []
     remaining_bytes = Limits.POLL_BYTES
     for message in _iter_stored(buffer):
-        if begin is not None and message.queue_offset < begin:
+        if message.queue_offset < begin:
             continue
         remaining_bytes -= memory_bytes(message)
         if remaining_bytes < 0 and messages:

@@ -41,7 +41,6 @@ from rocket_sink.wire.properties import decode_properties
 from rocket_sink.wire.responses import (
     decode_cluster_info,
     decode_pull_answer,
-    decode_query_answer,
     decode_runtime_info,
     decode_send_answer,
     decode_topic_attributes,
@@ -179,10 +178,7 @@ TARGETS: Final[dict[str, Target]] = {
     "route": Target(decode_route, (encode_route(ROUTE), encode_route(ROUTE, legacy_keys=True))),
     "stored": Target(decode_stored, (encode_stored(STORED), COMPRESSED, encode_stored(STORED) * 2)),
     "pull": Target(_pull, (encode_stored(STORED),)),
-    "query": Target(
-        lambda data: decode_query_answer(Frame(0, {"indexLastUpdateTimestamp": "1"}, data)),
-        (encode_stored(STORED),),
-    ),
+    "query": Target(lambda data: decode_stored(data, bodies=False), (encode_stored(STORED),)),
     "batch": Target(
         lambda data: list(iter_batch(data)), (encode_inner(b"body", "k\x01v\x02", 1) * 2,)
     ),

@@ -27,8 +27,9 @@ from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer, decode_send_answer
+from rocket_sink.wire.responses import decode_pull_answer, decode_send_answer
 from rocket_sink.wire.route import decode_route
+from rocket_sink.wire.stored import decode_stored
 
 
 class Client:
@@ -102,7 +103,7 @@ def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> N
     assert following == 4
     assert (pulled.ext or {})["maxOffset"] == "4"  # type: ignore[union-attr]
     query = requests.query_message(topic="t", key="B1", max_num=5, unique_key=True)
-    assert [m.body for m in decode_query_answer(client.ask(query))] == [b"m1"]  # type: ignore[arg-type]
+    assert [m.body for m in decode_stored(client.ask(query).body)] == [b"m1"]  # type: ignore[arg-type]
     route = Client(cluster.name_server).ask(requests.get_route("t"))
     assert route is not None
     assert [q.broker_name for q in decode_route(route.body).queues] == ["broker-a"]

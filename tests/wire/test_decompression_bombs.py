@@ -13,7 +13,7 @@ from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.headers import Frame, Limits
-from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer
+from rocket_sink.wire.responses import decode_pull_answer
 from rocket_sink.wire.server_requests import decode_transaction_check
 from rocket_sink.wire.stored import (
     Allowance,
@@ -53,38 +53,42 @@ def pull_answer(body: bytes) -> Frame:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_that_is_read_whole(kind: CompressionType) -> None:
-    answer = Frame(0, {}, bomb(kind, 8 * MIB) * 64)
+    answer = bomb(kind, 8 * MIB) * 64
     with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
-        decode_query_answer(answer)
-    assert len(decode_query_answer(Frame(0, {}, bomb(kind, 4 * MIB) * 15))) == 15
+        decode_stored(answer)
+    assert len(decode_stored(bomb(kind, 4 * MIB) * 15)) == 15
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_wanted_is_not_inflated(kind: CompressionType) -> None:
     """A look-up may return other messages with the same hash; a broker may send anything."""
-    answer = Frame(0, {}, bomb(kind, 8 * MIB, "other") * 500 + bomb(kind, 8 * MIB, "mine"))
+    answer = bomb(kind, 8 * MIB, "other") * 500 + bomb(kind, 8 * MIB, "mine")
 
     def wanted(properties: Any) -> bool:
         return bool(properties["KEYS"] == "mine")
 
     with memory_below(2 * MIB):
-        (found,) = decode_query_answer(answer, wanted=wanted, bodies=False)
+        (found,) = decode_stored(answer, wanted=wanted, bodies=False)
     assert (found.body, found.properties["UNIQ_KEY"]) == (b"", "mine")
     with memory_below(20 * MIB):
-        (found,) = decode_query_answer(answer, wanted=wanted)
+        (found,) = decode_stored(answer, wanted=wanted)
     assert len(found.body) == 8 * MIB
 
 
 def test_answers_that_are_kept_together_share_an_allowance() -> None:
     allowance = Allowance(20 * MIB)
-    answer = Frame(0, {}, bomb(CompressionType.ZLIB, 8 * MIB))
-    kept = [decode_query_answer(answer, allowance=allowance) for _ in range(2)]
+    answer = bomb(CompressionType.ZLIB, 8 * MIB)
+    kept = [decode_stored(answer, allowance=allowance) for _ in range(2)]
     assert len(kept) == 2
     with pytest.raises(RemoteProtocolError, match="too much memory"):
-        decode_query_answer(answer, allowance=allowance)
+        decode_stored(answer, allowance=allowance)
 
 
-@pytest.mark.parametrize("read", [decode_query_answer, decode_transaction_check])
+def _decode_answer(frame: Frame) -> list[StoredMessage]:
+    return decode_stored(frame.body)
+
+
+@pytest.mark.parametrize("read", [_decode_answer, decode_transaction_check])
 def test_an_inner_batch_of_a_kilobyte(read: Callable[[Frame], Any]) -> None:
     data, count = inner_bomb()
     assert len(data) < 1000 and count > 381_000

@@ -38,7 +38,7 @@ from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
-from rocket_sink.wire.stored import Allowance, StoredMessage
+from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
 
 _GROUP: Final = "TOOLS_CONSUMER"
 """A consumer group that every broker creates for tools (SubscriptionGroupManager.init)."""
@@ -200,7 +200,7 @@ class Admin:
         return self._offset(queue, requests.query_offset_by_timestamp(queue, timestamp_ms))
 
     def _offset(self, queue: MessageQueue, frame: Frame) -> int:
-        return responses.decode_offset_answer(self._invoke(queue, frame))
+        return responses.long_field(self._invoke(queue, frame), "offset")
 
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32
@@ -304,8 +304,8 @@ class Admin:
                 answer = self._call(broker_name, address, frame, {ResponseCode.QUERY_NOT_FOUND})
             except PermissionDeniedError as error:
                 raise type(error)(f"{error}. {LACKS_SUB}", **error.facts) from error
-            messages += responses.decode_query_answer(
-                answer, allowance=allowance, wanted=wanted, bodies=bodies
+            messages += decode_stored(
+                answer.body, allowance=allowance, wanted=wanted, bodies=bodies
             )
         return messages
 

@@ -51,8 +51,7 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.requests import query_message
-from rocket_sink.wire.responses import decode_query_answer
-from rocket_sink.wire.stored import StoredMessage
+from rocket_sink.wire.stored import StoredMessage, decode_stored
 
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]
 
@@ -133,8 +132,8 @@ def _message_in(answer: Frame, message_id: str) -> StoredMessage | None:
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
     if answer.code != ResponseCode.SUCCESS:
         return None
-    matches = decode_query_answer(
-        answer, wanted=lambda properties: properties.get(UNIQ_KEY) == message_id, bodies=False
+    matches = decode_stored(
+        answer.body, wanted=lambda properties: properties.get(UNIQ_KEY) == message_id, bodies=False
     )
     return min(matches, key=lambda message: message.torn, default=None)
 
