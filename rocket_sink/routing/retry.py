@@ -11,12 +11,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from tenacity import RetryCallState
-from tenacity.wait import wait_base, wait_exponential
+from tenacity.wait import wait_exponential
 
 from rocket_sink.errors import (
     AuthenticationError,
@@ -85,30 +85,6 @@ class Action(enum.Enum):
     """End: every other message would fail, too."""
 
 
-@dataclass(frozen=True)
-class RetryPolicies:
-    """The options that decide on retries."""
-
-    retry_response_codes: frozenset[int] = frozenset(
-        (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500)
-    )
-    window: wait_base = field(default_factory=lambda: wait_exponential(multiplier=0.05, max=1.0))
-    """The longest wait after attempt n, in seconds. The shortest wait is half as long."""
-    on_degraded: str = "accept"
-    retry_not_store_ok: bool = False
-
-    @classmethod
-    def of(cls, options: SinkOptions) -> RetryPolicies:
-        return cls(
-            frozenset(options.retry_response_codes),
-            wait_exponential(
-                multiplier=options.retry_backoff_ms / 1000, max=options.retry_backoff_max_ms / 1000
-            ),
-            options.on_degraded,
-            options.retry_another_broker_when_not_store_ok,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The next step of a request, and what its failure says about the broker."""
@@ -158,10 +134,13 @@ def attempt_deadline(
     return min(now_s + cap_s, deadline_s)
 
 
-def backoff_s(policies: RetryPolicies, attempt: int, rng: Rng) -> float:
+def backoff_s(options: SinkOptions, attempt: int, rng: Rng) -> float:
     """Return the wait after attempt n (n >= 1): a random time in the upper half of the window."""
+    window = wait_exponential(
+        multiplier=options.retry_backoff_ms / 1000, max=options.retry_backoff_max_ms / 1000
+    )
     state = cast(RetryCallState, SimpleNamespace(attempt_number=attempt))
-    return policies.window(state) * (0.5 + 0.5 * rng.random())
+    return window(state) * (0.5 + 0.5 * rng.random())
 
 
 def decide(
@@ -176,7 +155,7 @@ def decide(
     retry_while_busy: bool = False,
     alternatives: bool = True,
     earlier: Collection[type[Exception]] = (),
-    policies: RetryPolicies,
+    options: SinkOptions,
     rng: Rng,
 ) -> Decision:
     """Return the decision after a failed attempt.
@@ -199,7 +178,7 @@ def decide(
     if retry_while_busy and max_attempts > 1 and _costs_only_time(error):
         facts, attempts_left = replace(facts, counts=False), max(attempts_left, 1)
         waits += sum(error_class is type(error) for error_class in earlier)
-    again = _may_retry(error, earlier, ordering, fixed_queue, policies, attempts_left=attempts_left)
+    again = _may_retry(error, earlier, ordering, fixed_queue, options, attempts_left=attempts_left)
     remaining_s = deadline_s - now_s
     if error_is(error, "fatal"):
         return replace(facts, action=Action.FATAL)
@@ -215,7 +194,7 @@ def decide(
     delay_s = 0.0
     if stays or not alternatives or error_is(error, "backs_off") or isinstance(error, _NO_CHOICE):
         # Leave half of the remaining time for the attempt itself.
-        delay_s = min(backoff_s(policies, waits, rng), remaining_s / 2)
+        delay_s = min(backoff_s(options, waits, rng), remaining_s / 2)
     if stays:
         return replace(facts, action=Action.RETRY_SAME_QUEUE, delay_s=delay_s, avoid_broker=False)
     action = Action.RETRY_AFTER if delay_s else Action.RETRY_NOW
@@ -231,7 +210,7 @@ def decide_degraded(
     deadline_s: float,
     ordering: Ordering = Ordering.NONE,
     fixed_queue: bool = False,
-    policies: RetryPolicies,
+    options: SinkOptions,
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
     FLUSH_SLAVE_TIMEOUT (12).
@@ -240,9 +219,9 @@ def decide_degraded(
     `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`.
     """
     facts = Decision(Action.GIVE_UP)
-    wanted = policies.retry_not_store_ok or (
+    wanted = options.retry_another_broker_when_not_store_ok or (
         # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
-        policies.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
+        options.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
     )
     if not wanted or attempt >= max_attempts or now_s >= deadline_s:
         return facts
@@ -278,12 +257,12 @@ def _may_retry(
     earlier: Collection[type[Exception]],
     ordering: Ordering,
     fixed_queue: bool,
-    policies: RetryPolicies,
+    options: SinkOptions,
     *,
     attempts_left: int,
 ) -> bool:
     code = getattr(error, "response_code", None)
-    if not error.retriable or (code and code not in policies.retry_response_codes):
+    if not error.retriable or (code and code not in options.retry_response_codes):
         return False
     if isinstance(error, GoAwayError) and GoAwayError not in earlier:
         return True
@@ -360,26 +339,11 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
 """(response code, pattern of the remark, error class). The first match counts."""
 
 
-def outcome_of_code(response_code: int, remark: str | None = None) -> Outcome:
-    """Return the outcome of a send with this response code."""
-    if response_code in SEND_STATUS:
-        return Outcome.ACKED if response_code == 0 else Outcome.ACKED_DEGRADED
-    return error_class(response_code, remark).outcome
-
-
-def error_class(response_code: int, remark: str | None = None) -> type[SendError]:
-    """Return the error class of a response code outside SEND_STATUS; BrokerError by default."""
-    text = remark or ""
-    for code, pattern, error in REMARKS:
-        if code == response_code and pattern.search(text):
-            return error
-    return ERROR_OF_CODE.get(response_code, BrokerError)
-
-
 def error_for_answer(
     response_code: int, remark: str | None = None, **facts: Any
 ) -> SendError | None:
-    """Return the error of an answer; None if the message is stored (codes 0, 10, 11, 12).
+    """Return the error of an answer, a BrokerError by default; None if the message is stored (codes
+    0, 10, 11, 12).
 
     `facts` (topic, broker_name, broker_address, ...) become attributes of the error.
     """
@@ -387,7 +351,11 @@ def error_for_answer(
         return None
     cleaned = clean(remark or "", REMARK_MAX_CHARACTERS).strip()
     where = facts.get("broker_name") or facts.get("broker_address") or "the broker"
-    error = error_class(response_code, remark)
+    error = ERROR_OF_CODE.get(response_code, BrokerError)
+    for code, pattern, more_specific in REMARKS:
+        if code == response_code and pattern.search(remark or ""):
+            error = more_specific
+            break
     text = f"{where} answered {response_code}"
     if cleaned:
         text += f": {cleaned}"

@@ -15,7 +15,6 @@ from rocket_sink.routing.retry import (
     ATTEMPT_FLOOR_S,
     Action,
     Ordering,
-    RetryPolicies,
     attempt_deadline,
     backoff_s,
     decide,
@@ -23,7 +22,6 @@ from rocket_sink.routing.retry import (
     error_for_answer,
 )
 
-POLICIES = RetryPolicies()
 NONE, BEST, STRICT = Ordering.NONE, Ordering.BEST_EFFORT, Ordering.STRICT
 
 
@@ -43,7 +41,7 @@ def make(error):
 
 def call(error, attempt=1, **options):
     given_options = {
-        "max_attempts": 3, "now_s": 10.0, "deadline_s": 13.0, "policies": POLICIES,
+        "max_attempts": 3, "now_s": 10.0, "deadline_s": 13.0, "options": SinkOptions(),
         "rng": random.Random(1),
     } | options  # fmt: skip
     error = make(error) if isinstance(error, type) else error
@@ -177,15 +175,15 @@ def test_retry_while_busy_covers_missing_brokers(error):
 
 
 def test_backoff_doubles_up_to_its_limit():
-    policies = RetryPolicies.of(SinkOptions.parse(retryBackoffMs=50, retryBackoffMaxMs=1000))
+    options = SinkOptions.parse(retryBackoffMs=50, retryBackoffMaxMs=1000)
 
     class Top:
         def random(self):
             return 1.0
 
-    waits = [backoff_s(policies, attempt, Top()) for attempt in range(1, 8)]
+    waits = [backoff_s(options, attempt, Top()) for attempt in range(1, 8)]
     assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
-    assert backoff_s(policies, 10_000, Top()) == 1.0
+    assert backoff_s(options, 10_000, Top()) == 1.0
 
 
 def test_half_of_what_is_left_is_kept_for_the_attempt():
@@ -240,14 +238,14 @@ def test_strict_order_never_sends_again_what_may_still_arrive():
 
 def test_response_codes_are_the_users_to_choose():
     assert call(error_for_answer(99, "")).action is Action.GIVE_UP
-    policies = RetryPolicies.of(SinkOptions.parse(retryResponseCodes="99"))
-    assert call(error_for_answer(99, ""), policies=policies).retries
-    assert not call(error_for_answer(2, ""), policies=policies).retries
-    assert call(errors.ConnectError, policies=policies).retries
-    wide = RetryPolicies.of(SinkOptions.parse(retryResponseCodes="13,16"))
-    assert not call(error_for_answer(13, ""), policies=wide).retries
+    own = SinkOptions.parse(retryResponseCodes="99")
+    assert call(error_for_answer(99, ""), options=own).retries
+    assert not call(error_for_answer(2, ""), options=own).retries
+    assert call(errors.ConnectError, options=own).retries
+    wide = SinkOptions.parse(retryResponseCodes="13,16")
+    assert not call(error_for_answer(13, ""), options=wide).retries
     refused = error_for_answer(16, "check signature failed.")
-    assert call(refused, policies=wide).action is Action.FATAL
+    assert call(refused, options=wide).action is Action.FATAL
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
@@ -255,7 +253,7 @@ def test_f30_degraded_answers_by_policy(code):
     def degraded(ordering=NONE, attempt=1, now_s=10.0, **options):
         return decide_degraded(
             code, attempt=attempt, max_attempts=3, now_s=now_s, deadline_s=13.0, ordering=ordering,
-            policies=RetryPolicies.of(SinkOptions.parse(options)),
+            options=SinkOptions.parse(options),
         )  # fmt: skip
 
     assert degraded().action is Action.GIVE_UP

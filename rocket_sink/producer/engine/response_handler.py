@@ -46,11 +46,9 @@ from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.retry import (
     Action,
     Decision,
-    RetryPolicies,
     decide,
     decide_degraded,
     error_for_answer,
-    outcome_of_code,
 )
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
@@ -103,9 +101,6 @@ class ResponseHandler:
     records: bool
     stopping: bool = False
     fatal: bool = False
-
-    def __post_init__(self) -> None:
-        self._policies = RetryPolicies.of(self._options)
 
     # --- the ends of an attempt --------------------------------------------------------------
 
@@ -270,7 +265,7 @@ class ResponseHandler:
             deadline_s=attempt.deadline_s,
             ordering=attempt.ordering,
             fixed_queue=attempt.request.queue is not None,
-            policies=self._policies,
+            options=self._options,
         )
         history = attempt.known_history()
         records = self._recorded(attempt, Outcome.ACKED_DEGRADED, answer=answer)
@@ -328,7 +323,7 @@ class ResponseHandler:
             # quick refusals would use up all attempts before a new route arrives.
             alternatives=len(set(self._routes.addresses().values())) > max(1, refused),
             earlier=history.earlier,
-            policies=self._policies,
+            options=self._options,
             rng=self._rng,
         )
 
@@ -465,7 +460,7 @@ def _result_of(attempt: SendAttempt, answer: SendAnswer, rtt_s: float) -> SendRe
     if queue.queue_id != answer.queue_id:
         queue = MessageQueue(request.topic, queue.broker_name, answer.queue_id)
     return SendResult(
-        outcome_of_code(answer.code) if answer.code else Outcome.ACKED,
+        Outcome.ACKED_DEGRADED if answer.code else Outcome.ACKED,
         answer.status,
         request.message_id,
         answer.offset_message_id,
