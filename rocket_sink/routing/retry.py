@@ -28,7 +28,6 @@ from rocket_sink.errors import (
     InvalidQueueError,
     Isolate,
     LocalResourcesError,
-    MessageError,
     MessageIllegalError,
     NameServerUnavailableError,
     NoRouteError,
@@ -144,7 +143,7 @@ def backoff_s(options: SinkOptions, attempt: int, rng: Rng) -> float:
 
 
 def decide(
-    error: SendError | MessageError,
+    error: SendError,
     *,
     attempt: int,
     max_attempts: int,
@@ -180,7 +179,7 @@ def decide(
         waits += sum(error_class is type(error) for error_class in earlier)
     again = _may_retry(error, earlier, ordering, fixed_queue, options, attempts_left=attempts_left)
     remaining_s = deadline_s - now_s
-    if error_is(error, "fatal"):
+    if error.fatal:
         return replace(facts, action=Action.FATAL)
     if not again or remaining_s <= 0:
         return facts
@@ -192,7 +191,7 @@ def decide(
         facts = replace(facts, isolate=Isolate.BROKER, avoid_broker=True, reconnect=True)
     stays = fixed_queue or ordering is Ordering.STRICT
     delay_s = 0.0
-    if stays or not alternatives or error_is(error, "backs_off") or isinstance(error, _NO_CHOICE):
+    if stays or not alternatives or error.backs_off or isinstance(error, _NO_CHOICE):
         # Leave half of the remaining time for the attempt itself.
         delay_s = min(backoff_s(options, waits, rng), remaining_s / 2)
     if stays:
@@ -230,22 +229,17 @@ def decide_degraded(
     return replace(facts, action=Action.RETRY_NOW, avoid_broker=True)
 
 
-def _costs_only_time(error: SendError | MessageError) -> bool:
-    return isinstance(error, (ConnectError, *_NO_CHOICE)) or error_is(error, "backs_off")
+def _costs_only_time(error: SendError) -> bool:
+    return isinstance(error, (ConnectError, *_NO_CHOICE)) or error.backs_off
 
 
-def error_is(error: SendError | MessageError, fact: str) -> bool:
-    """Return an error's boolean attribute; False if a MessageError lacks the attribute."""
-    return bool(getattr(error, fact, False))
-
-
-def _facts(error: SendError | MessageError) -> Decision:
+def _facts(error: SendError) -> Decision:
     """Return the decision to give up, with what the error says about the broker."""
     isolate = error.isolates
     return Decision(
         Action.GIVE_UP,
-        avoid_broker=isolate is not Isolate.NOTHING or error_is(error, "avoids_broker"),
-        refresh_route=error_is(error, "refreshes_route"),
+        avoid_broker=isolate is not Isolate.NOTHING or error.avoids_broker,
+        refresh_route=error.refreshes_route,
         isolate=isolate,
         reachable=not isinstance(error, _SILENT),
         reconnect=isinstance(error, (ConnectionLostError, UnwrittenError)),
@@ -253,7 +247,7 @@ def _facts(error: SendError | MessageError) -> Decision:
 
 
 def _may_retry(
-    error: SendError | MessageError,
+    error: SendError,
     earlier: Collection[type[Exception]],
     ordering: Ordering,
     fixed_queue: bool,

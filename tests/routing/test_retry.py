@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink import errors
-from rocket_sink.errors import Isolate, MessageError, SendError
+from rocket_sink.errors import Isolate, SendError
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.retry import (
     ATTEMPT_FLOOR_S,
@@ -107,10 +107,9 @@ def test_nothing_is_tried_after_the_last_attempt_or_the_deadline(error):
 
 
 def test_poison_rows_are_given_up_and_isolate_nothing():
-    for poison in (MessageError("too big", code="BODY_TOO_LARGE"), errors.MessageIllegalError):
-        decision = call(poison)
-        assert decision.action is Action.GIVE_UP
-        assert decision.isolate is Isolate.NOTHING
+    decision = call(errors.MessageIllegalError)
+    assert decision.action is Action.GIVE_UP
+    assert decision.isolate is Isolate.NOTHING
 
 
 def test_f21_go_away_is_answered_once_by_a_new_connection_and_is_no_attempt():

@@ -19,7 +19,7 @@ from rocket_sink.errors import NotSentError, RemoteProtocolError, SendError
 from rocket_sink.net import log
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.producer.engine.brokers import SendTarget
-from rocket_sink.routing.retry import error_for_answer, error_is
+from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicCache
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import V5_0_0, ResponseCode
@@ -123,7 +123,7 @@ class TopicPolicies:
                 reason = str(unreadable)
         elif not _has_no_policies(answer):
             error = error_for_answer(answer.code, answer.remark, broker_name=target.home)
-            if error is not None and error_is(error, "backs_off"):
+            if error is not None and error.backs_off:
                 return error
             reason = str(error)
         self._wants_keys[topic, target.home] = wants_keys, now_s
