@@ -18,6 +18,7 @@ from typing import Final
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.message import Message
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES, RETRY_PREFIX
+from rocket_sink.wire.headers import utf8_text
 from rocket_sink.wire.properties import decode_properties
 
 INNER_OVERHEAD_BYTES: Final = 22
@@ -111,9 +112,6 @@ def _decode_inner(view: memoryview, at: int) -> tuple[InnerMessage, int]:
     (length,) = _SHORT.unpack_from(view, body_at + body_length)
     if properties_at + length != at + size:
         raise RemoteProtocolError(f"properties of {length} bytes in a message of {size}")
-    try:
-        properties = bytes(view[properties_at : at + size]).decode()
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"properties are not UTF-8: {error.reason}") from None
+    properties = utf8_text(view[properties_at : at + size], "properties are")
     body = bytes(view[body_at : body_at + body_length])
     return InnerMessage(flag, body, decode_properties(properties)), at + size

@@ -128,6 +128,22 @@ def parse_int32(text: object, what: str) -> int:
     raise RemoteProtocolError(f"{what} is not a 32-bit integer: {value}")
 
 
+def utf8_bytes(text: str, what: str) -> bytes:
+    """Return the text in UTF-8; a LocalProtocolError says that `what` is not valid Unicode."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"{what} is not valid Unicode: {error.reason}") from None
+
+
+def utf8_text(data: bytes | memoryview, what: str) -> str:
+    """Return a peer's text; a RemoteProtocolError says that `what` ("a text is") not UTF-8."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"{what} not UTF-8: {error.reason}") from None
+
+
 _STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*\\?(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
 _STRING_OR_NUMERIC_KEY: Final = re.compile(
     r'"(?:[^"\\]|\\.)*\\?(?:"|\Z)|(?<=[{,])\s*(-?\d{1,20})(?=\s*:)', re.DOTALL
@@ -241,12 +257,9 @@ def quote_numeric_keys(data: bytes) -> bytes:
         RemoteProtocolError: not UTF-8, or more values than `load_json` takes.
     """
     _check_values(data)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"the body is not UTF-8: {error.reason}") from None
     quoted = _STRING_OR_NUMERIC_KEY.sub(
-        lambda match: match.group() if match.group(1) is None else f'"{match.group(1)}"', text
+        lambda match: match.group() if match.group(1) is None else f'"{match.group(1)}"',
+        utf8_text(data, "the body is"),
     )
     return quoted.encode()
 
@@ -277,12 +290,7 @@ def encode_json_header(frame: Frame) -> bytes:
         fields["remark"] = frame.remark
     fields["serializeTypeCurrentRPC"] = "JSON"
     fields["version"] = frame.version
-    try:
-        return _dumps(fields).encode()
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(
-            f"a header field holds text that is not valid Unicode: {error.reason}"
-        ) from None
+    return utf8_bytes(_dumps(fields), "a header field holds text that")
 
 
 _HOLE: Final = -987_654_321
@@ -409,7 +417,7 @@ def encode_binary_header(frame: Frame) -> bytes:
             raise LocalProtocolError(
                 f"{name} {number} does not fit the 16 bits of the ROCKETMQ header; use JSON"
             )
-    remark = _utf8(frame.remark or "", "remark")
+    remark = utf8_bytes(frame.remark or "", "remark")
     pairs = encode_pairs(frame.ext) if frame.ext else b""
     fixed = _FIXED.pack(
         frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)
@@ -423,21 +431,14 @@ def encode_pairs(ext: Mapping[str, str]) -> bytes:
     for name, value in ext.items():
         if value == "":
             continue
-        key = _utf8(name, "a header field's name")
+        key = utf8_bytes(name, "a header field's name")
         if not 0 < len(key) <= _INT16_MAX:
             raise LocalProtocolError(
                 f"the header field's name {name[:40]!r} is empty or longer than {_INT16_MAX} bytes"
             )
-        text = _utf8(value, f"the header field {name!r}")
+        text = utf8_bytes(value, f"the header field {name!r}")
         parts += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
     return b"".join(parts)
-
-
-def _utf8(text: str, what: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"{what} is not valid Unicode: {error.reason}") from None
 
 
 def decode_binary_header(header: bytes) -> Frame:
@@ -453,7 +454,7 @@ def decode_binary_header(header: bytes) -> Frame:
     at = _FIXED.size
     if not 0 <= remark_length <= len(header) - at - _INT.size:
         raise RemoteProtocolError(f"a remark of {remark_length} bytes passes the header's end")
-    remark = _text(header, at, remark_length)
+    remark = utf8_text(header[at : at + remark_length], "a header text is")
     at += remark_length
     (pairs_length,) = _INT.unpack_from(header, at)
     at += _INT.size
@@ -497,11 +498,4 @@ def _sized(header: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     at += size.size
     if not 0 <= length <= len(header) - at:
         raise RemoteProtocolError(f"a header field of {length} bytes passes the header's end")
-    return _text(header, at, length), at + length
-
-
-def _text(header: bytes, at: int, length: int) -> str:
-    try:
-        return header[at : at + length].decode()
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"a header text is not UTF-8: {error.reason}") from None
+    return utf8_text(header[at : at + length], "a header text is"), at + length

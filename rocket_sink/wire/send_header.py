@@ -11,11 +11,10 @@ from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Final
 
-from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import PREFIX, check_lengths, encode_head
-from rocket_sink.wire.headers import Frame, Serialize, cut_json_header
+from rocket_sink.wire.headers import Frame, Serialize, cut_json_header, utf8_bytes
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _SMALL: Final = 8 * 1024 * 1024
@@ -24,6 +23,7 @@ _HOLES: Final = ("e", "f", "g", "h", "i", "n")
 """Fields that differ between requests of a template, in the header's order: queue id, system flag,
 birth time, flag, properties, broker name (SendMessageRequestHeaderV2)."""
 
+_PROPERTIES: Final = "the properties hold text that"
 _quoted: Final = lru_cache(maxsize=4096)(encode_basestring)
 
 
@@ -108,7 +108,7 @@ class SendTemplate:
             f"{self._before_flag}{flag}{self._before_properties}{quoted}{self._before_broker}"
             f"{_quoted(broker_name)}{signature}{self._middle}{opaque}{self._end}"
         )
-        header = _utf8(text)
+        header = utf8_bytes(text, _PROPERTIES)
         return _prefix(len(header), body_length) + header
 
     def frames(
@@ -143,9 +143,10 @@ class SendTemplate:
         before_text = f'{self._before_properties},"i":'
         after_text, end = f"{self._before_broker}{_quoted(broker_name)}{self._middle}", self._end
         for opaque, (body, properties, sys_flag, flag) in enumerate(messages, first_opaque):
-            header = _utf8(
+            header = utf8_bytes(
                 f"{start}{sys_flag}{before_flag}{flag}{before_text}"
-                f"{encode_basestring(properties)}{after_text}{opaque}{end}"
+                f"{encode_basestring(properties)}{after_text}{opaque}{end}",
+                _PROPERTIES,
             )
             pieces += (_prefix(len(header), len(body)), header, body)
         return b"".join(pieces)
@@ -187,12 +188,3 @@ def _prefix(length: int, body_length: int) -> bytes:
     if length + body_length > _SMALL or length > 0xFFFFF:
         check_lengths(length, body_length)
     return PREFIX.pack(4 + length + body_length, length)
-
-
-def _utf8(header: str) -> bytes:
-    try:
-        return header.encode()
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(
-            f"the properties hold text that is not valid Unicode: {error.reason}"
-        ) from None

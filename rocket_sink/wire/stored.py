@@ -27,7 +27,7 @@ from rocket_sink.text import clean
 from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers import Body, Limits
+from rocket_sink.wire.headers import Body, Limits, utf8_text
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import (
     PROPERTY_SEPARATOR,
@@ -240,7 +240,7 @@ def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
         # Cut the zeros before decoding, because they may begin inside a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
     message = StoredMessage(
-        topic=_text(topic),
+        topic=utf8_text(topic, "a stored text is"),
         body=b"",
         queue_id=queue_id,
         queue_offset=queue_offset,
@@ -254,7 +254,7 @@ def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared_offset,
         body_crc=crc,
-        properties=decode_properties(_text(properties)),
+        properties=decode_properties(utf8_text(properties, "a stored text is")),
         torn=torn,
     )
     return message, body
@@ -271,13 +271,6 @@ def _inflated(message: StoredMessage, body: bytes) -> bytes:
             f"the message at offset {message.queue_offset} of queue {message.queue_id} of "
             f"{clean(message.topic, 127)}: {error}; to read on, begin at the next offset"
         ) from None
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"a stored text is not UTF-8: {error.reason}") from None
 
 
 def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:
