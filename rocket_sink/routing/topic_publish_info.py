@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 QUEUES_MAX: Final = 65_536
 """The largest number of queues of a topic; Java has no limit."""
-BROKERS_MAX: Final = 4096
 TOPICS_MAX: Final = 10_000
 """Limit of topics whose routes and rankings a client keeps; Java has no limit. A topic takes 4 KiB
 with two brokers of four queues, and 35 KiB with ten brokers of sixteen."""
@@ -140,7 +139,7 @@ class TopicPublishInfo:
         """Return the publish info of a route.
 
         Raises:
-            RemoteProtocolError: too many queues or brokers, or an `orderTopicConf` that is not
+            RemoteProtocolError: too many queues, or an `orderTopicConf` that is not
                 `name:count;...`.
         """
         masters = _masters(route)
@@ -236,10 +235,6 @@ class TopicPublishInfo:
 
 
 def _masters(route: TopicRoute) -> Mapping[str, str]:
-    if len(route.brokers) > BROKERS_MAX:
-        raise RemoteProtocolError(
-            f"the route names {len(route.brokers)} brokers; the limit is {BROKERS_MAX}"
-        )
     masters: dict[str, str] = {}
     for broker in route.brokers:
         # If two entries have the same name, the first counts, as in Java.
