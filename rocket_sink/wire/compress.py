@@ -13,7 +13,7 @@ import importlib
 import zlib
 from typing import Any, Final
 
-from rocket_sink.errors import ConfigurationError, RemoteProtocolError
+from rocket_sink.errors import ConfigurationError, RemoteProtocolError, RocketSinkError
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.headers import Limits
 
@@ -119,31 +119,30 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = Limits.BODY_BYTES)
         RemoteProtocolError: the stream is malformed, cut short, or longer than `cap` bytes.
         ConfigurationError: the library for `kind` is not installed.
     """
-    if kind is CompressionType.ZLIB:
-        data, complete = _inflate_zlib(body, cap)
-    elif kind is CompressionType.LZ4:
-        data, complete = _inflate_lz4(body, cap)
-    else:
-        data, complete = _inflate_zstd(body, cap)
+    try:
+        # The decompressors read one byte more than the cap, to detect longer bodies.
+        data, inflater = _INFLATERS[kind](body, cap + 1)
+    except RocketSinkError:
+        raise
+    except Exception as error:  # Each library has its own errors.
+        raise RemoteProtocolError(f"a {kind.name} body cannot be inflated: {error}") from None
     if len(data) > cap:
         raise RemoteProtocolError(f"a body inflates to more than {cap} bytes")
-    if not complete:
+    if inflater.unused_data and kind is not CompressionType.ZLIB:
+        # Clients write one frame. Java tries to decode bytes after it, except with zlib.
+        count = len(inflater.unused_data)
+        raise RemoteProtocolError(f"{count} bytes follow the frame of a {kind.name} body")
+    if not inflater.eof:
         raise RemoteProtocolError(f"a {kind.name} body is cut short")
     return data
 
 
-# The decompressors read one byte more than the cap, to detect longer bodies.
-
-
-def _inflate_zlib(body: bytes, cap: int) -> tuple[bytes, bool]:
+def _inflate_zlib(body: bytes, most: int) -> tuple[bytes, Any]:
     inflater = zlib.decompressobj()
-    try:
-        return inflater.decompress(body, cap + 1), inflater.eof
-    except zlib.error as error:
-        raise RemoteProtocolError(f"a ZLIB body cannot be inflated: {error}") from None
+    return inflater.decompress(body, most), inflater
 
 
-def _inflate_lz4(body: bytes, cap: int) -> tuple[bytes, bool]:
+def _inflate_lz4(body: bytes, most: int) -> tuple[bytes, Any]:
     if len(body) > _LZ4_FLAGS_AT and body.startswith(_LZ4_MAGIC):
         flags = body[_LZ4_FLAGS_AT]
         # LZ4FrameInputStream: "Dependent block stream is unsupported", "Reserved0 field must be 0".
@@ -153,35 +152,25 @@ def _inflate_lz4(body: bytes, cap: int) -> tuple[bytes, bool]:
                 "its consumers skip this message"
             )
     inflater = _library("lz4.frame").LZ4FrameDecompressor()
-    try:
-        data = inflater.decompress(body, max_length=cap + 1)
-    except (RuntimeError, ValueError, EOFError, MemoryError) as error:
-        raise RemoteProtocolError(f"an LZ4 body cannot be inflated: {error}") from None
-    if inflater.unused_data:
-        raise _trailing("LZ4", len(inflater.unused_data))
-    return data, inflater.eof
+    return inflater.decompress(body, max_length=most), inflater
 
 
-def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
+def _inflate_zstd(body: bytes, most: int) -> tuple[bytes, Any]:
     zstandard = _library("zstandard")
     reader = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=False)
-    try:
-        data = reader.read(cap + 1)
-        inflater = zstandard.ZstdDecompressor().decompressobj()
-        if len(data) <= cap:
-            # The reader does not report a truncated stream, so inflate again, within the cap.
-            inflater.decompress(body)
-    except (zstandard.ZstdError, MemoryError) as error:
-        raise RemoteProtocolError(f"a ZSTD body cannot be inflated: {error}") from None
-    if inflater.unused_data:
-        raise _trailing("ZSTD", len(inflater.unused_data))
-    return data, inflater.eof
+    data = reader.read(most)
+    inflater = zstandard.ZstdDecompressor().decompressobj()
+    if len(data) < most:
+        # The reader does not report a truncated stream, so inflate again, within the cap.
+        inflater.decompress(body)
+    return data, inflater
 
 
-def _trailing(name: str, count: int) -> RemoteProtocolError:
-    """Return the error for bytes after the first frame. Clients write one frame; Java would try to
-    decode the bytes, too."""
-    return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
+_INFLATERS: Final = {
+    CompressionType.ZLIB: _inflate_zlib,
+    CompressionType.LZ4: _inflate_lz4,
+    CompressionType.ZSTD: _inflate_zstd,
+}
 
 
 def _library(module: str) -> Any:
