@@ -128,15 +128,12 @@ class WriteQueue:
         owners = []
         for position, entry in enumerate(self._entries):
             touched = position == 0 and self._first_done > 0
-            if owner is None:
-                stays = entry[0] is None
-            else:
-                stays = entry[0] is not owner
-            if touched or stays:
+            chosen = entry[0] is not None if owner is None else entry[0] is owner
+            if touched or not chosen:
                 kept.append(entry)
-                continue
-            self.size -= entry[2]
-            owners.append(entry[0])
+            else:
+                self.size -= entry[2]
+                owners.append(entry[0])
         self._entries = kept
         return owners
 
@@ -166,8 +163,6 @@ class Channel:
         self.heard_s = now_s
         self.connect_deadline_s = connect_deadline_s
         self.draining = False
-        self.ended: Exception | None = None
-        """The reason why the channel was closed."""
         self.interest = 0
         self._is_writing = False
         """Whether a write is under way. If Ctrl-C interrupts it, the kernel may have taken bytes
@@ -313,7 +308,6 @@ class Channel:
         After a TlsError all are NOT_SENT, because the peer has read no request. After an
         interrupted `flush` all are UNKNOWN.
         """
-        self.ended, reason = cause, str(cause)
         self.transport.close()
         begun_owner = self.write_queue.begun_owner
         self.write_queue = WriteQueue()
@@ -321,21 +315,21 @@ class Channel:
             owner = lost.token
             # If a group was written in part, its first messages may be stored.
             written = lost.written or (lost.grouped and owner is begun_owner) or self._is_writing
-            owner.on_end(self._lost(cause, reason, written=written), None, now_s)
+            owner.on_end(self._lost(cause, written=written), None, now_s)
 
-    def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
+    def _lost(self, cause: Exception, *, written: bool) -> SendError:
         error: SendError
         may_be_stored = written and not isinstance(cause, TlsError)
         if may_be_stored and isinstance(cause, NotSentError):
             # The sender has stopped waiting for the answer, so the broker is not to blame.
             error = UnknownOutcomeError(f"given up before {self.address} answered")
         elif may_be_stored:
-            error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
+            error = ConnectionLostError(f"the connection to {self.address} ended: {cause}")
         elif isinstance(cause, NotSentError):
             # Copy the error for each owner, because callers add facts about their message.
             error = cause.copy()
         else:
-            error = UnwrittenError(f"the connection to {self.address} ended: {reason}")
+            error = UnwrittenError(f"the connection to {self.address} ended: {cause}")
         error.__cause__ = cause
         return error
 
