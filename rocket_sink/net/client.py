@@ -13,6 +13,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rocket_sink.errors import ConnectError, SendError, TlsError, UnwrittenError
@@ -110,34 +111,30 @@ class Readiness:
         self._wake_write.close()
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """The owner of a request; it calls a function with the answer (of any code) or the error."""
 
-    __slots__ = ("_done",)
-
-    def __init__(self, done: Callable[[Frame | None, SendError | None, float], None]) -> None:
-        self._done = done
+    done: Callable[[Frame | None, SendError | None, float], None]
 
     def on_end(self, result: Any, sent_s: float | None, now_s: float) -> None:
         if isinstance(result, Frame):
-            self._done(result, None, now_s)
+            self.done(result, None, now_s)
         else:
-            self._done(None, result, now_s)
+            self.done(None, result, now_s)
 
 
+@dataclass(slots=True)
 class WakeupState:
     """Flags that tell submitting threads whether they have to wake the driving thread."""
 
-    __slots__ = ("asleep", "flush_immediately", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting = False
-        """Whether a thread is in `wait`, so new data must wake it. Guarded by the driver's lock."""
-        self.flush_immediately = False
-        """Whether `send` writes at once while a thread waits."""
-        self.asleep = False
-        """Whether the driving thread waits, or is about to. If so, a thread that submits without
-        the driver's lock has to wake it."""
+    waiting: bool = False
+    """Whether a thread is in `wait`, so new data must wake it. Guarded by the driver's lock."""
+    flush_immediately: bool = False
+    """Whether `send` writes at once while a thread waits."""
+    asleep: bool = False
+    """Whether the driving thread waits, or is about to. If so, a thread that submits without the
+    driver's lock has to wake it."""
 
 
 class NetworkClient:
@@ -388,23 +385,19 @@ class NetworkClient:
         """
         now_s = self.clock()
         for channel, mask in ready:
-            if not channel.closed:
-                self._serve_ready(channel, mask, now_s)
+            if not channel.is_open and not channel.closed:
+                self._advance(channel, now_s)
+                continue
+            if mask & READ and not channel.closed:
+                self._receive(channel, now_s)
+            if mask & WRITE and not channel.closed:
+                self.flush(channel, now_s)
         for channel in self.channels:
             if channel.transport.readable_now:
                 self._receive(channel, now_s)
         if now_s >= self._next_scan_s:
             self._next_scan_s = now_s + _TICK_S / 2
             self._scan(now_s)
-
-    def _serve_ready(self, channel: Channel, mask: int, now_s: float) -> None:
-        if not channel.is_open:
-            self._advance(channel, now_s)
-            return
-        if mask & READ:
-            self._receive(channel, now_s)
-        if mask & WRITE and not channel.closed:
-            self.flush(channel, now_s)
 
     def _receive(self, channel: Channel, now_s: float, *, to_the_end: bool = False) -> None:
         try:

@@ -12,22 +12,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 KEEP_S: Final = 5.0
 _FAILED_MAX: Final = 64
 
 
+@dataclass(slots=True)
 class LookUp:
     """A look-up of a host name. When `done`, it has `targets` (of `socket.getaddrinfo`) or an
     `error`."""
 
-    __slots__ = ("done", "error", "targets")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: OSError | None = None
-        self.targets: list[Any] = []
+    done: bool = False
+    error: OSError | None = None
+    targets: list[Any] = field(default_factory=list)
 
     def run(self, host: str, port: int, flags: int = 0) -> LookUp:
         """Look the name up; blocks, except with the flag AI_NUMERICHOST."""

@@ -12,6 +12,7 @@ queues, so the first queue behind them gets all their messages (apache/rocketmq#
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocket_sink.errors import ConfigurationError
@@ -73,6 +74,7 @@ class Load(Protocol):
         """Return how many of these requests fit into the window."""
 
 
+@dataclass(slots=True, eq=False)
 class RouteBroker(Generic[Target]):
     """A broker of a route, with its queues (`targets`).
 
@@ -81,16 +83,11 @@ class RouteBroker(Generic[Target]):
         turn: the index of the queue that `take` returns next.
     """
 
-    __slots__ = ("load", "name", "share", "targets", "turn")
-
-    def __init__(
-        self, name: str, targets: Sequence[Target], load: Load, share: float, turn: int
-    ) -> None:
-        self.name = name
-        self.targets = targets
-        self.load = load
-        self.share = share
-        self.turn = turn % len(targets)
+    name: str
+    targets: Sequence[Target]
+    load: Load
+    share: float
+    turn: int
 
     def take(self) -> Target:
         """Return the next queue."""

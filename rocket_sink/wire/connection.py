@@ -14,10 +14,10 @@ complete a request of another.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
@@ -56,28 +56,22 @@ class Violation(NamedTuple):
 Event = Answered | PeerRequest | UnexpectedAnswer | Violation
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """An entry of the request table: a request or a group (`grouped`). `written`: all its bytes
     were written. `settled`: it has left the table."""
 
-    __slots__ = (
-        "count", "deadline_s", "grouped", "latest_s", "oneway", "opaque", "sent_s", "settled",
-        "token", "written",
-    )  # fmt: skip
-
-    def __init__(
-        self, opaque: int, token: Any, deadline_s: float, latest_s: float, count: int = 1
-    ) -> None:
-        self.opaque = opaque
-        self.count = count
-        """Number of unanswered requests."""
-        self.grouped = self.oneway = False
-        self.token = token
-        self.deadline_s = deadline_s
-        self.latest_s = latest_s
-        self.sent_s: float | None = None
-        self.written = False
-        self.settled = False
+    opaque: int
+    token: Any
+    deadline_s: float
+    latest_s: float
+    count: int = 1
+    """Number of unanswered requests."""
+    grouped: bool = False
+    oneway: bool = False
+    sent_s: float | None = None
+    written: bool = False
+    settled: bool = False
 
 
 OPAQUES: Final = 2**31
@@ -181,8 +175,7 @@ class Connection:
         self._check_open()
         first = free_opaque(self._next_opaque, self._pending, count)
         self._next_opaque = (first + count) % OPAQUES
-        pending = Pending(first, token, deadline_s, latest_s, count)
-        pending.grouped = True
+        pending = Pending(first, token, deadline_s, latest_s, count, grouped=True)
         self._in_groups += count
         self._pending.update(dict.fromkeys(range(first, first + count), pending))
         self._unwritten.append(pending)
@@ -199,7 +192,7 @@ class Connection:
         """
         self._check_open()
         opaque = free_opaque(self._next_opaque, self._pending)
-        head = self._head(dataclasses.replace(frame, opaque=opaque))
+        head = self._head(replace(frame, opaque=opaque))
         self.open_request(deadline_s=deadline_s, token=token)
         return head
 
@@ -207,7 +200,7 @@ class Connection:
         """Return the head of a request that gets no response."""
         self._check_open()
         opaque = free_opaque(self._next_opaque, self._pending)
-        head = self._head(dataclasses.replace(frame, opaque=opaque, flag=frame.flag | ONEWAY_FLAG))
+        head = self._head(replace(frame, opaque=opaque, flag=frame.flag | ONEWAY_FLAG))
         self._next_opaque = (opaque + 1) % OPAQUES
         return head
 

@@ -82,14 +82,12 @@ class StoredMessage:
         return offset_message_id(*self.store_host, self.commit_log_offset)
 
 
+@dataclass(slots=True)
 class Allowance:
     """A memory limit (bytes) for the decoded messages of one or several answers. An answer of
     500 kB can hold gigabytes of compressed bodies."""
 
-    __slots__ = ("remaining_bytes",)
-
-    def __init__(self, remaining_bytes: int = Limits.ANSWER_BYTES) -> None:
-        self.remaining_bytes = remaining_bytes
+    remaining_bytes: int = Limits.ANSWER_BYTES
 
     def take(self, size: int) -> None:
         """Use up some bytes; raise RemoteProtocolError if the limit is exceeded."""
@@ -194,14 +192,12 @@ def _iter_stored(
             yield replace(message, body=_inflated(message, body)) if bodies else message
 
 
+@dataclass(slots=True)
 class _Cursor:
     """Reads the fields of one message, never past its end."""
 
-    __slots__ = ("at", "view")
-
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
-        self.at = 0
+    view: memoryview
+    at: int = 0
 
     def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
         if self.at + layout.size > len(self.view):

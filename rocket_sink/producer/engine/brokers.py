@@ -329,7 +329,7 @@ class Brokers:
                     for index in indices
                 ]
                 share = (self._weights.get(name, 1.0) or 1.0) if self._weights else len(targets)
-                turn = turns.get(name, self._rng.randrange(len(targets)))
+                turn = turns.get(name, self._rng.randrange(len(targets))) % len(targets)
                 brokers.append(RouteBroker(name, targets, broker, share, turn))
         return brokers
 

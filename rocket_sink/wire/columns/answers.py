@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -34,37 +34,28 @@ _LENGTHS: Final = 4
 """Limit of different frame lengths that are read together."""
 
 
+@dataclass(slots=True, eq=False)
 class SendAnswers:
     """n successful answers to single messages, as columns.
 
     Attributes:
-        opaques, queue_ids, queue_offsets: int64.
+        answer, shared: the values that are equal in all of them.
         texts: {header field: ASCII texts of one length}; `msgId` is always present.
     """
 
-    __slots__ = ("_answer", "_shared", "opaques", "queue_ids", "queue_offsets", "texts")
-
-    def __init__(
-        self,
-        answer: SendAnswer,
-        shared: SharedHeader,
-        opaques: Int64s,
-        queue_ids: Int64s,
-        queue_offsets: Int64s,
-        texts: Mapping[str, npt.NDArray[np.bytes_]],
-    ) -> None:
-        self._answer, self._shared = answer, shared
-        self.opaques = opaques
-        self.queue_ids = queue_ids
-        self.queue_offsets = queue_offsets
-        self.texts = texts
+    answer: SendAnswer
+    shared: SharedHeader
+    opaques: Int64s
+    queue_ids: Int64s
+    queue_offsets: Int64s
+    texts: Mapping[str, npt.NDArray[np.bytes_]]
 
     def __len__(self) -> int:
         return len(self.opaques)
 
     def take(self, indices: Any) -> SendAnswers:
         return SendAnswers(
-            self._answer, self._shared, self.opaques[indices], self.queue_ids[indices],
+            self.answer, self.shared, self.opaques[indices], self.queue_ids[indices],
             self.queue_offsets[indices],
             {name: column[indices] for name, column in self.texts.items()},
         )  # fmt: skip
@@ -74,12 +65,12 @@ class SendAnswers:
         texts: dict[str, Any] = {
             _FIELD_OF[name]: column[index].decode() for name, column in self.texts.items()
         }
-        answer = self._answer._replace(
+        answer = self.answer._replace(
             queue_id=int(self.queue_ids[index]),
             queue_offset=int(self.queue_offsets[index]),
             **texts,
         )
-        return SendAnswerFrame(int(self.opaques[index]), answer, self._shared)
+        return SendAnswerFrame(int(self.opaques[index]), answer, self.shared)
 
 
 _CHANGING: Final = {
@@ -135,22 +126,21 @@ def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Byt
     return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
 
 
+@dataclass(slots=True, eq=False)
 class PlainAnswers:
-    """n answers of success without header fields (END_TRANSACTION)."""
+    """n answers of success without header fields (END_TRANSACTION), equal but for their ids."""
 
-    __slots__ = ("_frame", "opaques")
-
-    def __init__(self, frame: Frame, opaques: Int64s) -> None:
-        self._frame, self.opaques = frame, opaques
+    model: Frame
+    opaques: Int64s
 
     def __len__(self) -> int:
         return len(self.opaques)
 
     def take(self, indices: Any) -> PlainAnswers:
-        return PlainAnswers(self._frame, self.opaques[indices])
+        return PlainAnswers(self.model, self.opaques[indices])
 
     def frame(self, index: int) -> Frame:
-        return replace(self._frame, opaque=int(self.opaques[index]))
+        return replace(self.model, opaque=int(self.opaques[index]))
 
 
 class AnswerShape:
