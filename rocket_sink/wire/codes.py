@@ -1,8 +1,8 @@
 """The numbers of the protocol, with RocketMQ's names.
 
 Sources: RequestCode.java, ResponseCode.java, RemotingSysResponseCode.java, LanguageCode.java,
-MQVersion.java, MessageSysFlag.java, PullSysFlag.java, PermName.java (5.3.3). Received fields are
-plain `int`, because a peer may send other numbers.
+MQVersion.java, MessageSysFlag.java, PermName.java (5.3.3). Received fields are plain `int`, because
+a peer may send other numbers.
 """
 
 from __future__ import annotations
@@ -100,12 +100,6 @@ class SysFlag:
     NEED_UNWRAP: Final = 0x40
     INNER_BATCH: Final = 0x80
     COMPRESSION_MASK: Final = 0x700
-
-
-class PullSysFlag:
-    """Bits of a pull request's system flag (PullSysFlag.java)."""
-
-    SUBSCRIPTION: Final = 0x4
 
 
 class PermName:

@@ -1,4 +1,4 @@
-"""Requests to brokers and name servers, one builder for each (MQClientAPIImpl).
+"""Requests to brokers and name servers, one builder for each that has fields (MQClientAPIImpl).
 
 Numbers become decimal text, booleans `true` or `false`; None is left out. `Message` and the options
 have checked the texts.
@@ -12,7 +12,7 @@ from typing import Final
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.acl import UNIQUE_KEY_QUERY
-from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode, mq_version
+from rocket_sink.wire.codes import PermName, RequestCode, mq_version
 from rocket_sink.wire.headers import INT64_MAX, Body, Frame
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
@@ -175,14 +175,6 @@ def get_route(topic: str) -> Frame:
     )
 
 
-def get_broker_cluster_info() -> Frame:
-    return Frame(RequestCode.GET_BROKER_CLUSTER_INFO)
-
-
-def get_all_topics() -> Frame:
-    return Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-
-
 def pull_message(
     queue: MessageQueue,
     offset: int,
@@ -200,7 +192,7 @@ def pull_message(
             "consumerGroup": consumer_group,
             "queueOffset": offset,
             "maxMsgNums": max_msg_nums,
-            "sysFlag": PullSysFlag.SUBSCRIPTION,
+            "sysFlag": 0x4,  # PullSysFlag.FLAG_SUBSCRIPTION
             "commitOffset": 0,
             "suspendTimeoutMillis": 0,
             "subscription": "*",
@@ -287,8 +279,3 @@ def create_topic(
             "force": False,
         },
     )
-
-
-def get_broker_runtime_info() -> Frame:
-    """Ask for a broker's statistics, such as `dispatchBehindBytes` (4.9, 5.x)."""
-    return request(RequestCode.GET_BROKER_RUNTIME_INFO, {})

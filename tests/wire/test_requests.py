@@ -47,8 +47,6 @@ QUEUE_EXT = {"topic": "t", "queueId": "2", "bname": "b"}
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             {"topic": "t", "acceptStandardJsonOnly": "true"},
         ),
-        (requests.get_broker_cluster_info(), RequestCode.GET_BROKER_CLUSTER_INFO, None),
-        (requests.get_all_topics(), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None),
         (
             requests.unregister_client(client_id="c", producer_group="g"),
             RequestCode.UNREGISTER_CLIENT,

@@ -34,7 +34,7 @@ from rocket_sink.producer.engine.stored_check import LACKS_SUB
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.text import nearest
 from rocket_sink.wire import requests, responses
-from rocket_sink.wire.codes import PermName, ResponseCode
+from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
@@ -126,7 +126,7 @@ class Admin:
         Raises:
             NoRouteError: two name servers know different clusters (no broker in common).
         """
-        answers = self._ask(requests.get_broker_cluster_info())
+        answers = self._ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
         merged: dict[str, dict[int, str]] = {}
         merged_addresses: set[tuple[str, str]] = set()
         for server, frame in answers.items():
@@ -148,7 +148,7 @@ class Admin:
         """
         for address in self.options.name_servers:
             with contextlib.suppress(SendError):
-                frame = requests.get_broker_cluster_info()
+                frame = Frame(RequestCode.GET_BROKER_CLUSTER_INFO)
                 answer = invoke(self._client, address, frame, self._timeout_s)
                 if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return address
@@ -156,7 +156,7 @@ class Admin:
 
     def topics(self) -> tuple[str, ...]:
         """Return the names of the topics that any name server knows."""
-        answers = self._ask(requests.get_all_topics()).values()
+        answers = self._ask(Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).values()
         return tuple(sorted({name for frame in answers for name in responses.decode_topics(frame)}))
 
     def queues(self, topic: str, *, to_read: bool = True) -> list[MessageQueue]:
@@ -257,7 +257,7 @@ class Admin:
 
     def runtime_info(self, name: str, address: str) -> dict[str, str]:
         """Return a broker's statistics (`mqadmin brokerStatus`)."""
-        answer = self._call(name, address, requests.get_broker_runtime_info())
+        answer = self._call(name, address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO))
         return responses.decode_runtime_info(answer)
 
     def count(self, topic: str) -> int:

@@ -39,7 +39,7 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.text import clean
 from rocket_sink.wire import requests
-from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_cluster_info
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
@@ -440,7 +440,8 @@ class Routes:
 
     def _ask_brokers(self, state: _Topic, now_s: float) -> None:
         """Ask which brokers are registered: a name server without brokers knows no topic yet."""
-        self._ask(state, requests.get_broker_cluster_info(), self._by_brokers, now_s)
+        frame = Frame(RequestCode.GET_BROKER_CLUSTER_INFO)
+        self._ask(state, frame, self._by_brokers, now_s)
 
     def _by_brokers(self, state: _Topic, answers: Answers, now_s: float) -> None:
         registered: list[Collection[str]] = []
