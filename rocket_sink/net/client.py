@@ -26,7 +26,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.answers import AnswerShapes
 from rocket_sink.wire.columns.single_frames import fill_frames
-from rocket_sink.wire.connection import Connection, ConnectionState
+from rocket_sink.wire.connection import Connection
 from rocket_sink.wire.headers import Frame, Serialize
 
 _TICK_S: Final = 0.02
@@ -185,7 +185,7 @@ class NetworkClient:
         """Return the current channel of an address, or a new one. Raises ConnectError if connecting
         fails at once."""
         channel = self._channels.get(address)
-        if channel is not None and channel.connection.state is not ConnectionState.OPEN:
+        if channel is not None and channel.connection.error is not None:
             # The peer has broken the protocol, so the channel is about to fail, and takes no more
             # requests. An owner calls this for an answer that came before the violation.
             self.drain(channel, now_s)
@@ -330,7 +330,7 @@ class NetworkClient:
         self, channel: Channel, request: Frame, code: int, remark: str | None = None
     ) -> None:
         """Answer a peer's request; do nothing if the channel is closed, or about to close."""
-        if channel.connection.state is not ConnectionState.OPEN:
+        if channel.connection.error is not None:
             return
         data = channel.connection.respond(request, code, remark=remark)
         if data:

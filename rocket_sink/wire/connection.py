@@ -7,14 +7,10 @@ exactly once: it is answered, expired, lost, withdrawn, or oneway and written.
 
 Each connection has its own request table. With Java's common table, an answer on one connection can
 complete a request of another.
-
-    OPEN --violation by the peer--> BROKEN --close--> CLOSED
-    OPEN --close--> CLOSED
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -85,13 +81,6 @@ def free_opaque(first: int, in_flight: Mapping[int, object], count: int = 1) -> 
     return first
 
 
-class ConnectionState(enum.Enum):
-    OPEN = "open"
-    BROKEN = "broken"
-    """The peer broke the protocol: nothing can be sent or received any more."""
-    CLOSED = "closed"
-
-
 class Connection:
     """The protocol of one connection, without input or output (see the module). Not thread-safe.
     Tokens are compared by identity.
@@ -103,6 +92,8 @@ class Connection:
         shapes: the known forms of the peer's answers.
 
     Attributes:
+        error: the reason why nothing can be sent or received any more: a breach of the protocol by
+            the peer, or `close`; None: the connection is open.
         unexpected_answers: the number of `UnexpectedAnswer` events.
         last_heard_s: the time of the last received bytes.
     """
@@ -127,13 +118,12 @@ class Connection:
         self._in_groups = 0
         """Group requests in flight. If there are none, answers are read one by one."""
         self._earliest_s: float | None = None
-        self._error: RemoteProtocolError | None = None
-        self.state = ConnectionState.OPEN
+        self.error: RemoteProtocolError | LocalProtocolError | None = None
         self.unexpected_answers = 0
         self.last_heard_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Connection {self.state.value}, {len(self._pending)} in flight>"
+        return f"<Connection {self.error or 'open'}, {len(self._pending)} in flight>"
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -151,8 +141,8 @@ class Connection:
         Raises:
             LocalProtocolError: the connection is not open.
         """
-        if self.state is not ConnectionState.OPEN:
-            self._check_open()
+        if self.error is not None:
+            raise self.error
         opaque = self._next_opaque
         if opaque in self._pending:
             opaque = free_opaque(opaque, self._pending)
@@ -297,8 +287,7 @@ class Connection:
                 else:
                     events.append(PeerRequest(frame))
         except RemoteProtocolError as error:
-            self._error = error
-            self.state = ConnectionState.BROKEN
+            self.error = error
             events.append(Violation(error))
         return events
 
@@ -371,7 +360,7 @@ class Connection:
         self._in_groups = 0
         self._unwritten.clear()
         self._earliest_s = None
-        self.state = ConnectionState.CLOSED
+        self.error = LocalProtocolError("the connection is closed")
         return lost
 
     @property
@@ -397,11 +386,8 @@ class Connection:
                 return
 
     def _check_open(self) -> None:
-        if self.state is ConnectionState.OPEN:
-            return
-        if self._error is not None and self.state is ConnectionState.BROKEN:
-            raise self._error
-        raise LocalProtocolError("the connection is closed")
+        if self.error is not None:
+            raise self.error
 
     def _settle(self, pending: Pending) -> bool:
         if pending.settled:

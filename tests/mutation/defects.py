@@ -365,7 +365,7 @@ NET: tuple[Defect, ...] = (
     Defect(
         "broken-connection-used",
         "rocket_sink/net/client.py",
-        "if channel is not None and channel.connection.state is not ConnectionState.OPEN:",
+        "if channel is not None and channel.connection.error is not None:",
         "if False:",
         ("tests/net/test_client.py",),
         "a topic's route is never looked up again after a name server's garbage",

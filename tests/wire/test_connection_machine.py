@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.connection import (
     Answered,
     Connection,
-    ConnectionState,
     UnexpectedAnswer,
     Violation,
 )
@@ -31,7 +31,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def usable(self) -> bool:
-        return self.connection.state is ConnectionState.OPEN
+        return self.connection.error is None
 
     @precondition(lambda self: self.usable)
     @rule(wait_s=st.integers(1, 5))
@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
     def garbage(self) -> None:
         (event,) = self.connection.receive_data(b"\xff" * 9, self.now_s)
         assert isinstance(event, Violation)
-        assert self.connection.state is ConnectionState.BROKEN
+        assert isinstance(self.connection.error, RemoteProtocolError)
 
     @precondition(lambda self: len(self.opened) > 5)
     @rule()

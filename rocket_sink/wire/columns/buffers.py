@@ -10,6 +10,7 @@ row and piece (measured). So numpy first packs neighbouring pieces of the first 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -135,14 +136,9 @@ def uniform(array: pa.Array) -> Piece:
 def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
     """Return the pieces, after packing neighbouring bytes and fixed-width items into one piece."""
     packed: list[Piece] = []
-    run: list[bytes | Fixed] = []
-    for piece in pieces:
-        if isinstance(piece, pa.Array):
-            packed += [*_block(run, count), piece]
-            run = []
-        else:
-            run.append(piece)
-    packed += _block(run, count)
+    for is_array, run in itertools.groupby(pieces, lambda piece: isinstance(piece, pa.Array)):
+        neighbours = list(run)
+        packed += neighbours if is_array else _block(neighbours, count)
     if all(isinstance(piece, bytes) for piece in packed):
         text = b"".join(piece for piece in packed if isinstance(piece, bytes))
         # Repeat the text in a column: the join kernel takes the number of rows from a column.
