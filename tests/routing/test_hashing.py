@@ -206,7 +206,7 @@ def test_numbers_hash_as_longs_and_other_texts_as_strings():
 )
 def test_a_column_of_numbers_hashes_as_each_one_does(kind, keys, first):
     hashes = hashing.java_long_hash_array(column(keys, kind)[first:])
-    assert hashes.dtype == np.int32
+    assert hashes.dtype == np.int64
     assert hashes.tolist() == [hashing.java_long_hash(key or "") for key in keys[first:]]
 
 
