@@ -32,6 +32,7 @@ from rocket_sink.net.transport import (
     StreamState,
     Transport,
 )
+from rocket_sink.wire.answers import Answers
 from rocket_sink.wire.connection import (
     Answered,
     Connection,
@@ -39,7 +40,6 @@ from rocket_sink.wire.connection import (
     PeerRequest,
     Violation,
 )
-from rocket_sink.wire.frame import Answers
 from rocket_sink.wire.headers import Frame
 
 Result: TypeAlias = "Frame | Answers | SendError | None"

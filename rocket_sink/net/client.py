@@ -23,8 +23,8 @@ from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
 from rocket_sink.options import SinkOptions
+from rocket_sink.wire.answers import AnswerShapes
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.columns.answers import AnswerShapes
 from rocket_sink.wire.columns.single_frames import fill_frames
 from rocket_sink.wire.connection import Connection
 from rocket_sink.wire.headers import Frame, Serialize
@@ -212,7 +212,7 @@ class NetworkClient:
                 Connection(
                     # Begin with a random id, because a proxy gives its error answers ids from 0 on.
                     # Use at most nine digits: longer ids are not read as columns
-                    # (`wire.columns.answers`).
+                    # (`wire.answers`).
                     first_opaque=secrets.randbits(29),
                     serialize=self.serializer,
                     sign=self._sign,

@@ -37,7 +37,7 @@ from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.selectors import select_by
 from rocket_sink.routing.sharding import LITE_TOPIC_HASH, fallback_queue, queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicCache, TopicPublishInfo
-from rocket_sink.wire.server_requests import PushedReply
+from rocket_sink.wire.responses import PushedReply
 from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:

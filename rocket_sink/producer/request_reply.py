@@ -29,8 +29,7 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
-from rocket_sink.wire.responses import text_field
-from rocket_sink.wire.server_requests import PushedReply, decode_pushed_reply, reply_address
+from rocket_sink.wire.responses import PushedReply, decode_pushed_reply, reply_address, text_field
 from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)

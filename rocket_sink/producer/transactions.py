@@ -40,7 +40,7 @@ from rocket_sink.wire.codes import ResponseCode, SysFlag
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG
-from rocket_sink.wire.server_requests import TransactionCheck, decode_transaction_check
+from rocket_sink.wire.responses import TransactionCheck, decode_transaction_check
 from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.frame import Answers, FrameReader, Shapes, encode_frame, encode_head
+from rocket_sink.wire.frame import FrameReader, encode_frame, encode_head
 from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame, Serialize, response_to
+
+if TYPE_CHECKING:
+    from rocket_sink.wire.answers import Answers, AnswerShapes
 
 
 class Answered(NamedTuple):
@@ -105,7 +108,7 @@ class Connection:
         serialize: Serialize = "json",
         sign: Callable[[Mapping[str, str], Body | None], Mapping[str, str]] | None = None,
         hide: Callable[[str], str] | None = None,
-        shapes: Shapes | None = None,
+        shapes: AnswerShapes | None = None,
     ) -> None:
         self._reader = FrameReader(shapes)
         self._next_opaque = first_opaque

@@ -7,12 +7,12 @@ header, then body
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.headers import (
+    PREFIX,
     Frame,
     Limits,
     Serialize,
@@ -22,8 +22,9 @@ from rocket_sink.wire.headers import (
     encode_json_header,
 )
 
-PREFIX: Final = struct.Struct(">II")
-"""The two lengths before the header of a frame."""
+if TYPE_CHECKING:
+    from rocket_sink.wire.answers import Answers, AnswerShapes
+
 _JSON: Final = 0
 _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
@@ -63,36 +64,6 @@ def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
     return encode_head(frame, len(memoryview(body)), serialize=serialize) + body
 
 
-class Answers(Protocol):
-    """Several successful answers that were read together."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def opaques(self) -> Any:
-        """The opaque ids of the answers, an int64 array."""
-
-    def take(self, indices: Any) -> Answers:
-        """Return the answers that an index array or a slice selects."""
-
-    def frame(self, index: int) -> Frame:
-        """Return an answer as a frame."""
-
-
-class Shapes(Protocol):
-    """Known forms of headers, to read them without parsing (`wire.columns.answers`)."""
-
-    def read(self, header: bytes) -> Frame | None:
-        """Return the frame without its body; None if the header has no known form."""
-
-    def read_many(self, data: bytes | bytearray, at: int) -> tuple[Sequence[Answers], int]:
-        """Return the frames from `at` on, grouped by length, and their total size in bytes. Return
-        ([], 0) if only few frames in a row have a known form."""
-
-    def learn(self, frame: Frame, header: bytes) -> None:
-        """Learn the form of a header that was parsed in full."""
-
-
 class FrameReader:
     """Cuts received bytes into frames.
 
@@ -103,7 +74,7 @@ class FrameReader:
 
     __slots__ = ("_at", "_data", "_error", "_shapes", "_small")
 
-    def __init__(self, shapes: Shapes | None = None) -> None:
+    def __init__(self, shapes: AnswerShapes | None = None) -> None:
         self._data: bytes | bytearray = b""
         self._at = 0
         self._error: RemoteProtocolError | None = None

@@ -30,6 +30,8 @@ from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import CURRENT_VERSION, LanguageCode
 
+PREFIX: Final = struct.Struct(">II")
+"""The two lengths before the header of a frame."""
 RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.frame import PREFIX, check_lengths, encode_head
-from rocket_sink.wire.headers import Frame, Serialize, cut_json_header, utf8_bytes
+from rocket_sink.wire.frame import check_lengths, encode_head
+from rocket_sink.wire.headers import PREFIX, Frame, Serialize, cut_json_header, utf8_bytes
 from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, namespace_fields, send_message_v2
 
 _SMALL: Final = 8 * 1024 * 1024

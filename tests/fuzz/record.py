@@ -26,7 +26,7 @@ from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.stored_messages import await_dispatched
 from rocket_sink.producer.transactions import TransactionState
-from rocket_sink.wire import compress, headers, ids, properties, responses, route, server_requests
+from rocket_sink.wire import compress, headers, ids, properties, responses, route
 from rocket_sink.wire import frame as frames
 from rocket_sink.wire import stored as stored_module
 from tests.fuzz.recorded import RECORDED
@@ -59,7 +59,7 @@ _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]]
     (responses.decode_topics, _body("frame"), ("topics",)),
     (responses.decode_runtime_info, _body("frame"), ("runtime",)),
     (responses.decode_topic_attributes, _body("frame"), ("attributes",)),
-    (server_requests.decode_transaction_check, _body("frame"), ("transaction check",)),
+    (responses.decode_transaction_check, _body("frame"), ("transaction check",)),
     (compress.inflate, _argument("body"), ("zlib",)),
     (properties.decode_properties, _argument("text"), ("properties",)),
     (ids.decode_offset_message_id, _argument("text"), ("offset message id",)),

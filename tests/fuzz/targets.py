@@ -41,13 +41,14 @@ from rocket_sink.wire.properties import decode_properties
 from rocket_sink.wire.responses import (
     decode_cluster_info,
     decode_pull_answer,
+    decode_pushed_reply,
     decode_runtime_info,
     decode_send_answer,
     decode_topic_attributes,
     decode_topics,
+    decode_transaction_check,
 )
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
-from rocket_sink.wire.server_requests import decode_pushed_reply, decode_transaction_check
 from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
 from tests.wire.feeding import drain
 

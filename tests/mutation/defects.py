@@ -3172,7 +3172,7 @@ GROUPS: tuple[Defect, ...] = (
     ),
     Defect(
         "answers-unread",
-        "rocket_sink/wire/columns/answers.py",
+        "rocket_sink/wire/answers.py",
         "    differs = frames != frames[0]\n",
         "    differs = np.zeros_like(frames, np.bool_)\n",
         ("tests/wire/test_answer_shape.py",),
@@ -3180,7 +3180,7 @@ GROUPS: tuple[Defect, ...] = (
     ),
     Defect(
         "answers-behind-a-refusal-of-another-length",
-        "rocket_sink/wire/columns/answers.py",
+        "rocket_sink/wire/answers.py",
         "                at = min(at, begins[alike])",
         "                pass",
         ("tests/wire/test_answer_shape.py",),

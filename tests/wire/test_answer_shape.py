@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
-from rocket_sink.wire.columns.answers import AnswerShape, AnswerShapes
+from rocket_sink.wire.answers import AnswerShape, AnswerShapes
 from rocket_sink.wire.frame import FrameReader
 from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
 from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer

@@ -13,8 +13,7 @@ from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.headers import Frame, Limits
-from rocket_sink.wire.responses import decode_pull_answer
-from rocket_sink.wire.server_requests import decode_transaction_check
+from rocket_sink.wire.responses import decode_pull_answer, decode_transaction_check
 from rocket_sink.wire.stored import (
     Allowance,
     StoredMessage,

@@ -19,8 +19,8 @@ from rocket_sink.wire.headers import (
 )
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import decode_properties
+from rocket_sink.wire.responses import decode_pushed_reply
 from rocket_sink.wire.route import decode_route
-from rocket_sink.wire.server_requests import decode_pushed_reply
 from tests.fuzz.targets import TARGETS, Target, feed
 
 from .feeding import whole

@@ -9,7 +9,7 @@ import pytest
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.codes import RequestCode, SysFlag
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.server_requests import decode_pushed_reply, decode_transaction_check
+from rocket_sink.wire.responses import decode_pushed_reply, decode_transaction_check
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 
 HALF = StoredMessage("t", b"half", properties={"PGROUP": "g", "UNIQ_KEY": "U", "TRAN_MSG": "true"})

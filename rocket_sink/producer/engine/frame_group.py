@@ -27,7 +27,7 @@ from rocket_sink.producer.engine.attempt import (
     StoredFrames,
     buffers_of,
 )
-from rocket_sink.wire.columns.answers import SendAnswers
+from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
 
 Texts: TypeAlias = npt.NDArray[np.bytes_]

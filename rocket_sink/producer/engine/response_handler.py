@@ -50,8 +50,8 @@ from rocket_sink.routing.retry import (
     decide_degraded,
     error_for_answer,
 )
+from rocket_sink.wire.answers import PlainAnswers, SendAnswers
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.columns.answers import PlainAnswers, SendAnswers
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import (
     DEFAULT_REGION,

@@ -14,8 +14,8 @@ from rocket_sink.producer.admin import half_commits
 from rocket_sink.producer.admin.half_commits import HALVES, Half, HalfMessageCommitter
 from rocket_sink.producer.transactions import UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
+from rocket_sink.wire.answers import PlainAnswers
 from rocket_sink.wire.codes import RequestCode, ResponseCode
-from rocket_sink.wire.columns.answers import PlainAnswers
 from rocket_sink.wire.ids import decode_offset_message_id
 from tests.producer.waiting import until
 

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket_sink.errors import InvalidAnswerError
-from rocket_sink.wire.columns.buffers import Bytes, Int64s
-from rocket_sink.wire.frame import PREFIX
-from rocket_sink.wire.headers import RESPONSE_FLAG, Frame, language_name
+from rocket_sink.wire.headers import PREFIX, RESPONSE_FLAG, Frame, language_name
 from rocket_sink.wire.responses import SendAnswer, SendAnswerFrame, SharedHeader, decode_send_answer
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _SHAPED_BYTES: Final = 1024
 """Headers of this length or more get no pattern: they have the ids of a batch."""
@@ -54,6 +55,7 @@ class SendAnswers:
         return len(self.opaques)
 
     def take(self, indices: Any) -> SendAnswers:
+        """Return the answers that an index array or a slice selects."""
         return SendAnswers(
             self.answer, self.shared, self.opaques[indices], self.queue_ids[indices],
             self.queue_offsets[indices],
@@ -143,6 +145,10 @@ class PlainAnswers:
         return replace(self.model, opaque=int(self.opaques[index]))
 
 
+Answers: TypeAlias = SendAnswers | PlainAnswers
+"""Several successful answers that were read together."""
+
+
 class AnswerShape:
     """The pattern of one peer's successful answers, made from the first answer. Answers to sends
     have header fields; answers to END_TRANSACTION have none (`is_plain`)."""
@@ -184,7 +190,7 @@ class AnswerShape:
             return None
         return shape if shape.read(header) is not None else None
 
-    def read_many(self, frames: Bytes, header_at: int) -> SendAnswers | PlainAnswers | None:
+    def read_many(self, frames: Bytes, header_at: int) -> Answers | None:
         """Return the frames before the first of another shape, as columns; None if there are none.
 
         Args:
@@ -236,7 +242,7 @@ def _size_at(data: bytes | bytearray, at: int) -> int:
 
 
 class AnswerShapes:
-    """The shapes of one peer's answers so far (`wire.frame.Shapes`)."""
+    """The shapes of one peer's answers so far."""
 
     __slots__ = ("_shapes", "_shapes_left")
 
@@ -246,15 +252,16 @@ class AnswerShapes:
         self._shapes_left = _SHAPES
 
     def read(self, header: bytes) -> Frame | None:
+        """Return the frame without its body; None if the header has no known shape."""
         for shape in self._shapes:
             answer = shape.read(header)
             if answer is not None:
                 return answer
         return None
 
-    def read_many(
-        self, data: bytes | bytearray, at: int
-    ) -> tuple[list[SendAnswers | PlainAnswers], int]:
+    def read_many(self, data: bytes | bytearray, at: int) -> tuple[list[Answers], int]:
+        """Return the frames from `at` on, grouped by length, and their total size in bytes. Return
+        ([], 0) if only few frames in a row have a known shape."""
         size = _size_at(data, at)
         count = (len(data) - at) // size if size else 0
         if count < _AT_ONCE or not self._shapes:
@@ -267,13 +274,11 @@ class AnswerShapes:
             return ([], 0) if answers is None else ([answers], len(answers) * size)
         return self._read_mixed(data, at)
 
-    def _read_alike(self, frames: Bytes) -> SendAnswers | PlainAnswers | None:
+    def _read_alike(self, frames: Bytes) -> Answers | None:
         several = (shape.read_many(frames, PREFIX.size) for shape in self._shapes)
         return next((answers for answers in several if answers is not None), None)
 
-    def _read_mixed(
-        self, data: bytes | bytearray, at: int
-    ) -> tuple[list[SendAnswers | PlainAnswers], int]:
+    def _read_mixed(self, data: bytes | bytearray, at: int) -> tuple[list[Answers], int]:
         """Read frames of one form but of several lengths: their queue offsets differ in digits."""
         if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
@@ -298,6 +303,7 @@ class AnswerShapes:
         ], at - begin
 
     def learn(self, frame: Frame, header: bytes) -> None:
+        """Learn the shape of a header that was parsed in full."""
         if not self._shapes_left or len(header) >= _SHAPED_BYTES:
             return
         shape = AnswerShape.of(frame, header)
