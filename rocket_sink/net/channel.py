@@ -184,10 +184,6 @@ class Channel:
         return self.transport.state is StreamState.CLOSED
 
     @property
-    def wants_write(self) -> bool:
-        return self.unwritten if self.is_open else self.transport.wants_write
-
-    @property
     def unwritten(self) -> bool:
         """Whether frames, or parts of frames, are not written yet."""
         return bool(self.write_queue) or self.transport.unsent

@@ -95,7 +95,7 @@ class Readiness:
             raise
         if self._unresolved:
             ready += [
-                (channel, WRITE) for channel in self._unresolved if channel.transport.resolved
+                (channel, WRITE) for channel in self._unresolved if channel.transport.look_up.done
             ]
         return ready
 
@@ -414,7 +414,8 @@ class NetworkClient:
         except ConnectError as error:
             self.fail(channel, error, now_s)
             return
-        self._readiness.watch(channel, READ | (WRITE if channel.wants_write else 0))
+        wants_write = channel.unwritten if opened else channel.transport.wants_write
+        self._readiness.watch(channel, READ | (WRITE if wants_write else 0))
         if opened:
             self.opened += 1
             channel.ready_s = channel.used_s = now_s

@@ -119,7 +119,7 @@ _ABOUT_ALL: Final = {
     "UNSUPPORTED_PROTOCOL": "the server only speaks TLS older than 1.2",
 }
 _REASONS: Final = _ABOUT_US | _ABOUT_ALL
-_SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
+SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 
 
 def refuses_us(error: OSError) -> bool:
@@ -155,16 +155,11 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
     if not isinstance(error, ConnectionError):
         return reason or str(error)
     if not answered:
-        return f"the server closed the connection without an answer; {_SILENT}"
+        return f"the server closed the connection without an answer; {SILENT}"
     return (
         "the server closed the connection during the handshake; it may want a client certificate "
         "(options tlsCert and tlsKey)"
     )
-
-
-def hint(*, answered: bool) -> str:
-    """Return the advice to append to the error of a handshake time-out."""
-    return "" if answered else f"; the server has answered nothing: {_SILENT}"
 
 
 def _reason(error: OSError) -> str:

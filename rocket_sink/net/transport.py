@@ -56,8 +56,8 @@ class StreamEnded(Exception):
 
 
 class Transport:
-    """A TCP or TLS stream. To open it, call `advance` once it is `resolved`, and then whenever the
-    socket is ready.
+    """A TCP or TLS stream. To open it, call `advance` once its `look_up` is done, and then whenever
+    the socket is ready.
 
     If an address does not answer within `PATIENCE_S`, `advance(skip=True)` tries the next one.
     After the last address, the silent addresses are tried again, with twice the patience.
@@ -98,14 +98,9 @@ class Transport:
         self.full_read = READ_BYTES if security is None else 0
         """A `read` that returns fewer bytes has emptied the socket. 0 for TLS: a `read` returns at
         most one record."""
-        self._look_up = resolver.look_up(self._host, self._port)
-        if self._look_up.done:
+        self.look_up = resolver.look_up(self._host, self._port)
+        if self.look_up.done:
             self._resolved()
-
-    @property
-    def resolved(self) -> bool:
-        """Whether the name look-up has ended."""
-        return self._look_up.done
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 before there is a socket."""
@@ -137,7 +132,7 @@ class Transport:
             self._next_target()
             return False
         if self.state is StreamState.RESOLVING:
-            if self._look_up.done:
+            if self.look_up.done:
                 self._resolved()
             return False
         if self.state is StreamState.CONNECTING:
@@ -241,8 +236,9 @@ class Transport:
         self._resolver.forget(self._host, self._port)
         step, hint = "connecting", ""
         if self.state is StreamState.HANDSHAKING:
-            answered = self._tls is not None and self._tls.answered
-            step, hint = "TLS handshake", tls.hint(answered=answered)
+            step = "TLS handshake"
+            if self._tls is None or not self._tls.answered:
+                hint = f"; the server has answered nothing: {tls.SILENT}"
         return ConnectError(
             f"{step} to {self.address} took too long (option connectTimeoutMs, or the share of "
             f"sendMsgTimeout){hint}",
@@ -250,7 +246,7 @@ class Transport:
         )
 
     def _resolved(self) -> None:
-        look_up = self._look_up
+        look_up = self.look_up
         if look_up.error is not None:
             self.state = StreamState.CLOSED
             raise self._unknown_host(_text(look_up.error)) from look_up.error
@@ -267,7 +263,7 @@ class Transport:
 
     def _note(self, *, works: bool) -> None:
         """Tell the resolver whether this address works: it puts failed addresses last."""
-        if self._target is not None and len(self._look_up.targets) > 1:
+        if self._target is not None and len(self.look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 
     def _next_target(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -277,20 +277,14 @@ def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
     return bytes_of(keys), offsets - offsets[0]
 
 
-def _blocks(offsets: IntArray) -> list[tuple[int, int]]:
-    """Return ranges of rows with at most BLOCK_BYTES each; a longer key is a range of its own."""
-    count = len(offsets) - 1
-    if count <= 0:
-        return []
-    if offsets[-1] <= BLOCK_BYTES and count <= BLOCK_BYTES:
-        return [(0, count)]
-    ranges, first = [], 0
+def _blocks(offsets: IntArray) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows with at most BLOCK_BYTES each; a longer key is a range of its own."""
+    first, count = 0, len(offsets) - 1
     while first < count:
         end = int(np.searchsorted(offsets, offsets[first] + BLOCK_BYTES, side="right")) - 1
         last = min(max(end, first + 1), first + BLOCK_BYTES, count)
-        ranges.append((first, last))
+        yield first, last
         first = last
-    return ranges
 
 
 def _powers(base: int, count: int) -> IntArray:
@@ -362,10 +356,6 @@ def _unit_offsets(data: IntArray) -> IntArray:
 
 
 def _java_hash_malformed(raw: bytes, offsets: IntArray) -> IntArray:
-    ends = offsets.tolist()
-    rows = itertools.pairwise(ends)
-    return np.fromiter(
-        (java_hash(raw[start:end].decode("utf-8", "replace")) for start, end in rows),
-        np.int32,
-        len(ends) - 1,
-    )
+    rows = itertools.pairwise(offsets.tolist())
+    keys = [raw[start:end].decode("utf-8", "replace") for start, end in rows]
+    return np.array([java_hash(key) for key in keys], np.int32)
