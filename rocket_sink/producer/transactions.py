@@ -157,7 +157,7 @@ class TransactionClient:
         """Commit or roll back; return the error, if any."""
         name = half.queue.broker_name
         try:
-            offset = decode_offset_message_id(half.offset_message_id).offset
+            offset = decode_offset_message_id(half.offset_message_id)
         except ProtocolError as unreadable:
             return InvalidAnswerError(f"{name} stored a half message without id: {unreadable}")
         frame = requests.end_transaction(

@@ -47,16 +47,16 @@ def rendezvous(
         return int(rendezvous(np.array([hashes], np.int64), candidates, weights)[0])
     if not candidates:
         raise ValueError("rendezvous hashing needs at least one candidate")
-    flat = weights is None or len(set(weights)) == 1
+    if weights is not None and len(set(weights)) == 1:
+        weights = None
     keys = hashes.view(np.uint64)
     order = sorted(range(len(candidates)), key=candidates.__getitem__)
     best = np.full(len(keys), order[0], np.int64)
-    highest = np.zeros(len(keys), np.uint64 if flat else np.float64)
+    highest = np.zeros(len(keys), np.uint64 if weights is None else np.float64)
     for position, index in enumerate(order):
         salt = np.uint64(sip_hash24(candidates[index].encode()) & _MASK)
         score = _mix(keys ^ salt)
-        if not flat:
-            assert weights is not None
+        if weights is not None:
             score = _weighted(score, weights[index])
         wins = score > highest if position else np.ones(len(keys), np.bool_)
         best[wins], highest[wins] = index, score[wins]

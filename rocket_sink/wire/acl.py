@@ -18,8 +18,6 @@ from rocket_sink.option_spec import Secret
 from rocket_sink.text import masked
 from rocket_sink.wire.headers import Body
 
-ACCESS_KEY: Final = "AccessKey"
-SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 (a field's name)
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _UNSIGNED: Final = (SIGNATURE, UNIQUE_KEY_QUERY)
@@ -57,9 +55,9 @@ class Credentials:
 
     def fields(self) -> dict[str, str]:
         """Return the header fields of every signed request, without the signature."""
-        fields = {ACCESS_KEY: self.access_key}
+        fields = {"AccessKey": self.access_key}
         if self._token is not None:
-            fields[SECURITY_TOKEN] = self._token.reveal()
+            fields["SecurityToken"] = self._token.reveal()
         return fields
 
     def masked(self, text: str) -> str:

@@ -98,14 +98,6 @@ def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
     return int(start.timestamp() * 1000)
 
 
-class OffsetId(NamedTuple):
-    """The parts of a broker's message id."""
-
-    host: str
-    port: int
-    offset: int
-
-
 def offset_message_id(host: str, port: int, offset: int) -> str:
     """Return the broker's id of the message at a commit-log offset; `host` is a numeric address.
 
@@ -119,11 +111,12 @@ def offset_message_id(host: str, port: int, offset: int) -> str:
     return (address.packed + _OFFSET.pack(port, offset)).hex().upper()
 
 
-def decode_offset_message_id(text: str) -> OffsetId:
-    """Return the parts of a broker's message id; raise RemoteProtocolError for other texts."""
-    data = _hex_bytes(text)
-    port, offset = _OFFSET.unpack(data[-12:])
-    return OffsetId(str(ip_address(data[:-12])), port, offset)
+def decode_offset_message_id(text: str) -> int:
+    """Return the commit-log offset in a broker's message id; raise RemoteProtocolError for other
+    texts."""
+    if len(text) not in (32, 56) or not _HEX.issuperset(text):
+        raise RemoteProtocolError(f"{text[:60]!r} is not an offset message id: 32 or 56 hex digits")
+    return int.from_bytes(bytes.fromhex(text[-16:]), "big", signed=True)
 
 
 def check_offset_message_ids(ids: Iterable[bytes]) -> None:
@@ -131,13 +124,7 @@ def check_offset_message_ids(ids: Iterable[bytes]) -> None:
     joined = b",".join(ids)
     if not _OFFSET_IDS.fullmatch(joined):
         for text in joined.split(b","):
-            _hex_bytes(text.decode(errors="replace"))
-
-
-def _hex_bytes(text: str) -> bytes:
-    if len(text) in (32, 56) and _HEX.issuperset(text):
-        return bytes.fromhex(text)
-    raise RemoteProtocolError(f"{text[:60]!r} is not an offset message id: 32 or 56 hex digits")
+            decode_offset_message_id(text.decode(errors="replace"))
 
 
 _VERSION: Final = "v1"

@@ -28,7 +28,7 @@ def halves(make_producer):
     for number in range(COUNT):
         message = Message("orders", b"%d" % number)
         half = producer.send_in_transaction(message, lambda message, arg: UNKNOWN).send_result
-        log_offset = decode_offset_message_id(half.offset_message_id).offset
+        log_offset = decode_offset_message_id(half.offset_message_id)
         queue = half.queue
         sent_halves.append(
             Half(
