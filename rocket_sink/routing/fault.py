@@ -19,7 +19,6 @@ from typing import Final, Protocol
 class FaultProfile:
     """Latency classes (ms, ascending) and the isolation after a latency of each class (ms)."""
 
-    name: str
     latency_max_ms: tuple[int, ...]
     not_available_ms: tuple[int, ...]
     isolation_latency_ms: int
@@ -53,7 +52,6 @@ class FaultProfile:
 
 PROFILES: Final = {
     "5.x": FaultProfile(
-        "5.x",
         (50, 100, 550, 1800, 3000, 5000, 15000),
         (0, 0, 2000, 5000, 6000, 10000, 30000),
         isolation_latency_ms=10_000,
@@ -61,7 +59,6 @@ PROFILES: Final = {
         better_half=False,
     ),
     "4.x": FaultProfile(
-        "4.x",
         (50, 100, 550, 1000, 2000, 3000, 15000),
         (0, 0, 30000, 60000, 120000, 180000, 600000),
         isolation_latency_ms=30_000,
