@@ -281,8 +281,10 @@ def _blocks(offsets: IntArray) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows with at most BLOCK_BYTES each; a longer key is a range of its own."""
     first, count = 0, len(offsets) - 1
     while first < count:
-        end = int(np.searchsorted(offsets, offsets[first] + BLOCK_BYTES, side="right")) - 1
-        last = min(max(end, first + 1), first + BLOCK_BYTES, count)
+        last = count
+        if offsets[-1] - offsets[first] > BLOCK_BYTES or count - first > BLOCK_BYTES:
+            end = int(np.searchsorted(offsets, offsets[first] + BLOCK_BYTES, side="right")) - 1
+            last = min(max(end, first + 1), first + BLOCK_BYTES, count)
         yield first, last
         first = last
 
