@@ -30,29 +30,19 @@ class RpcHook:
         oneway request, a time-out or a lost connection."""
 
 
-class RpcHooks:
-    """The hooks of one client, in the order of `add`."""
-
-    def __init__(self) -> None:
-        self.hooks: tuple[RpcHook, ...] = ()
-        """Senders test this tuple, because that is cheaper than `bool` of this object."""
-
-    def __bool__(self) -> bool:
-        return bool(self.hooks)
-
-    def add(self, hook: RpcHook) -> None:
-        self.hooks = (*self.hooks, hook)
+class RpcHooks(list[RpcHook]):
+    """The hooks of one client."""
 
     def before(self, address: str, request: Frame) -> Frame:
         """Call the hooks, and return the request with their changes."""
         changed = dataclasses.replace(request, ext=dict(request.ext or {}))
-        call_each("RPC", self.hooks, lambda hook: hook.before_request(address, changed))
+        call_each("RPC", self, lambda hook: hook.before_request(address, changed))
         if any(type(value) is not str for value in (changed.ext or {}).values()):
             changed.ext = fields(changed.ext or {})
         return changed
 
     def after(self, address: str, request: Frame, response: Frame) -> None:
-        call_each("RPC", self.hooks, lambda hook: hook.after_response(address, request, response))
+        call_each("RPC", self, lambda hook: hook.after_response(address, request, response))
 
 
 def call_each(kind: str, hooks: Iterable[_Hook], call: Callable[[_Hook], None]) -> None:

@@ -334,7 +334,7 @@ class Producer:
 
     def add_rpc_hook(self, hook: RpcHook) -> None:
         """Call the hook around every request (Java: RPCHook)."""
-        self._rpc_hooks.add(hook)
+        self._rpc_hooks.append(hook)
 
     def broker_health(self) -> list[BrokerHealth]:
         """Return the present state of each broker: isolation and latency."""

@@ -238,7 +238,7 @@ class Dispatcher:
             )
         born_ms = request.born_ms or attempt.wall_ms
         hooks = self._client.rpc_hooks
-        if not hooks.hooks and not request.oneway:
+        if not hooks and not request.oneway:
             return template.head(
                 opaque, queue.queue_id, born_ms, request.properties, attempt.body_bytes,
                 queue.broker_name, request.sys_flag, request.flag, attempt.body,
