@@ -44,17 +44,18 @@ class TopicCache(dict[_Key, _Value]):
         super().__setitem__(key, value)
 
 
+@dataclass(unsafe_hash=True)
 class QueueList(Sequence[MessageQueue]):
     """The queues of several brokers, made on access. Lists are hashable, and equal by content.
 
     `spans` has (broker name, number of queues) for each broker; queue ids begin at 0.
     """
 
-    __slots__ = ("_ends", "spans", "topic")
+    topic: str
+    spans: Sequence[tuple[str, int]]
 
-    def __init__(self, topic: str, spans: Iterable[tuple[str, int]]) -> None:
-        self.topic = topic
-        self.spans = tuple((name, count) for name, count in spans if count > 0)
+    def __post_init__(self) -> None:
+        self.spans = tuple((name, count) for name, count in self.spans if count > 0)
         self._ends = tuple(itertools.accumulate(count for _, count in self.spans))
 
     def __len__(self) -> int:
@@ -95,17 +96,6 @@ class QueueList(Sequence[MessageQueue]):
         for name, count in self.spans:
             for queue_id in range(count):
                 yield MessageQueue(self.topic, name, queue_id)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, QueueList):
-            return NotImplemented
-        return (self.topic, self.spans) == (other.topic, other.spans)
-
-    def __hash__(self) -> int:
-        return hash((self.topic, self.spans))
-
-    def __repr__(self) -> str:
-        return f"QueueList({self.topic!r}, {list(self.spans)!r})"
 
 
 @dataclass(frozen=True)
