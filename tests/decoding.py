@@ -11,7 +11,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import Message
 from rocket_sink.wire.acl import Credentials, SignedBody
 from rocket_sink.wire.batch import encode_inner
-from rocket_sink.wire.headers import parse_int32, parse_int64
+from rocket_sink.wire.headers import parse_int64
 from rocket_sink.wire.ids import RecallHandle, id_prefix, month_start_ms
 from rocket_sink.wire.trace import (
     CONTENT_SEPARATOR,
@@ -90,12 +90,10 @@ def decode_trace(text: str) -> list[Trace]:
 
 
 def _trace_value(name: str, text: str) -> Any:
-    if name == "time_ms":
+    if name in ("time_ms", "body_length", "cost_ms"):
         return parse_int64(text, name)
-    if name in ("body_length", "cost_ms"):
-        return parse_int32(text, name)
     if name == "message_type":
-        return MessageType(parse_int32(text, name))
+        return MessageType(parse_int64(text, name))
     return text.lower() == "true" if name in ("success", "from_transaction_check") else text
 
 

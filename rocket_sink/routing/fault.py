@@ -226,7 +226,7 @@ class LatencyFaultTolerance:
                 removed after `_FORGOTTEN_S`.
         """
         due = []
-        for item in self._items():
+        for item in self.items():
             if item.reachable or now_s < item.check_s:
                 continue
             if item.broker_name in known:
@@ -255,7 +255,8 @@ class LatencyFaultTolerance:
 
     def items(self) -> list[FaultItem]:
         """Return the entries of brokers, sorted by name."""
-        return sorted(self._items(), key=lambda item: item.broker_name)
+        brokers = (item for item in self.store.values() if _PAIR not in item.broker_name)
+        return sorted(brokers, key=lambda item: item.broker_name)
 
     def _isolate(
         self, old: FaultItem, item: FaultItem, now_s: float, cause: str
@@ -268,6 +269,3 @@ class LatencyFaultTolerance:
         return Isolation(
             item.broker_name, cause, item.latency_ms, now_s, item.start_s, item.reachable
         )
-
-    def _items(self) -> list[FaultItem]:
-        return [item for item in self.store.values() if _PAIR not in item.broker_name]

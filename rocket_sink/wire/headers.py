@@ -122,14 +122,6 @@ def parse_int64(text: object, what: str) -> int:
     raise RemoteProtocolError(f"{what} is not a 64-bit integer: {clean(text, 40)!r}")
 
 
-def parse_int32(text: object, what: str) -> int:
-    """Return a 32-bit integer from its decimal text; a RemoteProtocolError names `what`."""
-    value = parse_int64(text, what)
-    if INT32_MIN <= value <= INT32_MAX:
-        return value
-    raise RemoteProtocolError(f"{what} is not a 32-bit integer: {value}")
-
-
 def utf8_bytes(text: str, what: str) -> bytes:
     """Return the text in UTF-8; a LocalProtocolError says that `what` is not valid Unicode."""
     try:

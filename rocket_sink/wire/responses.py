@@ -22,10 +22,11 @@ from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.headers import (
+    INT32_MAX,
+    INT32_MIN,
     RESPONSE_FLAG,
     Frame,
     load_json,
-    parse_int32,
     parse_int64,
     quote_numeric_keys,
 )
@@ -339,7 +340,10 @@ def long_field(frame: Frame, name: str) -> int:
 
 def int_field(frame: Frame, name: str) -> int:
     """Return a required header field, a 32-bit integer."""
-    return parse_int32(text_field(frame, name), name)
+    value = long_field(frame, name)
+    if INT32_MIN <= value <= INT32_MAX:
+        return value
+    raise RemoteProtocolError(f"{name} is not a 32-bit integer: {value}")
 
 
 def _json_body(frame: Frame) -> dict[str, object]:

@@ -51,10 +51,6 @@ def checked_text(what: str, text: str) -> str:
     return text
 
 
-MASTER_ID: Final = 0
-"""The broker id of a master (MixAll.MASTER_ID)."""
-
-
 @dataclass(frozen=True)
 class QueueData:
     """The numbers of read and write queues of a topic on one broker."""
@@ -79,7 +75,7 @@ class BrokerData:
 
     @property
     def master(self) -> str | None:
-        return self.addresses.get(MASTER_ID)
+        return self.addresses.get(0)  # MixAll.MASTER_ID
 
 
 @dataclass(frozen=True)
