@@ -62,13 +62,9 @@ def _new_context(options: SinkOptions) -> ssl.SSLContext:
         context.check_hostname = False
     if options.tls_mode == "insecure":
         context.verify_mode = ssl.CERT_NONE
-    if options.tls_cert:
-        _load_client_certificate(options, context)
-    return context
-
-
-def _load_client_certificate(options: SinkOptions, context: ssl.SSLContext) -> None:
     secret, cert, key = options.tls_key_password, options.tls_cert, options.tls_key
+    if not cert:
+        return context
     password = resolve_secret("tlsKeyPassword", secret).reveal() if secret else ""
     try:
         context.load_cert_chain(cert, key or None, password=lambda: password)
@@ -77,6 +73,7 @@ def _load_client_certificate(options: SinkOptions, context: ssl.SSLContext) -> N
             f"options tlsCert, tlsKey, tlsKeyPassword: cannot load {cert} and {key}: {error}",
             option="tlsCert",
         ) from error
+    return context
 
 
 def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:

@@ -151,8 +151,8 @@ WIRE_COLUMNS: tuple[Defect, ...] = (
     Defect(
         "null-wait-store",
         "rocket_sink/wire/columns/properties.py",
-        "wait_store.fill_null(True)",
-        "wait_store.fill_null(False)",
+        "column.fill_null(True)",
+        "column.fill_null(False)",
         (
             "tests/wire/test_columns_properties.py::test_a_null_beside_a_row_that_does_not_wait_still_waits",
         ),

@@ -121,8 +121,10 @@ def entries_of(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, Int64s]:
 def _field(name: str, column: Column) -> tuple[list[Piece], Int64s | int]:
     """Return the pieces of a property, and its size in bytes in each row."""
     if name == WAIT:
-        wait = _wait(column)
-        return [wait], len(wait) if isinstance(wait, bytes) else lengths_of(wait)
+        if column is None or not pc.any(pc.invert(column)).as_py():
+            return [_WAIT[True]], len(_WAIT[True])
+        wait = pc.if_else(column.fill_null(True), *(pa.scalar(_WAIT[w]) for w in (True, False)))
+        return [wait], lengths_of(wait)
     if not name:
         strings = property_strings(column)
         return [strings], lengths_of(strings)
@@ -157,9 +159,3 @@ def joined_keys(keys: pa.Array) -> pa.Array:
     joined = pc.binary_join(keys, " ")
     empty = pc.equal(pc.list_value_length(keys), 0)
     return pc.if_else(empty, pa.scalar(None, joined.type), joined)
-
-
-def _wait(wait_store: Column) -> Piece:
-    if wait_store is None or not pc.any(pc.invert(wait_store)).as_py():
-        return _WAIT[True]
-    return pc.if_else(wait_store.fill_null(True), *(pa.scalar(_WAIT[w]) for w in (True, False)))

@@ -7,7 +7,7 @@ binary serialisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias
@@ -132,17 +132,12 @@ def fill_frames(
         header_bytes += _sizes(piece)
     body_bytes = np.zeros(count, np.int64) if bodies is None else lengths_of(bodies)
     check_lengths(int(header_bytes.max()), int((header_bytes + body_bytes).max()))
-    bodies = [] if bodies is None else [as_binary(bodies)]
-    return _framed([*pieces, *bodies], header_bytes, header_bytes + body_bytes)
-
-
-def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> pa.Buffer:
-    """Join the pieces of each row, with the two lengths of a frame (`wire.frame`) before them.
-    `lengths`: bytes of header and body together."""
-    prefix = np.empty((len(lengths), 2), ">u4")
-    prefix[:, 0] = lengths + 4
+    prefix = np.empty((count, 2), ">u4")
+    prefix[:, 0] = header_bytes + body_bytes + 4
     prefix[:, 1] = header_bytes
-    joined = join_pieces([prefix, *pieces], len(lengths))
+    if bodies is not None:
+        pieces.append(as_binary(bodies))
+    joined = join_pieces([prefix, *pieces], count)
     offsets, data = offsets_of(joined), joined.buffers()[2]
     assert data is not None
     return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
