@@ -23,7 +23,6 @@ _HOLES: Final = ("e", "f", "g", "h", "i", "n")
 """Fields that differ between requests of a template, in the header's order: queue id, system flag,
 birth time, flag, properties, broker name (SendMessageRequestHeaderV2)."""
 
-_PROPERTIES: Final = "the properties hold text that"
 _quoted: Final = lru_cache(maxsize=4096)(encode_basestring)
 
 
@@ -108,7 +107,7 @@ class SendTemplate:
             f"{self._before_flag}{flag}{self._before_properties}{quoted}{self._before_broker}"
             f"{_quoted(broker_name)}{signature}{self._middle}{opaque}{self._end}"
         )
-        header = utf8_bytes(text, _PROPERTIES)
+        header = _utf8(text)
         return _prefix(len(header), body_length) + header
 
     def frames(
@@ -143,10 +142,9 @@ class SendTemplate:
         before_text = f'{self._before_properties},"i":'
         after_text, end = f"{self._before_broker}{_quoted(broker_name)}{self._middle}", self._end
         for opaque, (body, properties, sys_flag, flag) in enumerate(messages, first_opaque):
-            header = utf8_bytes(
+            header = _utf8(
                 f"{start}{sys_flag}{before_flag}{flag}{before_text}"
-                f"{encode_basestring(properties)}{after_text}{opaque}{end}",
-                _PROPERTIES,
+                f"{encode_basestring(properties)}{after_text}{opaque}{end}"
             )
             pieces += (_prefix(len(header), len(body)), header, body)
         return b"".join(pieces)
@@ -188,3 +186,10 @@ def _prefix(length: int, body_length: int) -> bytes:
     if length + body_length > _SMALL or length > 0xFFFFF:
         check_lengths(length, body_length)
     return PREFIX.pack(4 + length + body_length, length)
+
+
+def _utf8(header: str) -> bytes:
+    try:
+        return header.encode()
+    except UnicodeEncodeError:
+        return utf8_bytes(header, "the properties hold text that")  # raises the error
