@@ -38,7 +38,8 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     hash_of, _ = _HASHES[sharding_hash]
-    return info.queues[int(_queue_index(hash_of(key), info, sharding_hash))]
+    index: int = _queue_index(hash_of(key), info, sharding_hash)
+    return info.queues[index]
 
 
 def queues_for_keys(
@@ -69,7 +70,7 @@ _HASHES: Final[dict[str, tuple[Callable[[str], int], Callable[[pa.Array], IntArr
 
 def _queue_index(hashes: Any, info: TopicPublishInfo, sharding_hash: str) -> Any:
     """Return the queue index of a hash, or the indices of an array of hashes."""
-    if sharding_hash.startswith("java"):
+    if sharding_hash in ("java", "java_long"):
         return hashing.java_index(hashes, len(info.queues))
     if sharding_hash == "siphash24":
         return hashing.sip_index(hashes, len(info.queues))
@@ -81,7 +82,8 @@ def _queue_index(hashes: Any, info: TopicPublishInfo, sharding_hash: str) -> Any
     inside = hashing.jump_index(hashes, np.array(weights, np.int64)[brokers])
     indices = np.concatenate([np.asarray(queues, np.int64) for queues in by_broker.values()])
     starts = np.concatenate(([0], np.cumsum(weights)[:-1])).astype(np.int64)
-    return indices[starts[brokers] + inside]
+    queue_index = indices[starts[brokers] + inside]
+    return int(queue_index) if isinstance(hashes, int) else queue_index
 
 
 def fallback_queue(
