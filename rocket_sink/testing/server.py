@@ -21,6 +21,8 @@ from rocket_sink.wire.headers import Frame
 _RESET: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER with time 0, with which `close` sends RST."""
 _CALL_TIMEOUT_S: Final = 10.0
+_TURNS: Final = 5
+"""Turns of the loop in which asyncio accepts a connection, or closes one; and one more."""
 
 Handler = Callable[["Peer", Frame], None]
 
@@ -193,14 +195,14 @@ class Loop:
         self._thread.start()
 
     def call(self, function: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
-        """Run `function` in the loop's thread, and wait for it and for the connections that it
-        resets."""
+        """Run `function` in the loop's thread, after clients' connections so far are accepted, and
+        wait for it and for the connections that it resets."""
 
         async def run() -> None:
+            await _take_turns()
             if (coroutine := function()) is not None:
                 await coroutine
-            # asyncio closes a reset connection after the current callbacks.
-            await asyncio.sleep(0)
+            await _take_turns()
 
         if threading.current_thread() is self._thread:
             function()
@@ -228,6 +230,11 @@ class Loop:
         for sock in self._reserved:
             sock.close()
         self._loop.close()
+
+
+async def _take_turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 async def _cancel_tasks() -> None:
