@@ -1,19 +1,23 @@
-"""Real-time mode (`trigger(realTime=...)`): Spark starts our foreach lane and no other."""
+"""Real-time mode (`trigger(realTime=...)`): Spark starts our foreach lane, and a `TableProducer` in
+`mapInArrow`, which sends each row as it comes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from rocket_sink import Ledger, RocketSink, register
+from rocket_sink import Ledger, RocketSink, TableProducer, register
 from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
 
@@ -77,6 +81,63 @@ def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
         assert sorted(int(message.body) for message in cluster.messages("t")) == list(range(20))
     ledger.sync(spark)
     assert view_rows(ledger.path, "SELECT sum(acked) AS acked FROM epochs")[0].acked == 20
+
+
+@pytest.fixture
+def row_by_row(spark: Any) -> Iterator[None]:
+    """Let Spark hand over each row alone. It reads `spark.buffer.size` anew for each task."""
+    env = spark._jvm.org.apache.spark.SparkEnv.get().conf()
+    size = env.get("spark.buffer.size", "65536")
+    env.set("spark.buffer.size", "256")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    spark.conf.set(ALLOWLIST, "false")
+    yield
+    env.set("spark.buffer.size", size)
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    spark.conf.unset(ALLOWLIST)
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_map_in_arrow_sends_each_row_as_it_comes(spark: Any, tmp_path: Path) -> None:
+    """Kill the worker, too: Spark repeats the task, which sends the epoch's rows again."""
+    source, pid = Source(spark), tmp_path / "pid"
+    with FakeCluster() as cluster:
+        options = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "ledger"),
+            "sendMsgTimeout": 60_000,
+        }  # fmt: skip
+
+        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            pid.write_text(str(os.getpid()))
+            with TableProducer(**options) as producer:
+                result = producer.send(batch.rename_columns(["body"]) for batch in batches)
+            yield pa.RecordBatch.from_pydict({"acked": [result.summary.acked]})
+
+        def stored() -> set[int]:
+            return {int(message.body) for message in cluster.messages("t")}
+
+        def put(query: Any, numbers: range) -> None:
+            """Put each row when the one before is stored: Spark keeps back the last one."""
+            until_s = time.monotonic() + 300
+            for number in numbers:
+                source.put(f"{number:0300}")
+                while number > numbers.start and number - 1 not in stored():
+                    assert query.isActive and time.monotonic() < until_s, query.exception()
+                    time.sleep(0.005)
+
+        frame = source.frame.mapInArrow(send, "acked BIGINT")
+        query = start(frame.writeStream.format("noop"), tmp_path)
+        put(query, range(20))
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        put(query, range(20, 40))
+        while 39 not in stored():
+            time.sleep(0.05)
+        query.stop()
+        assert stored() == set(range(40))
+    ledger = Ledger(str(tmp_path / "ledger"))
+    ledger.sync(spark)
+    [accounts] = view_rows(ledger.path, "SELECT sum(acked) AS acked, sum(dead) AS dead FROM epochs")
+    assert accounts.acked >= 20 and accounts.dead == 0
 
 
 def _source(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
