@@ -40,6 +40,7 @@ from rocket_sink.producer.engine.attempt import (
     SendAttempt,
     SendRequest,
     Wait,
+    single_kind,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -156,8 +157,10 @@ class SendEngine:
         """Submit a request if window and rate limit have room, else return False."""
         if self.closed:
             raise ProducerClosedError("the producer is closed")
-        kind, body, size = attempt_kind(request)
-        requests = 1 if request.group is None else request.message_count
+        if request.group is None:
+            (kind, body, size), requests = single_kind(request), 1
+        else:
+            (kind, body, size), requests = attempt_kind(request), request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False

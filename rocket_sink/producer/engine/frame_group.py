@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
-    BatchAttempt,
     SendAttempt,
     SendRequest,
     StoredFrames,
-    buffers_of,
+    single_kind,
 )
 from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -180,5 +179,5 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
     """Return the request's attempt class, its body as buffers, and the body's bytes."""
     if request.group is None:
-        return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
+        return single_kind(request)
     return GroupAttempt, (), request.group.messages.body_bytes
