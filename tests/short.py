@@ -64,6 +64,8 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
         "test_torn_files_give_their_whole_batches",
         "test_two_folds_at_once",
         "test_numbers_come_from_deltas_log",
+        "test_killed_at_each_step_and_repeated_each_row_is_there_once",
+        "test_a_manifest_of_another_table_holds_nothing_back",
     ),
     "ledger/test_ledger.py": (
         "test_all_values_come_back_through_delta",

@@ -203,7 +203,9 @@ def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
     Path(paths[1]).unlink()
     values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}
     values["files"] = [path.removeprefix(f"{tables}/_spool/") for path in paths]
-    (tables / "_notes" / "folds" / "7.json").write_text(json.dumps(values))
+    notes = tables / "_notes" / "folds"
+    notes.mkdir(parents=True, exist_ok=True)
+    (notes / "7.json").write_text(json.dumps(values))
     assert fold(spark, str(tables)).rows == 2
     assert partitions(spark, tables)[9700] == 2
     assert left(tables) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -191,13 +190,6 @@ def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(
 
 def _away(lock: Lease) -> bool:
     raise OSError("the store is away")
-
-
-def test_a_live_process_of_a_version_without_heartbeats_keeps_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    path.write_text(f"{owner.this_process()} aa")
-    os.utime(path, (0, 0))
-    assert not Lease(LOCAL, str(path)).acquire(0.3)
 
 
 def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:

@@ -1094,6 +1094,24 @@ LEDGER: tuple[Defect, ...] = (
         "rows of tasks that do not reach the ledger's store are in no account",
     ),
     Defect(
+        "folds-without-a-manifest",
+        "rocket_sink/ledger/driver/fold.py",
+        "        self._notes.write(manifest.name, asdict(manifest))\n",
+        "",
+        (
+            "tests/ledger/test_fold.py::test_killed_at_each_step_and_repeated_each_row_is_there_once",
+        ),
+        "the rows of a fold that is killed after its append are in the ledger twice",
+    ),
+    Defect(
+        "manifests-of-deleted-tables-are-completed",
+        "rocket_sink/ledger/driver/fold.py",
+        "            if manifest.ledger_id == ledger_id:\n",
+        "            if True:\n",
+        ("tests/ledger/test_fold.py::test_a_manifest_of_another_table_holds_nothing_back",),
+        "after a table was deleted, each fold of the new one asks for files that nobody has",
+    ),
+    Defect(
         "manifest-unchecked",
         "rocket_sink/ledger/driver/fold.py",
         "            if SPOOL_FILE.fullmatch(name) is None or not name.endswith(SEALED):\n",

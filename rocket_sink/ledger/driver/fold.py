@@ -188,7 +188,7 @@ def fold(
             step = on_step or (lambda step: None)
             # The file system refuses links, which another user may have put there.
             with failing(f"cannot fold the ledger {place}", place.uri, "", (PermissionError,)):
-                summary = _Folder(spark, place, spool, step, lock.check, summary).run()
+                summary = _Folder(spark, place, spool, step, summary).run()
     if place in spools:
         release(spark, place)
     return replace(summary, duration_ms=(time.monotonic() - started_s) * 1000)
@@ -232,7 +232,7 @@ class _Folder:
 
     def __init__(
         self, spark: SparkSession, place: LedgerPath, spool: LedgerPath, on_step: OnStep,
-        check_lock: Callable[[], None], summary: FoldSummary,
+        summary: FoldSummary,
     ) -> None:  # fmt: skip
         self._spark = spark
         self._place = place
@@ -242,7 +242,6 @@ class _Folder:
         self._fs = spool.filesystem()
         self._notes = NoteStore(spool, _KIND)
         self._step = on_step
-        self._check_lock = check_lock
         self._summary = summary
 
     def run(self) -> FoldSummary:
@@ -385,7 +384,6 @@ class _Folder:
         # Stores get complete files, so only a local file can be torn.
         torn = sum(not is_whole(path, self._fs) for path in paths) if self._spool.is_local else 0
         append = begin_append(self._spark, self._place, app_id, manifest.number, manifest.token)
-        self._check_lock()
         try:
             if read is not None:
                 batches = [
