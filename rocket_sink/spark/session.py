@@ -55,6 +55,7 @@ def build_session(
     log_level: str = "ERROR",
 ) -> SparkSession:
     """Return a session with Delta, in UTC, with quiet logs. An active session is returned as it is.
+    Under spark-submit without Delta's jars the session has no Delta.
 
     Args:
         master: as in spark-submit; None: the master that spark-submit has set, else `local[*]`.
@@ -75,7 +76,8 @@ def build_session(
         builder = builder.master(master)
     elif "spark.master" not in _submitted_settings() and "MASTER" not in os.environ:
         builder = builder.master("local[*]")
-    for name, value in {**DELTA_SETTINGS, **QUIET_SETTINGS, **dict(conf or {})}.items():
+    delta = DELTA_SETTINGS if _delta_is_there() else {}
+    for name, value in {**delta, **QUIET_SETTINGS, **dict(conf or {})}.items():
         builder = builder.config(name, value)
     builder = _with_delta(builder, packages)
     if _java_is_needed():
@@ -127,6 +129,24 @@ def _submitted_settings() -> set[str]:
             SparkContext._ensure_initialized()
             return {name for name, _ in SparkConf().getAll()}
     return {"spark.master"} if "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "") else set()
+
+
+def _delta_is_there() -> bool:
+    """Return False if spark-submit has started a JVM without Delta's jars: with Delta's settings it
+    would plan no query. delta-rs writes and reads most ledgers without them."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return True
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        loader.loadClass(DELTA_SETTINGS["spark.sql.extensions"])
+    except Py4JJavaError:
+        return False
+    return True
 
 
 def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> SparkSession.Builder:

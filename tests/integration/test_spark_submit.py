@@ -89,3 +89,34 @@ def test_a_signal_ends_the_query_with_its_accounts(
     assert not spooled_epochs(place)
     (row,) = view_rows(place.uri.removeprefix("file:"), "SELECT sum(acked) AS acked FROM epochs")
     assert row.acked == sent
+
+
+SENDS = """
+import sys
+from rocket_sink import Ledger, RocketSink, build_session
+
+name_server, ledger = sys.argv[1:]
+spark = build_session()
+rows = spark.range(3).selectExpr("cast(id AS string) AS body")
+print(RocketSink(nameServer=name_server, topic="t", ledger=ledger).write(rows).acked)
+print(Ledger(ledger).epochs(spark).count())
+"""
+
+
+def test_a_ledger_needs_no_jars_of_delta(tmp_path: Path) -> None:
+    """With Delta's settings and without its jars, Spark would plan no query."""
+    (tmp_path / "sends.py").write_text(SENDS)
+    submit = Path(sys.executable).parent / "spark-submit"
+    names = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t")
+        command = [
+            str(submit), *submit_words(), "--master", "local[1]", str(tmp_path / "sends.py"),
+            cluster.name_server, str(tmp_path / "ledger"),
+        ]  # fmt: skip
+        ended = subprocess.run(
+            command, env={**environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+    assert [line for line in ended.stdout.splitlines() if line.isdigit()] == ["3", "1"], ended

@@ -2785,6 +2785,14 @@ SPARK: tuple[Defect, ...] = (
         "a sync after a query, in a session with many ledgers, does not know its last epoch done",
     ),
     Defect(
+        "submitted-jobs-need-deltas-jars",
+        "rocket_sink/spark/session.py",
+        "    delta = DELTA_SETTINGS if _delta_is_there() else {}\n",
+        "    delta = DELTA_SETTINGS\n",
+        ("tests/integration/test_spark_submit.py::test_a_ledger_needs_no_jars_of_delta",),
+        "a job that spark-submit starts without Delta's jars plans no query",
+    ),
+    Defect(
         "folds-crash-the-end",
         "rocket_sink/spark/listener.py",
         "            self._thread.join(_END_S)\n",
