@@ -210,9 +210,12 @@ class SubmissionQueue:
 
     def _submit(self, request: SendRequest) -> bool:
         """Submit a request; return False if the engine has no room."""
+        places = self._engine.window.requests
         try:
             return self._engine.try_submit(request)
         except Exception as error:
+            if not isinstance(error, SendError) and self._engine.window.requests != places:
+                raise  # An interrupt by an Exception: the next step resets the engine.
             # The submitting thread has returned, so only the future can report the error.
             failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
             self._refuse(request, failed)

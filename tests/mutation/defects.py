@@ -3142,6 +3142,14 @@ TESTING: tuple[Defect, ...] = (
 
 GROUPS: tuple[Defect, ...] = (
     Defect(
+        "interrupts-by-exceptions-keep-places",
+        "rocket_sink/producer/driver.py",
+        "                raise  # An interrupt by an Exception: the next step resets the engine.\n",
+        "                pass\n",
+        ("tests/producer/test_submissions.py::test_an_interrupt_by_an_exception_keeps_no_place",),
+        "after some interrupts by exceptions a producer has no room, and sends nothing",
+    ),
+    Defect(
         "waiters-are-garbage",
         "rocket_sink/producer/driver.py",
         "                completion.token = None\n",

@@ -199,3 +199,25 @@ def test_what_the_engine_does_not_take_ends_its_own_future_only(make_producer, m
     futures = [producer.send_async(Message("orders", body)) for body in (b"a", b"bad", b"c")]
     assert isinstance(futures[1].exception(60), UnwrittenError)
     assert futures[0].result(60) and futures[2].result(60)
+
+
+def test_an_interrupt_by_an_exception_keeps_no_place(make_producer, monkeypatch):
+    """`PyThreadState_SetAsyncExc` may raise any class, at any moment, in the leading thread."""
+    producer = make_producer(maxInFlight=1)
+    producer.send(Message("orders", b"first"))
+    engine, interrupts = producer._session.engine, iter([RuntimeError("interrupted")])
+    handed = engine._send
+
+    def interrupted(*given):
+        for error in interrupts:
+            raise error
+        handed(*given)
+
+    monkeypatch.setattr(engine, "_send", interrupted)
+    future = producer.send_async(Message("orders", b"second"))
+    with contextlib.suppress(RuntimeError):
+        producer.send(Message("orders", b"third"))
+    with pytest.raises(UnwrittenError):
+        future.result(60)
+    assert producer.send(Message("orders", b"last"), timeout_ms=60_000).message_id
+    assert (engine.window.requests, engine.window.bytes) == (0, 0)
