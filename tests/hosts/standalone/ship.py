@@ -77,7 +77,13 @@ def prepare() -> None:
     _run(sys.executable, "-I", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", _MADE, ".")
     _run(sys.executable, "-m", "venv", _ENVIRONMENT)
     pip = (_ENVIRONMENT / "bin" / "python", "-I", "-m", "pip", "install", "-q")
-    _run(*pip, f"rocket-sink @ {_wheel().as_uri()}", f"pyspark=={pyspark.__version__}", "venv-pack")
+    _run(
+        *pip,
+        f"rocket-sink @ {_wheel().as_uri()}",
+        f"pyspark=={pyspark.__version__}",
+        "pandas",
+        "venv-pack",
+    )
     pack = _ENVIRONMENT / "bin" / "venv-pack"
     _run(pack, "-q", "-p", _ENVIRONMENT, "-o", _ARCHIVE, "--compress-level", "1")
 
