@@ -17,7 +17,7 @@ from typing import Final
 
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.message import Message
-from rocket_sink.message_rules import RETRY_PREFIX
+from rocket_sink.message_rules import PROPERTIES_MAX_BYTES, RETRY_PREFIX
 from rocket_sink.wire.headers import utf8_text
 from rocket_sink.wire.properties import decode_properties
 
@@ -38,8 +38,19 @@ class InnerMessage:
 
 
 def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
-    """Encode a message as a part of a batch body; `properties` are those of `properties_of`."""
+    """Encode a message as a part of a batch body.
+
+    Raises:
+        MessageError: PROPERTIES_TOO_LARGE.
+    """
     encoded = properties.encode()
+    if len(encoded) > PROPERTIES_MAX_BYTES:
+        raise MessageError(
+            f"the properties take {len(encoded)} bytes; the limit is {PROPERTIES_MAX_BYTES}",
+            code="PROPERTIES_TOO_LARGE",
+            size=len(encoded),
+            limit=PROPERTIES_MAX_BYTES,
+        )
     size = INNER_OVERHEAD_BYTES + len(body) + len(encoded)
     head = _HEAD.pack(size, 0, 0, flag, len(body))
     return b"".join((head, body, _SHORT.pack(len(encoded)), encoded))
