@@ -157,7 +157,7 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
         from delta import configure_spark_with_delta_pip
     except ImportError as error:
         if not _java_is_needed():
-            # This process does not start the JVM. Whoever did chose its jars, say by `--packages`.
+            # Another process has started the JVM and chosen its jars, for example by `--packages`.
             return builder
         raise ConfigurationError(
             "the package delta-spark is missing; install the one for this Spark: pip install "

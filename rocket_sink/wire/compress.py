@@ -124,8 +124,11 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = Limits.BODY_BYTES)
         data, inflater = _INFLATERS[kind](body, cap + 1)
     except RocketSinkError:
         raise
-    except Exception as error:  # Each library has its own errors.
-        raise RemoteProtocolError(f"a {kind.name} body cannot be inflated: {error}") from None
+    except Exception as error:  # The libraries have no common class of errors.
+        article = "an" if kind is CompressionType.LZ4 else "a"
+        raise RemoteProtocolError(
+            f"{article} {kind.name} body cannot be inflated: {error}"
+        ) from None
     if len(data) > cap:
         raise RemoteProtocolError(f"a body inflates to more than {cap} bytes")
     if inflater.unused_data and kind is not CompressionType.ZLIB:

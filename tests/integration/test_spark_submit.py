@@ -115,8 +115,8 @@ def test_a_ledger_needs_no_jars_of_delta(tmp_path: Path) -> None:
             str(submit), *submit_words(), "--master", "local[1]", str(tmp_path / "sends.py"),
             cluster.name_server, str(tmp_path / "ledger"),
         ]  # fmt: skip
-        ended = subprocess.run(
+        process = subprocess.run(
             command, env={**environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
             cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
         )  # fmt: skip
-    assert [line for line in ended.stdout.splitlines() if line.isdigit()] == ["3", "1"], ended
+    assert [line for line in process.stdout.splitlines() if line.isdigit()] == ["3", "1"], process

@@ -199,7 +199,7 @@ def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
 
 
 def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
-    """The other table's fold was killed after it had deleted the second of its files."""
+    """A fold into the other table deleted the second of its files, and was killed then."""
     paths = [spool(str(tables), partition) for partition in (9700, 9701)]
     Path(paths[1]).unlink()
     values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}

@@ -2093,8 +2093,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "delta-only-by-pip",
         "rocket_sink/spark/session.py",
-        "        if not _java_is_needed():\n            # This process",
-        "        if False:\n            # This process",
+        "        if not _java_is_needed():\n            # Another process",
+        "        if False:\n            # Another process",
         ("tests/spark/test_session.py::test_a_spark_without_pip_is_taken_with_its_own_jars",),
         "jobs do not start under the spark-submit of a Spark that pip did not install",
     ),

@@ -207,7 +207,7 @@ def _source_of(kind: str, paths: list[str]) -> str:
 
 def _names_of(kind: str) -> dict[str, str]:
     """Return {column: SQL term} for the columns of a kind."""
-    # Each row has a query_id, so a null comes from a file with a damaged column name.
+    # Each row has a query_id. So a null shows that the column's name in the file is damaged.
     checked = {"query_id": "coalesce(query_id, error('no query_id'))"}
     return {name: f'"{name}"' for name in columns_of(kind)} | checked
 

@@ -98,8 +98,8 @@ class HomeQueues:
     def queues(self, lists: Lists | None = None) -> Queues:
         """Return the lists in the form that a `TaskSender` takes; None: of each topic the queues in
         the route that this task saw first."""
-        given = self._first if lists is None else lists
-        return lambda info: given[info.topic].queues if info.topic in given else queues_of(info)
+        pinned = self._first if lists is None else lists
+        return lambda info: pinned[info.topic].queues if info.topic in pinned else queues_of(info)
 
     def topic_of(self, topic: str) -> str:
         """Return the topic to which a dead letter of `topic` is sent."""
