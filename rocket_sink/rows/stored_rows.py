@@ -51,8 +51,8 @@ def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatc
 
 def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
     properties = message.properties
-    event_ms = _event_time(properties)
-    columns = _FIELDS if event_ms is None else {*_FIELDS, EVENT_TIME_PROPERTY}
+    event_us = _event_time(properties)
+    columns = _FIELDS if event_us is None else {*_FIELDS, EVENT_TIME_PROPERTY}
     items = [item for item in properties.items() if item[0] not in columns]
     user = [(name, value) for name, value in items if name not in RESERVED_PROPERTIES]
     system = [(name, value) for name, value in items if name in RESERVED_PROPERTIES]
@@ -65,12 +65,12 @@ def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
         "properties": user or None,
         "flag": message.flag,
         "message_id": properties.get(UNIQ_KEY),
-        "event_time": None if event_ms is None else event_ms * 1000,
+        "event_time": event_us,
         "broker_name": broker_name,
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
-        "store_timestamp": message.store_ms * 1000,
-        "born_timestamp": message.born_ms * 1000,
+        "store_timestamp": _time_us(message.store_ms),
+        "born_timestamp": _time_us(message.born_ms),
         "offset_message_id": message.offset_message_id,
         "reconsume_times": message.reconsume_times,
         "system_properties": system or None,
@@ -78,9 +78,13 @@ def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:
-    """Return the event time in ms; None if the property is missing, or is no time."""
+    """Return the event time in microseconds; None if the property is missing, or is no time."""
     try:
-        ms = int(properties[EVENT_TIME_PROPERTY])
+        return _time_us(int(properties[EVENT_TIME_PROPERTY]))
     except (KeyError, ValueError):
         return None
-    return ms if _FIRST_MS <= ms <= _LAST_MS else None
+
+
+def _time_us(ms: int) -> int | None:
+    """Return a time in microseconds; None if Spark has no such time (producers choose it)."""
+    return ms * 1000 if _FIRST_MS <= ms <= _LAST_MS else None

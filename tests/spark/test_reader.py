@@ -181,6 +181,14 @@ def test_an_event_time_that_is_none_is_a_property(text: str) -> None:
     assert row["properties"] == [("__event_time_ms", text)]
 
 
+@pytest.mark.parametrize("ms", [2**63 - 1, -(2**63), 253_402_300_800_000])
+def test_a_birth_time_that_spark_cannot_hold_is_null(ms: int) -> None:
+    """Any producer may set the birth time."""
+    (row,) = stored_batch([("b", StoredMessage("t", b"x", born_ms=ms, store_ms=1))]).to_pylist()
+    assert row["born_timestamp"] is None
+    assert row["store_timestamp"].timestamp() == 0.001
+
+
 def test_ddl_and_schema_are_the_same_columns() -> None:
     names = [part.split()[0] for part in STORED_DDL.replace("MAP<STRING,STRING>", "M").split(", ")]
     assert names == STORED_SCHEMA.names
