@@ -27,7 +27,7 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RequestLimits
-from rocket_sink.producer.engine.questions import Questions, TopicPolicies
+from rocket_sink.producer.engine.questions import Questions
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
@@ -58,10 +58,6 @@ class Dispatcher:
     _heartbeats: Heartbeats
     _questions: Questions
     _limits: RequestLimits
-
-    def __post_init__(self) -> None:
-        self._templates = self._headers.templates
-        self._policies = TopicPolicies(self._questions)
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
         """Choose a queue and write the attempt's frame, or return what the attempt has to wait for.
@@ -231,7 +227,7 @@ class Dispatcher:
 
     def _header(self, attempt: SendAttempt, target: SendTarget, opaque: int) -> bytes:
         request, queue = attempt.request, target.queue
-        template = self._templates.get((request.topic, request.batch, request.reply))
+        template = self._headers.templates.get((request.topic, request.batch, request.reply))
         if template is None:
             template = self._headers.template(
                 request.topic, batch=request.batch, reply=request.reply
@@ -282,7 +278,7 @@ class Dispatcher:
                 does not check a batch. The engine's user then sends the messages one by one.
         """
         topic = attempt.request.topic
-        wants_keys = self._policies.wants_keys(topic, target, attempt.ready_s, now_s)
+        wants_keys = self._questions.wants_keys(topic, target, attempt.ready_s, now_s)
         if wants_keys:
             raise MessageIllegalError(
                 f"topic {topic!r} on {target.home} has cleanup.policy=COMPACTION, where a message "

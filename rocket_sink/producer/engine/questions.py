@@ -45,6 +45,9 @@ class Questions:
         self._client = client
         self._asked: TopicCache[Hashable, tuple[SendError | None, float]] = TopicCache()
         """{question: (error, time)}; the error is None while the question is under way."""
+        self._wants_keys: TopicCache[tuple[str, str], tuple[bool, float]] = TopicCache()
+        """{(topic, broker name): (wants keys, time of the answer)}"""
+        self._warned: set[str] = set()
 
     def ask(
         self, key: Hashable, address: str, frame: Frame, learn: Learn, since_s: float, now_s: float
@@ -83,36 +86,27 @@ class Questions:
         """Forget the questions under way: after the engine's reset no answer to them can come."""
         self._asked.clear()
 
-
-class TopicPolicies:
-    """The cleanup policies of topics to which an engine sends batches without keys."""
-
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
-        self._wants_keys: TopicCache[tuple[str, str], tuple[bool, float]] = TopicCache()
-        """{(topic, broker name): (wants keys, time of the answer)}"""
-        self._warned: set[str] = set()
-
     def wants_keys(
         self, topic: str, target: SendTarget, since_s: float, now_s: float
     ) -> bool | None:
         """Return whether the broker wants keys in the topic's messages; None: not known yet.
 
         Raises:
-            SendError: as in `Questions.ask`, if there is no earlier answer.
+            SendError: as in `ask`, if there is no earlier answer.
         """
         key = topic, target.home
         wants_keys, known_s = self._wants_keys.get(key, (None, now_s))
         if wants_keys is None or now_s - known_s >= AGE_S:
-            frame, learn = requests.get_topic_config(topic), partial(self._learn, topic, target)
+            frame = requests.get_topic_config(topic)
+            learn = partial(self._learn_policy, topic, target)
             try:
-                self._questions.ask(key, target.address, frame, learn, since_s, now_s)
+                self.ask(key, target.address, frame, learn, since_s, now_s)
             except SendError:
                 if wants_keys is None:
                     raise
         return wants_keys
 
-    def _learn(
+    def _learn_policy(
         self, topic: str, target: SendTarget, answer: Frame, now_s: float
     ) -> SendError | None:
         wants_keys, reason = False, None
