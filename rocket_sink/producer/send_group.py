@@ -51,8 +51,7 @@ def group_request(requests: Sequence[SendRequest]) -> SendRequest:
 
 
 class SendGroup:
-    """Requests with the same `group_key`. Serves the engine as FrameGroup, as its messages
-    (SingleFrames) and as token."""
+    """Requests with the same `group_key`. Serves the engine as FrameGroup and as token."""
 
     in_parts = True
 
@@ -61,10 +60,6 @@ class SendGroup:
 
     def __len__(self) -> int:
         return len(self._requests)
-
-    @property
-    def messages(self) -> SendGroup:
-        return self
 
     @property
     def tokens(self) -> list[SendFuture]:

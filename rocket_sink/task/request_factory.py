@@ -69,13 +69,14 @@ class RequestFactory:
             body, sys_flag = compressed_column(columns.body, self._options)
             columns = request.columns = columns._replace(body=body, sys_flag=sys_flag)
         bits = int(SysFlag.TRANSACTION_PREPARED) if half else 0
-        messages = SingleMessages(
-            columns.body, columns.properties, sys_flag | bits, columns.flag, suffix=half.encode()
-        )
+        group = _Group(
+            columns.body, columns.properties, sys_flag | bits, columns.flag, half.encode(),
+            request=request, factory=self,
+        )  # fmt: skip
         return SendRequest(
             request.topic, b"", message_count=request.message_count,
             timed=request.timed or bool(half), least_version=columns.least_version, token=request,
-            message_id=columns.message_ids[0].as_py(), group=_Group(messages, request, self),
+            message_id=columns.message_ids[0].as_py(), group=group,
         )  # fmt: skip
 
     def note_move(
@@ -149,14 +150,13 @@ class RequestFactory:
         )  # fmt: skip
 
 
-@dataclass(eq=False)
-class _Group:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Group(SingleMessages):
     """A `SendRequest.group`, from which the engine may take messages."""
 
-    messages: SingleMessages
     request: PendingRequest
     factory: RequestFactory
-    in_parts: bool = False
+    in_parts = False
 
     def leave(self, first: int, last: int) -> SendRequest:
         return self.factory.send_request(self.request.take_part(first, last))

@@ -29,8 +29,14 @@ if TYPE_CHECKING:
     Chooser = Callable[[TopicPublishInfo, Callable[[str], bool]], MessageQueue | None]
 
 
-class SingleFrames(Protocol):
-    """Messages of one topic, each in a frame of its own (`wire.columns.single_frames`)."""
+class FrameGroup(Protocol):
+    """Messages of one topic, each in a frame of its own. They must not change until the group is
+    complete."""
+
+    @property
+    def in_parts(self) -> bool:
+        """If True, answered messages complete while others still wait, so the group has several
+        Completions. If False, the group has one Completion."""
 
     def __len__(self) -> int: ...
 
@@ -51,21 +57,6 @@ class SingleFrames(Protocol):
         broker_name: str,
     ) -> Any:
         """Return all frames in one buffer, in order; their opaque ids are consecutive."""
-
-
-class FrameGroup(Protocol):
-    """The interface of a group of messages to the engine.
-
-    Attributes:
-        in_parts: if True, answered messages complete while others still wait, so the group has
-            several Completions. If False, the group has one Completion.
-    """
-
-    in_parts: bool
-
-    @property
-    def messages(self) -> SingleFrames:
-        """The messages, which must not change until the group is complete."""
 
     def leave(self, first: int, last: int) -> SendRequest:
         """Return the messages `first` to `last` (exclusive) as a request of their own; several
@@ -376,11 +367,6 @@ class BatchAttempt(SendAttempt):
         self.requests = broker.batch_places(self.request.message_count)
         room = broker.room_for(self.requests, reserved)
         return room if room == self.requests else 0
-
-
-def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
-    """Return the request's attempt class (no group), its body as buffers, and the body's bytes."""
-    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

@@ -194,8 +194,7 @@ class Dispatcher:
             client.send(channel, attempt, [head, *body], size, now_s)
 
     def _write_group(self, attempt: GroupAttempt, target: SendTarget, now_s: float) -> None:
-        request, queue = attempt.request, target.queue
-        assert request.group is not None
+        queue = target.queue
         channel = self._client.channel(target.address, now_s)
         deadline_s, latest_s = self._deadlines(attempt, now_s)
         attempt.first_opaque = channel.connection.open_group(
@@ -203,8 +202,8 @@ class Dispatcher:
         )
         try:
             frames = memoryview(
-                request.group.messages.frames(
-                    self._headers.template(request.topic, batch=False),
+                attempt.group.frames(
+                    self._headers.template(attempt.request.topic, batch=False),
                     first_opaque=attempt.first_opaque,
                     queue_id=queue.queue_id,
                     born_ms=attempt.wall_ms,

@@ -40,7 +40,6 @@ from rocket_sink.producer.engine.attempt import (
     SendAttempt,
     SendRequest,
     Wait,
-    single_kind,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -157,14 +156,11 @@ class SendEngine:
         """Submit a request if window and rate limit have room, else return False."""
         if self.closed:
             raise ProducerClosedError("the producer is closed")
-        if request.group is None:
-            (kind, body, size), requests = single_kind(request), 1
-        else:
-            (kind, body, size), requests = attempt_kind(request), request.message_count
+        kind, body, size = attempt_kind(request)
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False
-        if not self.window.take(size, requests):
+        if not self.window.take(size, 1 if request.group is None else request.message_count):
             return False
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
@@ -363,7 +359,7 @@ class SendEngine:
                 attempt.sent_s, attempt.ended_s = sent_s, at_s
                 if isinstance(attempt, GroupAttempt):
                     self._end_group(attempt, result)
-                    if attempt.in_parts:
+                    if attempt.group.in_parts:
                         answered[attempt] = None
                 else:
                     self._end(attempt, result)

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
+    BatchAttempt,
     SendAttempt,
     SendRequest,
     StoredFrames,
-    single_kind,
+    buffers_of,
 )
 from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -41,18 +42,17 @@ class GroupAttempt(SendAttempt):
         "_open",
         "_single_answers",
         "first_opaque",
-        "in_parts",
+        "group",
         "open_count",
         "size",
     )
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        group = self.request.group
-        assert group is not None
-        self.size = self.open_count = len(group.messages)
+        assert self.request.group is not None
+        self.group = self.request.group
+        self.size = self.open_count = len(self.group)
         """Messages in the group; `open_count`: messages in the group without an answer."""
-        self.in_parts = group.in_parts
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []
         self._single_answers: list[tuple[int, SendAnswer, float]] = []
@@ -86,12 +86,11 @@ class GroupAttempt(SendAttempt):
         It keeps the group's target and send time, and takes over the messages' in-flight counts.
         """
         last = index + 1 if last is None else last
-        group = self.request.group
-        assert group is not None and self._open[index:last].all()
+        assert self._open[index:last].all()
         self._open[index:last] = False
         self.open_count -= last - index
         self._ended += last - index
-        request = group.leave(index, last)
+        request = self.group.leave(index, last)
         kind, body, size = attempt_kind(request)
         attempt = kind(
             self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s,
@@ -145,9 +144,7 @@ class GroupAttempt(SendAttempt):
 
     def give_back(self, stored: StoredFrames) -> tuple[int, int]:
         """Remove completed messages; return their body bytes and number for `Window.give_back`."""
-        group = self.request.group
-        assert group is not None
-        size, places = group.messages.bytes_of(stored.indices), len(stored)
+        size, places = self.group.bytes_of(stored.indices), len(stored)
         self.body_bytes -= size
         self._ended += places
         return size, places
@@ -178,6 +175,6 @@ def _joined(columns: Sequence[Texts | None]) -> Texts | None:
 
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
     """Return the request's attempt class, its body as buffers, and the body's bytes."""
-    if request.group is None:
-        return single_kind(request)
-    return GroupAttempt, (), request.group.messages.body_bytes
+    if request.group is not None:
+        return GroupAttempt, (), request.group.body_bytes
+    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
