@@ -161,6 +161,8 @@ class Channel:
         self.ready_s: float | None = None
         self.used_s = now_s
         self.heard_s = now_s
+        self.peer_version: int | None = None
+        """The broker's version (MQVersion ordinal), from its answer to a heartbeat."""
         self.connect_deadline_s = connect_deadline_s
         self.draining = False
         self.interest = 0

@@ -254,7 +254,8 @@ class Dispatcher:
         """Return True if the broker supports the request; False while its version is unknown.
         Raise BrokerTooOldError if the broker is too old."""
         request, address, heartbeats = attempt.request, attempt.address, self._heartbeats
-        version = heartbeats.version(address, now_s)
+        # After a reconnection, another broker may be at the address.
+        version = self._client.channel(address, now_s).peer_version
         if version is None:
             frame, learn = heartbeats.frame(), partial(heartbeats.learn_version, address)
             self._questions.ask(address, address, frame, learn, attempt.ready_s, now_s)

@@ -57,8 +57,6 @@ class Heartbeats:
         self._detect_timeout_s = options.detect_timeout_ms / 1000
         self._sent: TopicCache[str, tuple[Channel, float]] = TopicCache()
         """{address: (connection of the latest heartbeat, time of sending)}"""
-        self._versions: TopicCache[str, tuple[Channel | None, int]] = TopicCache()
-        """{address: (connection, MQVersion ordinal)}, from answers to heartbeats."""
         self._detect_interval_s = options.detect_interval_ms / 1000
         self._probes: dict[str, float] = {}
         """{broker name: deadline of its probe, compared with `_driven_s`}"""
@@ -155,20 +153,11 @@ class Heartbeats:
         deadline_s = now_s + _HEARTBEAT_TIMEOUT_S
         self._client.call(address, self.frame(), on_end, deadline_s=deadline_s, now_s=now_s)
 
-    def version(self, address: str, now_s: float) -> int | None:
-        """Return the version of the broker at the address; None if it is not known.
-
-        Raises:
-            ConnectError: connecting failed at once.
-        """
-        channel, version = self._versions.get(address, (None, None))
-        # After a reconnection, another broker may be at the address.
-        return version if channel is self._client.channel(address, now_s) else None
-
     def learn_version(self, address: str, answer: Frame | None, *end: object) -> None:
         """Note the version in the answer to a heartbeat, if there is an answer."""
-        if answer is not None:
-            self._versions[address] = (self._client.peek(address), answer.version)
+        channel = self._client.peek(address)
+        if answer is not None and channel is not None:
+            channel.peer_version = answer.version
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
         """Probe unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound)."""
