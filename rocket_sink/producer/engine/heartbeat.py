@@ -161,18 +161,15 @@ class Heartbeats:
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
         """Probe unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound)."""
-        brokers = self._brokers
-        topics = {name: self._routes.topic_on(name) for name in addresses}
-        known_topics = {name: topic for name, topic in topics.items() if topic is not None}
-        for name in brokers.table.due_for_probe(now_s, known_topics):
-            address, topic = addresses[name], known_topics[name]
+        topics = {name: topic for name in addresses if (topic := self._routes.topic_on(name))}
+        for name in self._brokers.table.due_for_probe(now_s, topics):
             if name in self._probes:
                 continue
             self._probes[name] = failed_s = self._driven_s + self._detect_timeout_s
             deadline_s = now_s + self._detect_timeout_s + 2 * self._detect_interval_s
-            frame = requests.query_max_offset(MessageQueue(topic, "", 0))
+            frame = requests.query_max_offset(MessageQueue(topics[name], "", 0))
             on_end = Call(partial(self._probe_ended, name, failed_s, deadline_s))
-            self._client.call(address, frame, on_end, deadline_s=deadline_s, now_s=now_s)
+            self._client.call(addresses[name], frame, on_end, deadline_s=deadline_s, now_s=now_s)
 
     def _probe_ended(
         self,
@@ -192,11 +189,8 @@ class Heartbeats:
     def _expire_probes(self, now_s: float) -> None:
         """Fail probes that have no answer after `detectTimeout`. Time in which no thread drives the
         engine does not count, because no thread reads answers then."""
-        for name in [
-            broker_name
-            for broker_name, failed_s in self._probes.items()
-            if self._driven_s >= failed_s
-        ]:
+        expired = [name for name, failed_s in self._probes.items() if self._driven_s >= failed_s]
+        for name in expired:
             del self._probes[name]
             self._brokers.probed(name, now_s, alive=False)
 
