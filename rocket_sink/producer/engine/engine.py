@@ -96,7 +96,7 @@ class SendEngine:
         self.clock = clock
         self.identity = Identity(options)
         self._shared = shared or SharedBrokerState.in_process()
-        self._limits = RequestLimits.of(options)
+        self._limits = RequestLimits(options)
         self._headers = HeaderTemplates(options, self.identity.group, credentials)
         self.client = NetworkClient(
             options,

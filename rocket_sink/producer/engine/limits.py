@@ -1,50 +1,34 @@
 """Limits of requests: time and attempts, the window of pending requests, rates.
 
-The limits per second hold for a whole Spark write (a streaming query or a batch job). The tasks
-that run at once share them evenly:
+The limits per second hold for a whole Spark write. The tasks that run at once share them evenly:
 
     a task's limit = maxMessagesPerSecond / rateTasks (the same for bytes)
 
-`rateTasks` defaults to the number of task slots at the start of the write (the number that Spark
-uses for barrier stages). So a write never exceeds its limits. A write with fewer tasks than slots
-stays below them: set `rateTasks` for it, and for Spark Connect, which hides the slots. With dynamic
-allocation set it to the largest number of slots.
+`rateTasks` defaults to the number of task slots at the start of the write. So a write never exceeds
+its limits, and a write with fewer tasks than slots stays below them. With dynamic allocation
+`rateTasks` has to be the largest number of slots; Spark Connect hides the slots.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.rate_limit import TokenBucket
 
 
-@dataclass(frozen=True, slots=True)
 class RequestLimits:
     """The limits of time and attempts per request, from the options."""
 
-    timeout_s: float
-    order_wait_s: float
-    attempt_cap_s: float | None
-    max_attempts: int
-    stored_check_s: float
-
-    @classmethod
-    def of(cls, options: SinkOptions) -> RequestLimits:
+    def __init__(self, options: SinkOptions) -> None:
         cap_ms = options.attempt_timeout_ms
-        return cls(
-            options.send_msg_timeout_ms / 1000,
-            options.order_wait_ms / 1000,
-            cap_ms / 1000 if cap_ms > 0 else None,
-            1 + options.retry_times,
-            options.stored_check_timeout_ms / 1000,
-        )
+        self.timeout_s = options.send_msg_timeout_ms / 1000
+        self.order_wait_s = options.order_wait_ms / 1000
+        self.attempt_cap_s = cap_ms / 1000 if cap_ms > 0 else None
+        self.max_attempts = 1 + options.retry_times
+        self.stored_check_s = options.stored_check_timeout_ms / 1000
 
 
 class Window:
     """The number and bytes of pending requests, with their limits."""
-
-    __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
 
     def __init__(self, options: SinkOptions) -> None:
         self._max_requests = options.max_in_flight
@@ -92,8 +76,6 @@ class RateLimiter:
     Messages and body bytes (compressed, as sent) count when the engine takes a request. Retries do
     not count again. `due_s` is the time at which the request of the last `allows` may go.
     """
-
-    __slots__ = ("_buckets", "due_s")
 
     def __init__(self, options: SinkOptions, now_s: float) -> None:
         limits = options.max_messages_per_second, options.max_bytes_per_second
