@@ -113,9 +113,10 @@ class WaitingRequests:
         due: list[SendAttempt] = []
         while self._delayed and self._delayed[0][0] <= now_s:
             due.append(heapq.heappop(self._delayed)[2])
+        version = self._brokers.ranks_version
         for place in list(self._throttled):
             due += self._unthrottled(place, now_s)
-        self._ranks_version = self._brokers.ranks_version
+        self._ranks_version = version  # An update in the loop counts for the next call.
         if now_s >= self._next_look_s or self._look_ups != self._routes.look_ups:
             self._next_look_s, self._look_ups = now_s + _LOOK_S, self._routes.look_ups
             for topic in list(self._awaiting_route):

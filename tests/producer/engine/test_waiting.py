@@ -163,6 +163,27 @@ def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_ove
     assert waiting.pop_due(3.0) == [patient] and waiting.size == 0
 
 
+def test_a_change_of_ranks_during_a_look_wakes_all_at_the_next() -> None:
+    """The look for a topic reads the fault table, after the look for a broker."""
+    brokers, info = brokers_of_one_engine(), route_of_three()
+    brokers.ranking(info, 0.0)
+    for name in "abc":
+        broker = brokers.of(name)
+        broker.in_flight = 4
+        broker.busy(0.0, 0.0)
+    routes: Any = Routes()
+    routes.get = lambda topic, now_s: info
+    waiting = WaitingRequests(routes, brokers)
+    waiting.pop_due(0.0)
+    at_a, anywhere = make(), make()
+    at_a.target = SendTarget(QUEUE, "a", "a:1", brokers.of("a"))
+    for attempt in (at_a, anywhere):
+        waiting.add(attempt, Wait.BROKER, 99.0)
+    brokers.isolate("a", 1.0, 1.0, "CODE_1", reachable=True)
+    assert waiting.pop_due(1.0) == []
+    assert waiting.pop_due(1.0) == [at_a, anywhere], "another broker may be the best one now"
+
+
 def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves() -> None:
     waiting, _ = waiting_and_routes()
     first, second, third = make(), make(), make(deadline_s=5.0)
