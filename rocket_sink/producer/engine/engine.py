@@ -174,10 +174,9 @@ class SendEngine:
         since_s = request.since_s or now_s
         if self._metrics is not None:
             request.since_s = since_s
-        self._send(
-            kind(self._ends, request, body, size, ordering, since_s, since_s + timeout_s), now_s
-        )
-        if self._ends:
+        attempt = kind(self._ends, request, body, size, ordering, since_s, since_s + timeout_s)
+        self._send(attempt, now_s)
+        if self._ends or attempt.done:
             self._settle(now_s)
         return True
 
@@ -400,7 +399,7 @@ class SendEngine:
         if type(step) is Completion:
             self._complete(attempt, step)
         else:
-            self._follow(attempt, step)
+            self._take_step(attempt, step)
 
     def _end_group(self, group: GroupAttempt, result: Any) -> None:
         try:
@@ -448,59 +447,42 @@ class SendEngine:
         self.window.requests = self.window.bytes = 0
 
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
-        """Dispatch the attempt. If it fails at once, take the next steps, until one has to wait."""
-        to_send = [attempt]
-        while to_send:
-            attempt = to_send.pop()
-            try:
-                wait = self._dispatcher.send(attempt, now_s)
-            except Exception as caught:
-                error = caught
-                if not isinstance(error, SendError):
-                    _LOG.exception("a request was not sent")
-                    if attempt.channel is not None:
-                        continue  # The connection has the attempt, and will end it.
-                    error = UnwrittenError(f"it cannot be sent: {caught!r}")
-                attempt.ended_s = now_s
-                following = self._next_attempt(attempt, self._handler.failed(attempt, error))
-                if following is not None:
-                    to_send.append(following)
-                continue
-            target = attempt.target
-            if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
-                assert isinstance(attempt, GroupAttempt)
-                part, others = attempt.leave(0, room), attempt.leave(room, attempt.size)
-                to_send += (others, part)
-                empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
-                self._complete(attempt, empty)
-            elif wait is Wait.BROKER:
-                self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
-            elif wait is not None:
-                self.waiting.add(attempt, wait, now_s + STEP_S)
+        """Dispatch the attempt, or keep it until it may be sent. If it fails at once, or only a
+        part of its group is sent, `_settle` goes on with the rest."""
+        try:
+            wait = self._dispatcher.send(attempt, now_s)
+        except Exception as caught:
+            error = caught
+            if not isinstance(error, SendError):
+                _LOG.exception("a request was not sent")
+                if attempt.channel is not None:
+                    return  # The connection has the attempt, and will end it.
+                error = UnwrittenError(f"it cannot be sent: {caught!r}")
+            attempt.ended_s = now_s
+            self._take_step(attempt, self._handler.failed(attempt, error))
+            return
+        target = attempt.target
+        if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
+            assert isinstance(attempt, GroupAttempt)
+            for part in (attempt.leave(0, room), attempt.leave(room, attempt.size)):
+                self.waiting.add(part, Wait.DELAY, now_s)
+            self._complete(attempt, Completion(attempt.request.token, Outcome.ACKED, None, None))
+        elif wait is Wait.BROKER:
+            self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
+        elif wait is not None:
+            self.waiting.add(attempt, wait, now_s + STEP_S)
 
-    def _follow(self, attempt: SendAttempt, step: Completion | NextStep) -> None:
-        following = self._next_attempt(attempt, step)
-        if following is not None:
-            self._send(following, attempt.ended_s)
-
-    def _next_attempt(
-        self, attempt: SendAttempt, step: Completion | NextStep
-    ) -> SendAttempt | None:
-        """Return the attempt to send now. Return None if the request is complete, or if its next
-        attempt or a check has to wait."""
+    def _take_step(self, attempt: SendAttempt, step: Completion | NextStep) -> None:
         if isinstance(step, Completion):
             self._complete(attempt, step)
-            return None
+            return
         following, wait, due_s = step
         if following is not attempt:
             self.waiting.ordered.replace(attempt, following)
-        if wait is None:
-            return following
         if wait is Wait.VERIFY:
             self.stored_checks.begin(following)
         else:
             self.waiting.add(following, wait, due_s)
-        return None
 
     def _complete(self, attempt: SendAttempt, completion: Completion) -> None:
         attempt.done = True
@@ -547,7 +529,8 @@ class SendEngine:
             if isinstance(owner, SendAttempt):
                 owner.release()
                 owner.ended_s = now_s
-                self._follow(owner, NextStep(owner.next_attempt(owner.ready_s, counts=False)))
+                again = owner.next_attempt(owner.ready_s, counts=False)
+                self._take_step(owner, NextStep(again))
             else:
                 owner.on_end(UnwrittenError(f"{address} takes no more bytes"), None, now_s)
 

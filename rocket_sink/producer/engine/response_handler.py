@@ -70,14 +70,14 @@ broker that does not take the message."""
 
 
 class NextStep(NamedTuple):
-    """The step after an attempt's end: another attempt, now or after a wait.
+    """The step after an attempt's end: another attempt, at once by default, or after a wait.
 
     With Wait.VERIFY no new attempt exists yet. `attempt` is the ended one, and a check has to find
     out whether its broker stored the messages.
     """
 
     attempt: SendAttempt
-    wait: Wait | None = None
+    wait: Wait = Wait.DELAY
     due_s: float = 0.0
 
 
@@ -296,7 +296,7 @@ class ResponseHandler:
             delay_s = max(delay_s, min(look_up_s or 0.0, half_s))
         if stale and self._routes.fetching(topic):
             return NextStep(again, Wait.ROUTE)
-        return NextStep(again, Wait.DELAY, now_s + delay_s) if delay_s > 0 else NextStep(again)
+        return NextStep(again, due_s=now_s + delay_s)
 
     def _decide(self, attempt: SendAttempt, error: SendError) -> Decision:
         request, history, now_s = attempt.request, attempt.known_history(), attempt.ended_s
