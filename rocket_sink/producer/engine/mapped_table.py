@@ -24,9 +24,7 @@ import numpy as np
 from rocket_sink.forks import ForkLock
 from rocket_sink.private_file import open_private
 
-_SLOT: Final = struct.Struct(
-    "<IIHHI"
-)  # crc of the rest, sequence, key length, unused, value length
+_SLOT: Final = struct.Struct("<IHI")  # crc of the rest, key length, value length
 _READS: Final = 3
 """Attempts to read a slot that another process is writing."""
 _LOCK_TRIES: Final = 20
@@ -41,7 +39,6 @@ class MappedTable:
         self._offset = offset
         self._count = count
         self._slot_bytes = slot_bytes
-        self._sequence = 0
         self._seen = np.zeros(count * slot_bytes, np.uint8)
         self._items: dict[int, tuple[str, bytes]] = {}
 
@@ -61,18 +58,16 @@ class MappedTable:
         """Store a value. Return False if it is too long, the table is full, or another writer
         holds the lock."""
         wanted = key.encode()
-        if _SLOT.size + len(wanted) + len(value) > self._slot_bytes:
-            return False
-        if not self._file.lock():
+        is_too_long = _SLOT.size + len(wanted) + len(value) > self._slot_bytes
+        if is_too_long or not self._file.lock():
             return False
         try:
             slot = self._place(wanted)
-            if slot is None:
-                return False
-            self._write(slot, wanted, value)
+            if slot is not None:
+                self._write(slot, wanted, value)
         finally:
             self._file.unlock()
-        return True
+        return slot is not None
 
     def items(self) -> list[tuple[str, bytes]]:
         """Return the keys that have a value, with their values."""
@@ -112,7 +107,7 @@ class MappedTable:
         """Return (key, value); two empty values if the slot is unused; None if it is broken."""
         start = self._offset + slot * self._slot_bytes
         for _ in range(_READS):
-            crc, _sequence, key_length, _unused, length = _SLOT.unpack_from(self._file.data, start)
+            crc, key_length, length = _SLOT.unpack_from(self._file.data, start)
             if crc == 0 and key_length == 0:
                 return b"", b""
             end = start + _SLOT.size + key_length + length
@@ -126,8 +121,7 @@ class MappedTable:
 
     def _write(self, slot: int, key: bytes, value: bytes) -> None:
         start = self._offset + slot * self._slot_bytes
-        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        record = _SLOT.pack(0, self._sequence, len(key), 0, len(value)) + key + value
+        record = _SLOT.pack(0, len(key), len(value)) + key + value
         record = zlib.crc32(record[4:]).to_bytes(4, "little") + record[4:]
         self._file.data[start : start + len(record)] = record
 

@@ -31,7 +31,7 @@ from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.routing.fault import FaultItem
 from rocket_sink.routing.topic_publish_info import TopicCache
 
-_LAYOUT: Final = 2
+_LAYOUT: Final = 3
 _FAULTS: Final = 512
 _FAULT_BYTES: Final = 512
 _ROUTES: Final = 32
@@ -87,12 +87,11 @@ class SharedBrokerState:
             self.pop(min(items, key=lambda i: (not i.reachable, i.start_s)).broker_name)
             self._faults.put(name, value)
 
-    def pop(self, name: str, default: None = None) -> FaultItem | None:
+    def pop(self, name: str, default: None = None) -> None:
         if self._file is None:
-            return self._memory.pop(name, default)
-        item = self.get(name)
-        self._faults.put(name, b"")
-        return item
+            self._memory.pop(name, default)
+        else:
+            self._faults.put(name, b"")
 
     def values(self) -> list[FaultItem]:
         if self._file is None:
