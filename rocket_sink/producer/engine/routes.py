@@ -108,14 +108,14 @@ class _Question:
     in_flight: int = 0
     is_done: bool = False
     answers: Answers = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    errors: list[SendError] = field(default_factory=list)
+    failures: dict[str, object] = field(default_factory=dict)
+    """{address: the error or the text that says why the server has not answered}"""
 
     def next(self, now_s: float) -> None:
         """Ask the next server, or all remaining ones at once with `of_all` or after an answer."""
         if not self.unasked or now_s >= self.deadline_s:
             for address in self.unasked:
-                self.reasons.setdefault(address, "not asked: no time was left")
+                self.failures[address] = "not asked: no time was left"
             self._end(now_s)
             return
         count = len(self.unasked) if self.of_all or self.answers else 1
@@ -141,13 +141,10 @@ class _Question:
             self.answers[address] = answer
         elif answer is not None:
             hint = PROXY_HINT if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else ""
-            self.reasons[address] = (
-                f"answered {answer.code}: {clean(answer.remark or '', 200).strip()}{hint}"
-            )
+            remark = clean(answer.remark or "", 200).strip()
+            self.failures[address] = f"answered {answer.code}: {remark}{hint}"
         else:
-            self.reasons[address] = str(error)
-            if error is not None:
-                self.errors.append(error)
+            self.failures[address] = error
         if not self.in_flight:
             self.next(now_s)
 
@@ -158,16 +155,18 @@ class _Question:
         self.done(self.answers, None if self.answers else self._unavailable(), now_s)
 
     def _unavailable(self) -> Unavailable:
-        errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
-        if errors and len(errors) == len(self.reasons):
+        failures = self.failures
+        errors = [error for error in failures.values() if isinstance(error, TlsRefusedError)]
+        if errors and len(errors) == len(failures):
             return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
-        lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
-        local = all(is_loopback(address) for address in self.reasons)
+        reasons = {address: str(failure) for address, failure in failures.items()}
+        lines = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+        local = all(map(is_loopback, reasons))
         advice = "; look for your local cluster by `rocket-sink cluster status`, and start it by "
         advice = f"{advice}`rocket-sink cluster up`" if local else ""
         return NameServerUnavailableError(
             f"no name server answered ({lines}); check the option nameServer{advice}",
-            reasons=dict(self.reasons),
+            reasons=reasons,
         )
 
 
@@ -227,8 +226,6 @@ class Routes:
     def get(self, topic: str, now_s: float) -> TopicPublishInfo | None:
         """Return the known route. Start a look-up if there is no route, or an old one."""
         state = self._topics.get(topic)
-        if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
-            return state.info
         if state is None:
             if len(self._topics) >= TOPICS_MAX:
                 self._forget()
@@ -242,10 +239,10 @@ class Routes:
     def _forget(self) -> None:
         """Forget the topics with the oldest routes, half of the limit. Topics in use have newer
         routes, because sends refresh them. A send to a forgotten topic waits for a look-up."""
-        idle = [entry for entry in list(self._topics.items()) if not self.fetching(entry[0])]
-        idle.sort(key=lambda entry: entry[1].fetched_s)
-        for topic, _ in idle[: TOPICS_MAX // 2]:
-            self._topics.pop(topic, None)
+        idle = [state for state in list(self._topics.values()) if not self.fetching(state.name)]
+        idle.sort(key=lambda state: state.fetched_s)
+        for state in idle[: TOPICS_MAX // 2]:
+            self._topics.pop(state.name, None)
 
     def refresh(self, topic: str, now_s: float) -> None:
         """Start a look-up now, or as soon as `REFRESH_S` has passed since the last one."""
