@@ -674,8 +674,8 @@ PRODUCER = (
     Defect(
         "template-of-another-cluster",
         "rocket_sink/producer/engine/routes.py",
-        "        if not set.intersection(*brokers.values()):\n",
-        "        if not set.union(*brokers.values()):\n",
+        "        if set.intersection(*brokers.values()):\n",
+        "        if set.union(*brokers.values()):\n",
         ("tests/producer/engine/test_name_servers.py",),
         "messages go to another cluster, whose name server is in the list by mistake",
     ),

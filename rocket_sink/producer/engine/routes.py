@@ -18,11 +18,11 @@ for it. No call blocks: callbacks get the answers while the client is driven.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from rocket_sink.errors import (
     NameServerUnavailableError,
@@ -54,6 +54,9 @@ Unavailable = NameServerUnavailableError | TlsRefusedError
 Answers = dict[str, Frame]
 """{name server's address: its answer}, without answers whose code is not in `ANSWERS`."""
 Done = Callable[[Answers, Unavailable | None, float], None]
+LookUp = Generator[tuple[Frame, bool], Any, None]
+"""A generator that yields questions to name servers: a request, and whether all servers get it. It
+is sent the answers and their time."""
 
 
 class NameServers:
@@ -253,7 +256,7 @@ class Routes:
             state.wanted = not state.final
             return
         state.wanted, state.asked_s = False, now_s
-        self._ask(state, requests.get_route(topic), self._answered, now_s, of_all=False)
+        self._go_on(state, self._look_up(state), None, None, now_s)
 
     def refresh_old(self, now_s: float) -> None:
         """Start a look-up of each topic that had none within `pollNameServerInterval`."""
@@ -342,118 +345,29 @@ class Routes:
             # Make the next look-up due in a second, however old the route is.
             state.fetched_s = now_s - self._interval_s + REFRESH_S
 
-    def _ask(
-        self,
-        state: _Topic,
-        frame: Frame,
-        on_answers: Callable[[_Topic, Answers, float], None],
-        now_s: float,
-        *,
-        of_all: bool = True,
-    ) -> None:
-
-        def ended(answers: Answers, error: Unavailable | None, at_s: float) -> None:
-            state.fetching = False
-            if error is None:
-                on_answers(state, answers, at_s)
-            else:
-                state.error, state.final = error, isinstance(error, TlsRefusedError)
-                if state.info is not None or not state.final:
-                    self._keep(state, at_s)
-            self.look_ups += 1
-
-        state.fetching = True
-        self._name_servers.ask(frame, ended, now_s, of_all=of_all)
-
-    def _answered(self, state: _Topic, answers: Answers, now_s: float) -> None:
-        frame, topic = next(iter(answers.values())), state.name
-        if frame.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._missing(state, now_s)
+    def _look_up(self, state: _Topic) -> LookUp:
+        """Look the topic up. If the name servers do not know it, use the template's route."""
+        answers, now_s = yield requests.get_route(state.name), False
+        frame = next(iter(answers.values()))
+        if frame.code != ResponseCode.TOPIC_NOT_EXIST:
+            self._take_body(state, bytes(frame.body or b""), now_s)
             return
-        body = bytes(frame.body or b"")
-        try:
-            info = TopicPublishInfo.of(topic, self._decoded(body))
-        except RemoteProtocolError as error:
-            state.error = NoRouteError(f"the route of topic {topic!r} is unreadable: {error}")
-            return
-        state.misses = 0
-        self._take(state, info, now_s)
-        if info.ok:
-            self._shared.put_route(topic, body, now_s)
-
-    def _take(self, state: _Topic, info: TopicPublishInfo, now_s: float) -> None:
-        if info.ok:
-            state.info, state.fetched_s, state.error, state.final = info, now_s, None, False
-        else:
-            state.drop()
-            state.fail("has no writable queue on a broker with a master")
-
-    def _missing(self, state: _Topic, now_s: float) -> None:
-        """Handle the answer that no name server knows the topic. The first time, keep a known
-        route. Then ask for the template's route, or which brokers are registered."""
         state.misses += 1
-        if state.info is not None and state.misses < MISSES_MAX:
-            self._keep(state, now_s)
-        elif state.info is not None or not self._ask_template(state, now_s):
-            self._ask_brokers(state, now_s)
-
-    def _ask_template(self, state: _Topic, now_s: float) -> bool:
-        """Ask for the template route; return False if this topic has no template."""
-        if self._template in ("", state.name):
-            return False
-        self._ask(state, requests.get_route(self._template), self._by_template, now_s)
-        return True
-
-    def _by_template(self, state: _Topic, answers: Answers, now_s: float) -> None:
-        """Take the template's route if all name servers that answered name a common broker."""
-        templates: dict[str, TopicRoute] = dict.fromkeys(answers, TopicRoute())
-        for server, frame in answers.items():
-            if frame.code == ResponseCode.SUCCESS:
-                with contextlib.suppress(RemoteProtocolError):
-                    templates[server] = self._decoded(bytes(frame.body or b""))
-        routes = templates.values()
-        if not any(route.queues for route in routes):
-            self._ask_brokers(state, now_s)
-            return
-        brokers = {
-            server: broker_addresses({broker.name: broker.addresses for broker in route.brokers})
-            for server, route in templates.items()
-        }
-        if not set.intersection(*brokers.values()):
-            names = "; ".join(
-                f"{server} names {', '.join(sorted(f'{n} ({a})' for n, a in pairs)) or 'none'}"
-                for server, pairs in brokers.items()
-            )
-            state.fail(
-                "does not exist, and the name servers disagree about the brokers that make topics "
-                f"on the fly ({names}): take the wrong one out of the option nameServer, or create "
-                "the topic"
-            )
-            self._keep(state, now_s)
-            return
-        largest = max(routes, key=lambda route: len(route.queues))
-        info = TopicPublishInfo.default(state.name, largest, self._queue_nums)
-        self._take(state, info, now_s)
-
-    def _ask_brokers(self, state: _Topic, now_s: float) -> None:
-        """Ask which brokers are registered: a name server without brokers knows no topic yet."""
-        frame = Frame(RequestCode.GET_BROKER_CLUSTER_INFO)
-        self._ask(state, frame, self._by_brokers, now_s)
-
-    def _by_brokers(self, state: _Topic, answers: Answers, now_s: float) -> None:
-        registered: list[Collection[str]] = []
-        for frame in answers.values():
-            with contextlib.suppress(RemoteProtocolError):
-                registered.append(decode_cluster_info(frame).keys())
+        if state.info is not None and state.misses >= MISSES_MAX:
+            answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
+            holders, registered = state.info.queues_by_broker.keys(), _registered(answers)
+            if not registered or any(holders & names for names in registered):
+                state.drop()
         if state.info is not None:
-            holders = state.info.queues_by_broker.keys()
-            if registered and not any(holders & names for names in registered):
-                self._keep(state, now_s)
+            self._keep(state, now_s)
+            return
+        if self._template not in ("", state.name):
+            answers, now_s = yield requests.get_route(self._template), True
+            if self._take_template(state, answers, now_s):
                 return
-            state.drop()
-            if self._ask_template(state, now_s):
-                return
-        if all(registered):
+        # A name server without brokers knows no topic yet.
+        answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
+        if all(_registered(answers)):
             template = self._template or "none"
             state.fail(
                 f"does not exist and is not made on the fly (template topic {template}): create "
@@ -463,6 +377,88 @@ class Routes:
         else:
             state.fail("has no route: no broker has registered at one of the name servers yet")
             self._keep(state, now_s)
+
+    def _go_on(
+        self,
+        state: _Topic,
+        look_up: LookUp,
+        answers: Answers | None,
+        error: Unavailable | None,
+        now_s: float,
+    ) -> None:
+        """Pass the answers (None at the start) to a look-up, and ask its next question."""
+        state.fetching, question = False, None
+        if error is None:
+            with contextlib.suppress(StopIteration):
+                question = look_up.send(None if answers is None else (answers, now_s))
+        else:
+            state.error, state.final = error, isinstance(error, TlsRefusedError)
+            if state.info is not None or not state.final:
+                self._keep(state, now_s)
+        if question is None:
+            self.look_ups += 1
+            return
+        state.fetching, (frame, of_all) = True, question
+        on_end = partial(self._go_on, state, look_up)
+        self._name_servers.ask(frame, on_end, now_s, of_all=of_all)
+
+    def _take_body(self, state: _Topic, body: bytes, now_s: float) -> None:
+        try:
+            info = TopicPublishInfo.of(state.name, self._decoded(body))
+        except RemoteProtocolError as error:
+            state.error = NoRouteError(f"the route of topic {state.name!r} is unreadable: {error}")
+            return
+        state.misses = 0
+        self._take(state, info, now_s)
+        if info.ok:
+            self._shared.put_route(state.name, body, now_s)
+
+    def _take(self, state: _Topic, info: TopicPublishInfo, now_s: float) -> None:
+        if info.ok:
+            state.info, state.fetched_s, state.error, state.final = info, now_s, None, False
+        else:
+            state.drop()
+            state.fail("has no writable queue on a broker with a master")
+
+    def _take_template(self, state: _Topic, answers: Answers, now_s: float) -> bool:
+        """Take the template's route if all name servers that answered name a common broker. Return
+        False if no server has the template."""
+        templates: dict[str, TopicRoute] = dict.fromkeys(answers, TopicRoute())
+        for server, frame in answers.items():
+            if frame.code == ResponseCode.SUCCESS:
+                with contextlib.suppress(RemoteProtocolError):
+                    templates[server] = self._decoded(bytes(frame.body or b""))
+        largest = max(templates.values(), key=lambda route: len(route.queues))
+        if not largest.queues:
+            return False
+        brokers = {
+            server: broker_addresses({broker.name: broker.addresses for broker in route.brokers})
+            for server, route in templates.items()
+        }
+        if set.intersection(*brokers.values()):
+            info = TopicPublishInfo.default(state.name, largest, self._queue_nums)
+            self._take(state, info, now_s)
+            return True
+        names = "; ".join(
+            f"{server} names {', '.join(sorted(f'{n} ({a})' for n, a in pairs)) or 'none'}"
+            for server, pairs in brokers.items()
+        )
+        state.fail(
+            "does not exist, and the name servers disagree about the brokers that make topics "
+            f"on the fly ({names}): take the wrong one out of the option nameServer, or create "
+            "the topic"
+        )
+        self._keep(state, now_s)
+        return True
+
+
+def _registered(answers: Answers) -> list[Collection[str]]:
+    """Return the names of the registered brokers, for each server with a readable answer."""
+    names: list[Collection[str]] = []
+    for frame in answers.values():
+        with contextlib.suppress(RemoteProtocolError):
+            names.append(decode_cluster_info(frame).keys())
+    return names
 
 
 def vip_route(route: TopicRoute) -> TopicRoute:
