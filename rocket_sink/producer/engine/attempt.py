@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
@@ -264,13 +264,9 @@ class CheckResult(NamedTuple):
     decided: bool = True
 
 
-class End(NamedTuple):
-    """The end of an attempt or of a group's messages. `sent_s`: when the last byte was written."""
-
-    attempt: SendAttempt
-    result: Result | CheckResult
-    sent_s: float | None
-    at_s: float
+End: TypeAlias = "tuple[SendAttempt, Result | CheckResult, float | None, float]"
+"""The end of an attempt or of a group's messages: the attempt, the result, the time at which the
+last byte was written, and the time of the end."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -357,7 +353,7 @@ class SendAttempt:
         return self.history
 
     def on_end(self, result: Result | CheckResult, sent_s: float | None, now_s: float) -> None:
-        self.ends.append(End(self, result, sent_s, now_s))
+        self.ends.append((self, result, sent_s, now_s))
 
 
 class BatchAttempt(SendAttempt):
