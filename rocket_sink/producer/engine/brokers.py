@@ -23,7 +23,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
+from rocket_sink.routing.fault import FaultItem, FaultProfile, Isolation, LatencyFaultTolerance
 from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
 from rocket_sink.routing.selectors import (
     FAR,
@@ -387,17 +387,18 @@ class Brokers:
         items = {item.broker_name: item for item in self.table.items()}
         health = []
         for name in sorted(self._brokers.keys() | items.keys()):
-            broker, item = self._brokers.get(name), items.get(name)
-            wait_s = 0.0 if item is None else max(0.0, item.start_s - now_s)
+            broker = self._brokers.get(name) or Broker(name)
+            item = items.get(name) or FaultItem(name)
+            wait_s = max(0.0, item.start_s - now_s)
             health.append(
                 BrokerHealth(
                     name,
                     available=wait_s == 0,
                     available_in_ms=wait_s * 1000,
-                    reachable=item is None or item.reachable,
-                    suspect=broker is not None and broker.suspect,
-                    latency_ms=0.0 if broker is None else broker.latency_s * 1000,
-                    in_flight=0 if broker is None else broker.in_flight,
+                    reachable=item.reachable,
+                    suspect=broker.suspect,
+                    latency_ms=broker.latency_s * 1000,
+                    in_flight=broker.in_flight,
                 )
             )
         return health
