@@ -108,20 +108,19 @@ class HeaderTemplates:
         return True
 
     def _read(self) -> Credentials | None:
-        return credentials_of(self._options) if self._provider is None else self._provider()
+        """Return the provider's credentials, else those of the options; None if there are none.
 
-
-def credentials_of(options: SinkOptions) -> Credentials | None:
-    """Return the options' credentials, with variables and files resolved; None if there are none.
-
-    Raises:
-        OptionError: a variable or file is missing, or empty.
-    """
-    if not options.access_key or not options.secret_key:
-        return None
-    token = options.security_token
-    return Credentials(
-        resolve_secret("accessKey", options.access_key).reveal(),
-        resolve_secret("secretKey", options.secret_key),
-        resolve_secret("securityToken", token) if token else None,
-    )
+        Raises:
+            OptionError: a variable or file that an option names is missing, or empty.
+        """
+        options = self._options
+        if self._provider is not None:
+            return self._provider()
+        if not options.access_key or not options.secret_key:
+            return None
+        token = options.security_token
+        return Credentials(
+            resolve_secret("accessKey", options.access_key).reveal(),
+            resolve_secret("secretKey", options.secret_key),
+            resolve_secret("securityToken", token) if token else None,
+        )
