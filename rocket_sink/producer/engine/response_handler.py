@@ -405,7 +405,8 @@ def _record_of(
     answer: SendAnswer | None = None,
     error: SendError | None = None,
 ) -> AttemptRecord:
-    channel, target, now_s = attempt.channel, attempt.target, attempt.ended_s
+    channel, now_s = attempt.channel, attempt.ended_s
+    queue = attempt.request.queue if attempt.target is None else attempt.target.queue
     handed_s = attempt.handed_s or now_s
     connect_ms = 0.0
     if channel is not None and channel.opened_s >= handed_s:
@@ -414,9 +415,9 @@ def _record_of(
     return AttemptRecord(
         attempt=attempt.number,
         topic=attempt.request.topic,
-        broker_name=target.queue.broker_name if target is not None else "",
+        broker_name=queue.broker_name if queue is not None else "",
         broker_address=attempt.address,
-        queue_id=target.queue.queue_id if target is not None else -1,
+        queue_id=queue.queue_id if queue is not None else -1,
         queue_offset=answer.queue_offset if answer is not None else -1,
         started_ms=attempt.wall_ms,
         queue_wait_ms=(handed_s - attempt.ready_s) * 1000,
@@ -443,9 +444,6 @@ def _note_wait(attempt: SendAttempt, history: AttemptHistory, error: SendError) 
         waited.broker_address, waited.wire_bytes, waited.rtt_ms = "", 0, 0.0
         waited.queue_wait_ms = 0.0
         waited.started_ms = int(time.time() * 1000 - wait_ms)
-        if attempt.request.queue is not None:
-            waited.broker_name = attempt.request.queue.broker_name
-            waited.queue_id = attempt.request.queue.queue_id
         history.waited = waited
         history.records.append(waited)
     waited.attempt = attempt.number
