@@ -122,14 +122,8 @@ class GroupAttempt(SendAttempt):
         self._answers, self._single_answers = [], []
         if len(parts) == 1:
             return parts[0]
-        return StoredFrames(
-            np.concatenate([part.indices for part in parts]),
-            np.concatenate([part.queue_offsets for part in parts]),
-            np.concatenate([part.offset_message_ids for part in parts]),
-            _joined([part.transaction_ids for part in parts]),
-            _joined([part.recall_handles for part in parts]),
-            np.concatenate([part.rtt_ms for part in parts]),
-        )
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return StoredFrames(*map(_joined, columns))
 
     def _columns_of(self, answers: SendAnswers, rtt_s: float) -> StoredFrames:
         texts = answers.texts
@@ -167,8 +161,8 @@ def _column(texts: Sequence[str | None]) -> Texts | None:
     return None if None in texts else np.array(texts, "S")
 
 
-def _joined(columns: Sequence[Texts | None]) -> Texts | None:
-    """Join the columns; return None if a column is missing."""
+def _joined(columns: Sequence[npt.NDArray[Any] | None]) -> Any:
+    """Join the columns of several `StoredFrames`; return None if a column is missing."""
     present_columns = [column for column in columns if column is not None]
     return np.concatenate(present_columns) if len(present_columns) == len(columns) else None
 
