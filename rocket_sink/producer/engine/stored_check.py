@@ -24,9 +24,8 @@ The check can be wrong if the network or a starved broker delays a request for l
 (`messageIndexEnable`), or if a killed broker kept the first message's body and not its id.
 
 The broker looks ids up in its index (QueryMessageProcessor.queryMessage, IndexService.buildIndex),
-which it keeps as long as the log. After a crash it drops the newest index file (IndexService.load).
-It builds that file again from the log files that it recovers, or with `messageIndexSafe=true` from
-all log files. Until a delayed message is delivered, it is indexed under an internal topic.
+which it keeps as long as the log. docs/guarantees/effectively-once.md says what a crash takes from
+the index. Until a delayed message is delivered, it is indexed under an internal topic.
 """
 
 from __future__ import annotations
@@ -144,7 +143,6 @@ class StoredCheck:
 
     attempt: SendAttempt
     error: SendError
-    opened_s: float
     next_s: float
     wait_s: float = _FIRST_WAIT_S
     since_s: float | None = None
@@ -171,7 +169,7 @@ class StoredChecks:
     def begin(self, attempt: SendAttempt) -> None:
         error = attempt.known_history().last_error
         assert error is not None
-        check = StoredCheck(attempt, error, attempt.ended_s, attempt.ended_s)
+        check = StoredCheck(attempt, error, attempt.ended_s)
         self.open[check] = None
         self._step(check, attempt.ended_s)
 
@@ -187,7 +185,7 @@ class StoredChecks:
 
     def _step(self, check: StoredCheck, now_s: float) -> None:
         """Ask the broker when a question is due; end the check undecided at its deadline."""
-        if now_s >= check.opened_s + self._timeout_s:
+        if now_s >= check.attempt.ended_s + self._timeout_s:
             self._end(check, CheckResult(check.error, decided=False), now_s)
         elif not check.outstanding and now_s >= check.next_s:
             self._ask(check, now_s)
@@ -271,5 +269,5 @@ class StoredChecks:
     def _end(self, check: StoredCheck, result: CheckResult, now_s: float) -> None:
         del self.open[check]
         # The time of the check does not count against the request's time-out.
-        check.attempt.deadline_s += now_s - check.opened_s
+        check.attempt.deadline_s += now_s - check.attempt.ended_s
         check.attempt.on_end(result, None, now_s)
