@@ -558,8 +558,8 @@ PRODUCER = (
     Defect(
         "late-requests-wait-for-the-best",
         "rocket_sink/producer/engine/waiting.py",
-        "brokers.open_to(*place)\n",
-        "brokers.open_to(place[0], False)\n",
+        "brokers.open_to(*place, now_s)\n",
+        "brokers.open_to(place[0], False, now_s)\n",
         (
             "tests/producer/engine/test_waiting.py::test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over",
         ),

@@ -263,7 +263,7 @@ class Brokers:
             topic_ranking = self._ranked(info, topic_ranking)
         return topic_ranking.ranking
 
-    def open_to(self, topic: str, worse: bool) -> list[Broker]:
+    def open_to(self, topic: str, worse: bool, now_s: float) -> list[Broker]:
         """Return the brokers to which the topic's requests go now; none if there is no ranking.
 
         Args:
@@ -272,9 +272,7 @@ class Brokers:
         topic_ranking = self._rankings.get(topic)
         if topic_ranking is None:
             return []
-        if topic_ranking.version != self.ranks_version:
-            topic_ranking = self._ranked(topic_ranking.info, topic_ranking)
-        ranking = topic_ranking.ranking
+        ranking = self.ranking(topic_ranking.info, now_s)
         return [self.of(broker.name) for broker in (ranking.usable if worse else ranking.best)]
 
     def rank(self, name: str, topic: str) -> int:

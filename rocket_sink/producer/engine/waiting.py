@@ -159,7 +159,7 @@ class WaitingRequests:
             if info is not None:
                 brokers.ranking(info, now_s)  # `open_to` needs the ranking of a new route
         due = []
-        watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
+        watched = [place] if isinstance(place, Broker) else brokers.open_to(*place, now_s)
         for broker in watched:
             reserved = 0
             while line and (room := line[0][1].room_at(broker, reserved)):
