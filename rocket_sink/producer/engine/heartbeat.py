@@ -124,8 +124,7 @@ class Heartbeats:
             if oldest is None or channel in self._asked or channel.silent_s(now_s) <= _ASK_S:
                 continue
             self._asked.add(channel)
-
-            on_end = Call(lambda answer, error, at_s, peer=channel: self._asked.discard(peer))  # type: ignore[misc]
+            on_end = Call(lambda *end, peer=channel: self._asked.discard(peer))
             frame = self.frame()
             self._client.call_on(channel, frame, on_end, deadline_s=oldest.deadline_s, now_s=now_s)
 
