@@ -40,7 +40,7 @@ def plot_latency(report: Figures) -> altair.Chart:
     for row in rows:
         row["p999"] = row.pop("p99.9")
     chart: altair.Chart = (
-        _chart()(alt.Data(values=rows))
+        _chart(rows)
         .transform_fold(shares, as_=["share", "ms"])
         .mark_point(filled=True, size=60)
         .encode(
@@ -49,7 +49,6 @@ def plot_latency(report: Figures) -> altair.Chart:
             color=alt.Color("share:N", title=None, sort=shares),
             tooltip=["broker:N", "topic:N", "share:N", "ms:Q", "answers:Q"],
         )
-        .properties(width=_WIDTH)
     )  # fmt: skip
     return chart
 
@@ -57,22 +56,15 @@ def plot_latency(report: Figures) -> altair.Chart:
 def plot_heat(report: Figures) -> altair.LayerChart:
     """Draw p99 (ms) of the times to an answer, by broker and time. Red lines mark isolations."""
     alt = _altair()
-    heat = (
-        _chart()(alt.Data(values=_rows(report, "heat")))
-        .mark_rect()
-        .encode(
-            x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
-            color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
-            tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
-        )
+    heat = _chart(_rows(report, "heat")).mark_rect().encode(
+        x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
+        color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
+        tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
     )  # fmt: skip
-    isolated = (
-        _chart()(alt.Data(values=_rows(report, "isolations")))
-        .mark_rule(color="#c62828", strokeWidth=3)
-        .encode(x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"])
-    )
-    layers = _offline(alt.LayerChart)(layer=[heat, isolated])
-    chart: altair.LayerChart = layers.properties(width=_WIDTH)
+    isolated = _chart(_rows(report, "isolations")).mark_rule(color="#c62828", strokeWidth=3).encode(
+        x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"]
+    )  # fmt: skip
+    chart: altair.LayerChart = _offline(alt.LayerChart)(layer=[heat, isolated])
     return chart
 
 
@@ -80,10 +72,11 @@ def plot_failures(report: Figures) -> altair.Chart:
     """Draw failed attempts by error."""
     alt = _altair()
     rows = [{"error": row.error_code, "attempts": row.attempts} for row in report.errors]
-    return _bars(
-        rows, x=alt.X("attempts:Q", title="failed attempts"),
+    chart: altair.Chart = _chart(rows).mark_bar().encode(
+        x=alt.X("attempts:Q", title="failed attempts"),
         y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
     )  # fmt: skip
+    return chart
 
 
 def plot_dead_letters(report: Figures) -> altair.Chart:
@@ -93,19 +86,20 @@ def plot_dead_letters(report: Figures) -> altair.Chart:
 
 def _over_time(report: Figures, name: str, amount: str, colour: str, title: str) -> altair.Chart:
     alt = _altair()
-    return _bars(
-        _rows(report, name), x=alt.X("at:T", title=None), x2="end:T",
+    chart: altair.Chart = _chart(_rows(report, name)).mark_bar().encode(
+        x=alt.X("at:T", title=None), x2="end:T",
         y=alt.Y(f"sum({amount}):Q", title=title), color=alt.Color(f"{colour}:N", title=None),
         tooltip=["at:T", f"{colour}:N", f"sum({amount}):Q"],
     )  # fmt: skip
-
-
-def _bars(rows: list[dict[str, Any]], **channels: Any) -> altair.Chart:
-    bars = _chart()(_altair().Data(values=rows)).mark_bar().encode(**channels)
-    chart: altair.Chart = bars.properties(width=_WIDTH)
     return chart
 
 
+def _chart(rows: list[dict[str, Any]]) -> Any:
+    alt = _altair()
+    return _offline(alt.Chart)(alt.Data(values=rows), width=_WIDTH)
+
+
+@functools.cache
 def _offline(kind: type[Any]) -> type[Any]:
     """Return a subclass of a chart class whose form for notebooks needs no network."""
 
@@ -140,11 +134,6 @@ def _altair() -> Any:
             "figures need altair: pip install altair, or the extra `report`"
         ) from error
     return altair
-
-
-@functools.cache
-def _chart() -> type[Any]:
-    return _offline(_altair().Chart)
 
 
 def _rows(report: Figures, name: str) -> list[dict[str, Any]]:
