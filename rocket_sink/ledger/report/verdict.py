@@ -1,7 +1,6 @@
 """The verdict of a report: rules over its figures, each with a sentence and the next command.
 
-A rule's condition yields the values for its sentence, once for each case. Findings come in the
-order of `RULES`: problems first, then warnings, then notes. This module reads no ledger.
+This module reads no ledger.
 """
 
 from __future__ import annotations
@@ -27,22 +26,15 @@ SLOW_MS: Final = 50.0
 """A broker is slow if its p99 is `SLOW_TIMES` the median of the others, and `SLOW_MS` above it."""
 _SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
 """Reasons of letters that a backfill may send as they are."""
-_NAMES: Final = 80
+_name: Final = partial(clean, max_chars=80)
 
 Case = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the verdict.
-
-    Attributes:
-        name: for programs; also the name of its findings.
-        level: problem, warning or note.
-        when: yields the values of the sentence, once for each case.
-        says: the sentence.
-        next: the action that mends the case; empty if there is none.
-    """
+    """A rule of the verdict. `when` yields the values of its sentence `says`, and of `next`, once
+    for each case. The other attributes are those of its findings."""
 
     name: str
     level: str
@@ -53,17 +45,12 @@ class Rule:
 
 def verdict(facts: Figures) -> list[Finding]:
     """Return the findings, the gravest first. If there is nothing worse than notes, say so."""
-    commands = _commands(facts.ledger)
-    findings = [
-        Finding(
-            rule.name, rule.level, rule.says.format_map({**commands, **case}),
-            rule.next.format_map({**commands, **case}),
-        )
-        for rule in RULES
-        for case in rule.when(facts)
-    ]  # fmt: skip
-    levels = ("problem", "warning", "note")
-    findings.sort(key=lambda finding: levels.index(finding.level))
+    commands, findings = _commands(facts.ledger), list[Finding]()
+    for rule in RULES:
+        for case in rule.when(facts):
+            words = {**commands, **case}
+            says, following = rule.says.format_map(words), rule.next.format_map(words)
+            findings.append(Finding(rule.name, rule.level, says, following))
     if any(finding.level != "note" for finding in findings):
         return findings
     return [_well(facts), *findings]
@@ -140,8 +127,8 @@ def _away(facts: Figures, *, left_route: bool) -> Iterator[Case]:
         rows, keys = sum(w.rows for w in waits), sum(w.keys for w in waits)
         waiting = f"{counted(rows, 'row')} of {counted(keys, 'key', 'waits', 'wait', of=rows)}"
         yield {
-            "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
-            "cause": clean(absence.cause, _NAMES), "held": f"; {waiting} for it" if waits else "",
+            "broker": _name(absence.broker), "since": moment(absence.since),
+            "cause": _name(absence.cause), "held": f"; {waiting} for it" if waits else "",
             "then": f", then `{backfill_command(facts.ledger)}`" if waits else "",
         }  # fmt: skip
 
@@ -154,11 +141,11 @@ def _was_away(facts: Figures) -> Iterator[Case]:
         last = outages[-1]
         length_s = sum((o.back_at - o.since).total_seconds() for o in outages if o.back_at)
         yield {
-            "broker": clean(broker, _NAMES), "since": moment(last.since),
+            "broker": _name(broker), "since": moment(last.since),
             "back": moment(last.back_at or last.last_failed_at),
             "times": f"{counted(len(outages), 'time')}, {_seconds(length_s)} in all, the last "
             if len(outages) > 1 else "",
-            "cause": clean(last.cause, _NAMES),
+            "cause": _name(last.cause),
         }  # fmt: skip
 
 
@@ -180,7 +167,7 @@ def _letters(facts: Figures, *reasons: str) -> Iterator[Case]:
         return
     by_class = Counter[str]()
     for d in letters:
-        by_class[f"{d.reason} {clean(d.error_code, _NAMES)}"] += d.pending
+        by_class[f"{d.reason} {_name(d.error_code)}"] += d.pending
     shown = ", ".join(f"{count:,} {name}" for name, count in by_class.most_common(3))
     oldest = [d.oldest for d in letters if d.oldest is not None]
     pending = by_class.total()
@@ -217,25 +204,20 @@ def _isolated(facts: Figures, *, still: bool) -> Iterator[Case]:
         is_still = facts.last_at is not None and isolation.last_end > facts.last_at
         if isolation.broker not in absent and is_still is still:
             yield {
-                "broker": clean(isolation.broker, _NAMES), "since": moment(isolation.last_start),
-                "cause": clean(isolation.cause, _NAMES), "times": counted(isolation.times, "time"),
+                "broker": _name(isolation.broker), "since": moment(isolation.last_start),
+                "cause": _name(isolation.cause), "times": counted(isolation.times, "time"),
                 "length": _seconds(isolation.length_ms / 1000),
             }  # fmt: skip
 
 
 def _slow(facts: Figures) -> Iterator[Case]:
-    measured = [(b.broker, b.p99_ms) for b in _brokers(facts) if b.p99_ms is not None]
-    for broker, p99 in measured:
-        others = [other for name, other in measured if name != broker]
-        if not others:
-            continue
-        usual = median(others)
+    measured = {b.broker: b.p99_ms for b in _brokers(facts) if b.p99_ms is not None}
+    for broker, p99 in measured.items():
+        others = [other for name, other in measured.items() if name != broker]
+        usual = median(others) if others else p99
         if p99 >= SLOW_TIMES * usual and p99 - usual >= SLOW_MS:
             times = f"{p99 / usual:,.0f} times" if usual > 0 else "far above"
-            yield {
-                "broker": clean(broker, _NAMES), "p99": _ms(p99), "times": times,
-                "usual": _ms(usual),
-            }  # fmt: skip
+            yield {"broker": _name(broker), "p99": _ms(p99), "times": times, "usual": _ms(usual)}
 
 
 def _replays(facts: Figures) -> Iterator[Case]:
@@ -250,8 +232,8 @@ def _replays(facts: Figures) -> Iterator[Case]:
 def _successors(facts: Figures) -> Iterator[Case]:
     for successor in facts.successors[-1:]:
         yield {
-            "query": clean(successor.query_id, _NAMES), "earlier": clean(successor.earlier, _NAMES),
-            "topic": clean(successor.topic, _NAMES), "began": moment(successor.began),
+            "query": _name(successor.query_id), "earlier": _name(successor.earlier),
+            "topic": _name(successor.topic), "began": moment(successor.began),
         }  # fmt: skip
 
 
