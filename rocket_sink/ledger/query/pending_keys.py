@@ -45,23 +45,17 @@ Keys = dict[str, set[str]]
 
 
 class _Note(NamedTuple):
-    """A note's name, and the parts of the name."""
+    """A note's name, and the task's query, epoch and partition in it."""
 
     name: str
     query: str
     epoch: int
     partition: str
-    run: str
-    task: str
 
     @property
-    def place(self) -> tuple[str, int, str]:
-        """Query, epoch and partition, which all attempts at a task share."""
-        return self.query, self.epoch, self.partition
-
-    @property
-    def attempt(self) -> tuple[str, int, str, str, str]:
-        return (*self.place, self.run, self.task)
+    def attempt(self) -> str:
+        """The name without its last part, as `_attempt_name` gives it."""
+        return self.name.rpartition(".")[0]
 
 
 class PendingKeys:
@@ -78,7 +72,7 @@ class PendingKeys:
         with _errors(self._place):
             store = NoteStore(self._place, _KIND)
             for note in _notes(store):
-                if note.place == own:
+                if (note.query, note.epoch, note.partition) == own:
                     self._earlier.append(note.name)
                 if note.query == query and note.epoch >= ctx.epoch:
                     continue
@@ -91,10 +85,10 @@ class PendingKeys:
         lists = {topic: sorted(names) for topic, names in keys.items() if names}
         if not lists:
             return
-        attempt = f"{_run_part(ctx.run_id)}.{ctx.task_attempt_id}.{uuid.uuid4().hex}"
-        parts = (path_part(ctx.query_id), ctx.epoch, ctx.partition, attempt)
+        task = ctx.query_id, ctx.epoch, ctx.partition
+        attempt = _attempt_name(*task, ctx.run_id, ctx.task_attempt_id)
         with _errors(self._place):
-            NoteStore(self._place, _KIND).write("~".join(map(str, parts)), lists)
+            NoteStore(self._place, _KIND).write(f"{attempt}.{uuid.uuid4().hex}", lists)
 
     def withdraw_earlier(self) -> None:
         """Remove the notes of earlier attempts at this task; called when this attempt is complete
@@ -180,11 +174,10 @@ def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> 
         "AND concat_ws('~', CAST(epoch AS STRING), coalesce(CAST(partition AS STRING), 'None'))"
         f" IN ({places}) AND ({queries})"
     )
-    counts: dict[tuple[str, int, str, str, str], bool] = {}
+    counts: dict[str, bool] = {}
     for row in rows_of(attempts):
-        place = path_part(row["query_id"]), row["epoch"], row["part"]
-        attempt = (*place, _run_part(row["run_id"]), str(row["task"]))
-        counts[attempt] = row["counts"]
+        *attempt, is_counted = row.values()
+        counts[_attempt_name(*attempt)] = is_counted
     last_epochs = {path_part(query_id): epoch for query_id, epoch in ids.items()}
     known = {}
     for note in notes:
@@ -211,18 +204,17 @@ def _pending(query: Query) -> set[tuple[str, str]]:
     return {(row["topic"], row["sharding_key"]) for row in rows_of(keys)}
 
 
-def _run_part(run_id: str) -> str:
-    """Return a run's id for a file name, cut because a name has 255 characters at most."""
-    return path_part(run_id)[:40]
+def _attempt_name(query: str, epoch: int, partition: object, run: str, task: object) -> str:
+    # The run's id is cut because a file's name has 255 characters at most.
+    return f"{path_part(query)}~{epoch}~{partition}~{path_part(run)[:40]}.{task}"
 
 
 def _notes(store: NoteStore) -> Iterator[_Note]:
     for name in store.names():
         if name.count("~") == 3:
-            query, epoch, partition, attempt = name.split("~")
-            run, task, _ = attempt.rsplit(".", 2)
+            query, epoch, partition, _ = name.split("~")
             if partition == "None" or partition.isdigit():
-                yield _Note(name, query, int(epoch), partition, run, task)
+                yield _Note(name, query, int(epoch), partition)
 
 
 def _read(store: NoteStore, name: str) -> dict[str, list[str]]:
