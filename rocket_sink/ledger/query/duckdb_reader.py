@@ -9,10 +9,11 @@ the extra `fast`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -114,18 +115,23 @@ class QuickLedger:
             for kind, names in files.items():
                 self._files[kind] = [f"{self.path}/{name}" for name in names]
                 self._sources[kind] = _source_of(kind, self._files[kind])
-        self._lock([path for paths in self._files.values() for path in paths])
+        # Let the session read only these files, write no file and load no extension.
+        for statement in (
+            f"SET allowed_paths = [{_quoted(itertools.chain(*self._files.values()))}]",
+            "SET enable_external_access = false",
+            "SET lock_configuration = true",
+        ):
+            self._session.execute(statement)
         self._define_rows()
 
     def _define_rows(self) -> None:
         """Define a view of each kind's rows, and one of all rows, including unfolded ones. DuckDB
         needs 40 ms to plan the view of all rows, each time that a query names it."""
         nulls = {c.name: f"CAST(NULL AS {_TYPES[c.sql_type]})" for c in COLUMNS}
+        no_rows = f"(SELECT {_aliased(nulls)} WHERE false)"
         for kind in KINDS:
-            rows = f"SELECT {_aliased(nulls)} WHERE false"
-            if kind in self._sources:
-                terms = {"kind": f"'{kind}'"} | _names_of(kind)
-                rows = f"SELECT {_aliased(terms)} FROM {self._sources[kind]}"
+            terms = {"kind": f"'{kind}'"} | _names_of(kind)
+            rows = f"SELECT {_aliased(terms)} FROM {self._sources.get(kind, no_rows)}"
             self._session.execute(f"CREATE OR REPLACE TEMP VIEW rows_of_{kind} AS {rows}")
         views = [*(f"rows_of_{kind}" for kind in KINDS), "unfolded_rows"]
         rows = " UNION ALL BY NAME ".join(f"SELECT * FROM {view}" for view in views)
@@ -140,15 +146,6 @@ class QuickLedger:
                 self._session.execute(f"CREATE TEMP TABLE gathered_{kind} AS {select}")
                 self._sources[kind] = f"gathered_{kind}"
         self._define_rows()
-
-    def _lock(self, paths: list[str]) -> None:
-        """Let the session read only these files, write no file and load no extension."""
-        for statement in (
-            f"SET allowed_paths = [{_quoted(paths)}]",
-            "SET enable_external_access = false",
-            "SET lock_configuration = true",
-        ):
-            self._session.execute(statement)
 
     def query(self, select: str) -> pa.Table:
         """Run a query over the views; return its rows.
@@ -212,7 +209,7 @@ def _names_of(kind: str) -> dict[str, str]:
     return {name: f'"{name}"' for name in columns_of(kind)} | checked
 
 
-def _quoted(texts: list[str]) -> str:
+def _quoted(texts: Iterable[str]) -> str:
     return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
 
 
