@@ -28,7 +28,7 @@ from rocket_sink.ledger.driver.fold import FOLDERS, fold, spools_in_use
 from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import reader_of
-from rocket_sink.ledger.query.live import follow, observe
+from rocket_sink.ledger.query.live import observe
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.storage import active_session, is_classic
@@ -80,7 +80,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     retention = Retention(dict(options.ledger_retention_ms), bodies_ms)
     folder.add(place, options.fold_interval_ms / 1000, app_id, retention)
     try:
-        observe(place, lambda: follow(session, place))
+        observe(session, place)
     except (LedgerError, OSError) as error:
         _LOG.warning("no metrics of the ledger %s: %s", place, first_line(error))
     return folder

@@ -58,13 +58,8 @@ BOUNDS_S: Final = (
 
 
 class Standing(NamedTuple):
-    """Figures that need a query over the whole ledger, because new rows alone do not tell them.
-
-    Attributes:
-        pending: pending dead letters by reason.
-        superseded_rows: rows that brokers may have stored for task attempts that do not count,
-            including killed ones (view `superseded`).
-    """
+    """Figures that need a query over the whole ledger, because new rows alone do not tell them:
+    pending dead letters by reason, and the sum of the view `superseded`."""
 
     pending: Mapping[str, int]
     superseded_rows: int
@@ -90,7 +85,7 @@ class BrokerSums:
     """{upper bound of a bucket (s): number of answers in this bucket alone}."""
 
     def latency_ms(self, share: float) -> float | None:
-        """Return the latency that this share of the newest answers did not exceed."""
+        """Return the latency that a share of the newest answers did not exceed."""
         return percentile(sorted(self.answers.items()), share)
 
     def is_isolated(self) -> bool:
@@ -245,8 +240,6 @@ Values = Iterable[tuple[float, dict[str, str | float]]]
 
 
 class Metric(NamedTuple):
-    """A metric as OpenTelemetry describes it, and the function that computes its values."""
-
     name: str
     is_counter: bool
     unit: str
@@ -328,12 +321,12 @@ _followed: dict[LedgerPath, LiveFigures] = {}
 _lock: Final = ForkLock()
 
 
-def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
+def observe(spark: SparkSession, place: LedgerPath) -> None:
     """Make metrics of a ledger from now on. Do nothing if OpenTelemetry's API is not installed, or
     if the ledger has metrics already.
 
     Raises:
-        LedgerError, OSError: from `make`.
+        LedgerError, OSError: from `follow`.
     """
     try:
         import opentelemetry.metrics
@@ -343,7 +336,7 @@ def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:
         if place in _followed:
             return
         is_first = not _followed
-        _followed[place] = make()
+        _followed[place] = follow(spark, place)
     if is_first:
         from rocket_sink import __version__
 
