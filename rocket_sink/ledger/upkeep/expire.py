@@ -53,12 +53,8 @@ _ASKED: Final = ("at", "letter_id", "query_id", "epoch")
 
 @dataclass(frozen=True)
 class Retention:
-    """How long rows and bodies stay, in ms.
-
-    Attributes:
-        rows_ms: {kind: time}. Rows of other kinds stay for ever.
-        bodies_ms: time for bodies of settled dead letters; None: as long as their rows.
-    """
+    """How long rows stay (ms) by kind, and bodies of settled dead letters; None: as long as their
+    rows. Rows of other kinds stay for ever."""
 
     rows_ms: Mapping[str, int] = field(default_factory=dict)
     bodies_ms: int | None = None
