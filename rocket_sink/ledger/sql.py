@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -67,26 +66,28 @@ class Scoped:
         return self._query(select)
 
 
-def is_text(column: str, text: str, form: str = "{}") -> str:
-    """Return the condition that a column has this text. A text with special characters is compared
-    in hexadecimal digits."""
-    column = form.format(column)
+def is_text(column: str, text: str) -> str:
+    """Return the condition that a column, or a term, is this text. A text with special characters
+    is compared in hexadecimal digits."""
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
         return f"{column} = '{text}'"
     return f"hex({column}) = '{text.encode().hex().upper()}'"
 
 
-def full_id(query: Query, start: str, path: str) -> str:
-    """Return the full id of the query whose id begins with `start`.
+def with_full_id(scope: Scope, query: Query, path: str) -> Scope:
+    """Return the scope with the full id of the query whose id begins with its `query_id`.
 
     Raises:
         LedgerError: no query has such an id, or several have.
     """
-    begins = is_text("query_id", start, f"substr({{}}, 1, {len(start)})")
+    start = scope.query_id
+    if start is None:
+        return scope
+    begins = is_text(f"substr(query_id, 1, {len(start)})", start)
     rows = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
     ids = sorted(rows.column("query_id").to_pylist())
     if start in ids or len(ids) == 1:
-        return start if start in ids else str(ids[0])
+        return replace(scope, query_id=start if start in ids else ids[0])
     if ids:
         shown = ", ".join(clean(query_id, 60) for query_id in ids[:_IDS_SHOWN])
         raise LedgerError(
@@ -140,7 +141,7 @@ def middle_ms(class_: int) -> float:
 
 
 def percentile(
-    counts: Iterable[tuple[int, float]], share: float, longest: float | None = None
+    counts: Sequence[tuple[int, float]], share: float, longest: float | None = None
 ) -> float | None:
     """Return the latency (ms) that a share of the answers did not exceed; None without answers.
 
@@ -148,11 +149,10 @@ def percentile(
         counts: (class, weight), sorted by class.
         longest: the longest latency of all answers.
     """
-    classes = list(counts)
-    total = sum(weight for _, weight in classes)
-    if total <= 0:
-        return None
-    reached = itertools.accumulate(weight for _, weight in classes)
-    at = next(n for n, passed in enumerate(reached) if passed >= share * total * (1 - 1e-9))
-    middle = round(middle_ms(classes[at][0]), 4)
-    return middle if longest is None else min(middle, longest)
+    remaining = share * sum(weight for _, weight in counts) * (1 - 1e-9)
+    for class_, weight in counts:
+        remaining -= weight
+        if remaining <= 0:
+            middle = round(middle_ms(class_), 4)
+            return middle if longest is None else min(middle, longest)
+    return None

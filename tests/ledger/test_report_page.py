@@ -21,7 +21,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import isolation_rows, send_rows
 from rocket_sink.ledger.report import Report, Scope, figures, page, to_html
-from rocket_sink.ledger.tune.values import FEWEST
+from rocket_sink.ledger.tune.suggest import FEWEST
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.tables import cell
 from tests.run_command import run_command

@@ -16,8 +16,7 @@ from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import send_rows
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.replay import Attempts, replay
-from rocket_sink.ledger.tune.suggest import DEFAULT, RECORDED, profiles, suspicions, tune
-from rocket_sink.ledger.tune.values import Tuning
+from rocket_sink.ledger.tune.suggest import DEFAULT, RECORDED, Tuning, profiles, suspicions, tune
 from rocket_sink.ledger.views import queried
 from rocket_sink.routing.fault import PROFILES
 

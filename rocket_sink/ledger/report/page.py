@@ -25,7 +25,7 @@ from rocket_sink import __version__
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import Column, Table, plain
 from rocket_sink.ledger.report.verdict import name_servers
-from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tuning
+from rocket_sink.ledger.tune.suggest import DEFAULTS_FIT, FEWEST, Comparison, Tuning
 from rocket_sink.tables import cell
 from rocket_sink.text import clean, counted, json_text
 

@@ -21,6 +21,7 @@ from rocket_sink.ledger.report.values import (
     ErrorFigures,
     IsolationFigures,
     IsolationSums,
+    RowSums,
     Successor,
     Totals,
     WaitFigures,
@@ -33,38 +34,38 @@ from rocket_sink.ledger.sql import (
     Scope,
     Scoped,
     class_of,
-    full_id,
     is_text,
     latencies,
     micros,
     percentile,
     timestamp,
+    with_full_id,
 )
-from rocket_sink.ledger.tune.suggest import tune
-from rocket_sink.ledger.tune.values import FEWEST
+from rocket_sink.ledger.tune.suggest import FEWEST, tune
 
 _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
 """SQL condition of a failed send of a `TableProducer`: its only attempt does not count."""
-_SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
+_ISOLATIONS: Final = 50
+_ERRORS: Final = 10
 
 
 def figures(
-    query: Query, path: str, scope: Scope, *, epochs: int = 20, isolations: int = 50,
-    errors: int = 10, unfolded_epochs: int = 0, quarantined_files: int = 0, series: bool = False,
+    query: Query, path: str, scope: Scope, *, epochs: int = 20, unfolded_epochs: int = 0,
+    quarantined_files: int = 0, series: bool = False,
 ) -> Report:  # fmt: skip
-    """Make a report with any reader of the views; `epochs`, `isolations`, `errors` limit the lists.
+    """Make a report with any reader of the views.
 
     Args:
+        epochs: the largest number of epochs to list.
         series: include the figures of the page: charts, and sends under other settings.
 
     Raises:
         LedgerError: no query's id begins with the scope's `query_id`, or several do.
     """
-    if scope.query_id is not None:
-        scope = replace(scope, query_id=full_id(query, scope.query_id, path))
+    scope = with_full_id(scope, query, path)
     read = Scoped(query, scope)
     totals, last_epochs = _epochs(read, epochs)
-    count, events = _isolations(read, isolations)
+    count, events = _isolations(read)
     brokers, letters = _brokers(read), _dead_letters(read)
     pending = any(d.pending for d in letters)
     (last,) = read(
@@ -72,7 +73,7 @@ def figures(
     )
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
-        _errors(read, errors), unfolded_epochs, quarantined_files,
+        _errors(read), unfolded_epochs, quarantined_files,
         absences=_absences(read), waiting=_waiting(read) if pending else [],
         successors=successors(read), isolated=_isolation_sums(read), last_at=last["at"],
         series=read_series(read) if series else None,
@@ -83,17 +84,17 @@ def figures(
 def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
     sums = {
         "epochs": "count(*)",
-        **{name: f"sum({name})" for name in _SUMS},
+        **{name: f"sum({name})" for name in RowSums.__dataclass_fields__},
         "not_adding_up": "count(CASE WHEN NOT adds_up THEN 1 END)",
         "unconfirmed": f"count(CASE WHEN NOT confirmed AND NOT {_FAILED_SEND} THEN 1 END)",
         "failed_sends": f"count(CASE WHEN {_FAILED_SEND} THEN 1 END)",
     }
     totals = ", ".join(f"CAST({text} OVER () AS BIGINT) AS _{n}" for n, text in sums.items())
-    names = list(EpochFigures.__dataclass_fields__)
+    names = EpochFigures.__dataclass_fields__
     rows = read(
-        f"SELECT {', '.join(names)}, {totals} FROM epochs WHERE {read.where} "
+        f"SELECT {', '.join(names)}, {totals} FROM epochs "
         # Window functions repeat the sums in each row, so one query is enough.
-        f"ORDER BY at DESC, epoch DESC LIMIT {max(limit, 1)}"
+        f"WHERE {read.where} ORDER BY at DESC, epoch DESC LIMIT {max(limit, 1)}"
     )
     if not rows:
         return Totals(), []
@@ -280,7 +281,7 @@ def _waiting(read: Scoped) -> list[WaitFigures]:
     return [WaitFigures(*row.values()) for row in rows]
 
 
-def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
+def _isolations(read: Scoped) -> tuple[int, list[IsolationFigures]]:
     """Return the number of isolations and the last ones. Workers of an executor share the brokers'
     state, so an isolation that several of them noted counts once."""
     rows = read(
@@ -290,12 +291,11 @@ def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
                 count(DISTINCT worker) AS workers
             FROM isolations WHERE {read.where}
             GROUP BY broker_name, topic, cause, isolated_from, isolated_ms, reachable
-        ) e ORDER BY start DESC LIMIT {max(limit, 1)}"""
+        ) e ORDER BY start DESC LIMIT {_ISOLATIONS}"""
     )
     names = IsolationFigures.__dataclass_fields__
-    last = reversed(rows[:limit])
-    events = [IsolationFigures(**{name: row[name] for name in names}) for row in last]
-    return (rows[0]["_total"] if rows else 0), events
+    last = [IsolationFigures(**{name: row[name] for name in names}) for row in reversed(rows)]
+    return (rows[0]["_total"] if rows else 0), last
 
 
 def _isolation_sums(read: Scoped) -> list[IsolationSums]:
@@ -344,7 +344,7 @@ def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
     return [DeadLetterFigures(**row) for row in rows]
 
 
-def _errors(read: Scoped, limit: int) -> list[ErrorFigures]:
+def _errors(read: Scoped) -> list[ErrorFigures]:
     rows = read(
         f"""SELECT coalesce(error_code, upper(outcome)) AS error_code, response_code,
             count(DISTINCT broker_name) AS brokers, count(*) AS attempts,
@@ -358,6 +358,6 @@ def _errors(read: Scoped, limit: int) -> list[ErrorFigures]:
                     partition, task_attempt_id, request ORDER BY attempt
             ) AS _nth
             FROM answered WHERE NOT {STORED} AND {read.where}
-        ) s GROUP BY 1, 2 ORDER BY attempts DESC, error_code LIMIT {limit}"""
+        ) s GROUP BY 1, 2 ORDER BY attempts DESC, error_code LIMIT {_ERRORS}"""
     )
     return [ErrorFigures(**row) for row in rows]

@@ -207,11 +207,8 @@ def _letters(read: Scoped, step: str) -> Rows:
             FROM counted_letters WHERE {read.where}
             UNION ALL
             SELECT {step} AS step, reason, 0 AS given, 1 AS settled, 0 AS size
-            FROM (
-                SELECT e.at, c.reason
-                FROM (SELECT letter_id, reason FROM counted_letters WHERE {read.where}) c
-                JOIN ({ends}) e ON c.letter_id = e.letter_id
-            ) s
+            FROM (SELECT letter_id, reason FROM counted_letters WHERE {read.where}) c
+            JOIN ({ends}) e ON c.letter_id = e.letter_id
         ) b GROUP BY step, reason ORDER BY step, reason""",
     )
 

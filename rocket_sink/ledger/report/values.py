@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.sql import Scope
-from rocket_sink.ledger.tune.values import Tuning
+from rocket_sink.ledger.tune.suggest import Tuning
 
 
 @dataclass(frozen=True)
@@ -48,32 +48,10 @@ class BrokerFigures:
         return self.requests - self.outcomes.get("acked", 0) - self.degraded
 
 
-@dataclass(frozen=True)
-class EpochFigures:
-    """An epoch of a query; see `Ledger.epochs`."""
+@dataclass(frozen=True, kw_only=True)
+class RowSums:
+    """Columns of the view `epochs` that are summed over epochs; see `Ledger.epochs`."""
 
-    query_id: str
-    epoch: int
-    at: dt.datetime
-    rows_in: int
-    acked: int
-    degraded: int
-    dead: int
-    unknown: int
-    filtered: int
-    duplicates_possible: int
-    superseded_attempts: int
-    superseded_rows: int
-    adds_up: bool
-    confirmed: bool
-    missing_rows: int = 0
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over all epochs within the scope."""
-
-    epochs: int = 0
     rows_in: int = 0
     acked: int = 0
     degraded: int = 0
@@ -84,6 +62,24 @@ class Totals:
     superseded_attempts: int = 0
     superseded_rows: int = 0
     missing_rows: int = 0
+
+
+@dataclass(frozen=True)
+class EpochFigures(RowSums):
+    """An epoch of a query."""
+
+    query_id: str
+    epoch: int
+    at: dt.datetime
+    adds_up: bool
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class Totals(RowSums):
+    """Sums over all epochs within the scope."""
+
+    epochs: int = 0
     not_adding_up: int = 0
     unconfirmed: int = 0
     failed_sends: int = 0
@@ -120,11 +116,9 @@ class IsolationSums:
 
 @dataclass(frozen=True)
 class DeadLetterFigures:
-    """The dead letters of one reason and error.
-
-    `pending` letters wait for a backfill, the oldest one since `oldest`. `resolved` letters were
-    stored by a backfill, or put aside. All others belong to task attempts that do not count.
-    """
+    """The dead letters of one reason and error. `pending` letters wait for a backfill, the oldest
+    one since `oldest`. `resolved` letters were stored by a backfill, or put aside. All others
+    belong to task attempts that do not count."""
 
     reason: str
     error_code: str
@@ -152,12 +146,10 @@ class ErrorFigures:
 
 @dataclass(frozen=True)
 class Absence:
-    """An outage of a broker, from folded and unfolded rows.
-
-    `since` and `last_failed_at` are the times of the first and last failed attempt. `back_at` is
-    the time at which the broker stored a message again; None: not yet. `stored_elsewhere` counts
-    requests that other brokers stored meanwhile. `cause` is the most frequent error code.
-    """
+    """An outage of a broker, from folded and unfolded rows. The first and the last attempt failed
+    at `since` and `last_failed_at`. The broker stored a message again at `back_at`; None: not yet.
+    `stored_elsewhere` counts requests that other brokers stored meanwhile. `cause` is the most
+    frequent error code."""
 
     broker: str
     since: dt.datetime
@@ -194,14 +186,8 @@ class Successor:
 
 @dataclass(frozen=True)
 class Finding:
-    """A statement of the report's verdict.
-
-    Attributes:
-        name: name of its rule.
-        level: "problem", "warning", "note" or "well".
-        text: one sentence.
-        next: the command or action that mends the fault; empty if there is none.
-    """
+    """A statement of the report's verdict, with the name of its rule. `level` is "problem",
+    "warning", "note" or "well". `next` is the command or action that mends the fault, if any."""
 
     name: str
     level: str
@@ -259,14 +245,9 @@ class Figures:
 
 
 class Column(NamedTuple):
-    """A column of a report's table.
-
-    Attributes:
-        name: the heading.
-        value: an attribute of the rows, or a function of a row.
-        kind: n number, t time, x long text, q id of a query, f flag that should be true.
-        is_wide: narrow consoles leave the column out.
-    """
+    """A column of a report's table. `value` is an attribute of the rows, or a function of a row.
+    Kinds: n number, t time, x long text, q id of a query, f flag that should be true. Narrow
+    consoles leave out a column that `is_wide`."""
 
     name: str
     value: str | Callable[[Any], Any]
@@ -274,17 +255,12 @@ class Column(NamedTuple):
     is_wide: bool = False
 
     def of(self, row: Any) -> Any:
-        """Return the column's value of a row."""
         return getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
 
 
 class Table(NamedTuple):
-    """A table of a report, for consoles, notebooks and the page.
-
-    Attributes:
-        name: the name in its id on the page.
-        empty: the sentence to show instead of a table without rows.
-    """
+    """A table of a report, for consoles, notebooks and the page, where `name` is part of its id.
+    The sentence `empty` stands for a table without rows."""
 
     name: str
     title: str

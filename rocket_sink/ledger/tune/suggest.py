@@ -1,4 +1,4 @@
-"""Suggests options by a replay of a ledger's sends under other settings.
+"""Suggestions of options, by a replay of a ledger's sends under other settings.
 
 A setting is suggested only if it is clearly better than the default. Isolations have a cost that
 recorded latencies do not show: the other brokers must take the load.
@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from rocket_sink.ledger.sql import Query, Scope, Scoped, full_id
+from rocket_sink.ledger.sql import Query, Scope, Scoped, with_full_id
 from rocket_sink.ledger.tune.replay import Attempts, Replayed, read_attempts, replay
-from rocket_sink.ledger.tune.values import Candidate, Suggestion, SuspicionFigures, Tuning
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.fault import PROFILES, FaultProfile
+from rocket_sink.tables import table
+from rocket_sink.text import counted
 
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+FEWEST: Final = 1000
+"""Least number of attempts: with fewer, p99.9 depends on less than one attempt."""
+DEFAULTS_FIT: Final = "The defaults fit these sends."
 LIMIT: Final = 200_000
 """Number of the newest attempts that are replayed; a candidate takes some seconds."""
 _VARIANTS_MS: Final = (100, 250, 1000, 2000)
@@ -42,6 +49,142 @@ RECORDED: Final = "as recorded"
 DEFAULT: Final = "5.x (default)"
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A latency table, and its result for the recorded sends. Times in ms.
+
+    `isolated_s` is the sum over hosts and brokers. `moved` counts messages that would have gone to
+    another broker. Percentiles are of acknowledged messages, from submit to answer, including their
+    earlier attempts.
+    """
+
+    name: str
+    latency_max_ms: tuple[int, ...]
+    not_available_ms: tuple[int, ...]
+    isolations: int
+    isolated_s: float
+    moved: int
+    p50_ms: float | None
+    p99_ms: float | None
+    p999_ms: float | None
+    max_ms: float | None
+    suggested: bool = False
+
+
+@dataclass(frozen=True)
+class SuspicionFigures:
+    """A value of `suspectAfterMs`, and its result for the recorded sends.
+
+    `late_share` is the share of usual requests that took longer than the value: false alarms.
+    `troubles` counts failures and unusually slow requests that took longer than the value.
+    `sooner_s` is the sum of the times from the suspicions to the ends of these troubles.
+    """
+
+    suspect_after_ms: int
+    late_share: float
+    troubles: int
+    sooner_s: float
+    suggested: bool = False
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An option to set, and why."""
+
+    option: str
+    value: str
+    reason: str
+
+
+class Comparison(NamedTuple):
+    """A table of settings, one per row; the last column marks the suggested one."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of `tune`."""
+
+    path: str
+    scope: Scope
+    attempts: int
+    first_at: dt.datetime | None
+    last_at: dt.datetime | None
+    limited: bool
+    """Only the newest attempts were read, because the ledger has more than the limit."""
+    candidates: list[Candidate] = field(default_factory=list)
+    suspicion: list[SuspicionFigures] = field(default_factory=list)
+    suggestions: list[Suggestion] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Options that need no change, with the reason."""
+    note: str = ""
+    """A warning that there are few figures; empty if there are enough."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """{option: value} to paste."""
+        return {suggestion.option: suggestion.value for suggestion in self.suggestions}
+
+    @property
+    def comparisons(self) -> tuple[Comparison, Comparison]:
+        """The tables that terminals and pages show."""
+        return (
+            Comparison(
+                "Latency classes: what each table would have made of these sends",
+                ("table", "isolations", "isolated s", "messages moved", "p50 ms", "p99 ms",
+                 "p99.9 ms", "max ms", ""),
+                [
+                    (row.name, row.isolations, round(row.isolated_s, 1), row.moved,
+                     row.p50_ms, row.p99_ms, row.p999_ms, row.max_ms, _mark(row.suggested))
+                    for row in self.candidates
+                ],
+            ),
+            Comparison(
+                "suspectAfterMs: false alarms, and trouble noticed before its end",
+                ("suspectAfterMs", "false alarms %", "troubles", "sooner s", ""),
+                [
+                    (row.suspect_after_ms, round(100 * row.late_share, 3), row.troubles,
+                     round(row.sooner_s, 1), _mark(row.suggested))
+                    for row in self.suspicion
+                ],
+            ),
+        )  # fmt: skip
+
+    @property
+    def reasons(self) -> list[tuple[str, str, str]]:
+        """Rows ("keep", options, why) and ("set", option=value, why)."""
+        kept = [advice.partition(": ")[::2] for advice in self.kept]
+        set_to = [(f"{item.option}={item.value}", item.reason) for item in self.suggestions]
+        return [("keep", *pair) for pair in kept] + [("set", *pair) for pair in set_to]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "options": self.options}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.first_at is None or self.last_at is None:
+            yield "No sends in this part of the ledger: nothing to learn from."
+            return
+        newest = "the newest " if self.limited else ""
+        yield (
+            f"{newest}{counted(self.attempts, 'attempt')} from "
+            f"{self.first_at:%Y-%m-%d %H:%M:%S} to {self.last_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+        yield f"{self.note}\n"
+        for comparison in self.comparisons:
+            yield table(*comparison)
+        yield table("", ("", "option", "why"), self.reasons)
+        yield "Options to paste:" if self.options else DEFAULTS_FIT
+        for name, value in self.options.items():
+            yield f"  {name}={value}"
+
+
+def _mark(suggested: bool) -> str:
+    return "<- suggested" if suggested else ""
+
+
 def tune(
     query: Query, path: str, scope: Scope, *, limit: int = LIMIT, fewest: int = 1,
     progress: Callable[[int], object] = lambda done: None,
@@ -56,25 +199,28 @@ def tune(
     Raises:
         LedgerError: no query's id begins with the scope's `query_id`, or several do.
     """
-    if scope.query_id is not None:
-        scope = replace(scope, query_id=full_id(query, scope.query_id, path))
+    scope = with_full_id(scope, query, path)
     attempts = read_attempts(Scoped(query, scope), limit)
     if len(attempts) < max(1, fewest):
         return Tuning(path, scope, len(attempts), None, None, limited=False)
-    results: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, profile in profiles().items():
-        results.append(_candidate(name, profile, replay(attempts, profile)))
-        progress(len(results))
-    candidates = _with_best(results)
-    suspicion = _with_least(suspicions(attempts))
-    advice = [*_table_option(candidates), *_suspicion_option(suspicion), *_batches(attempts)]
+        candidates.append(_candidate(name, profile, replay(attempts, profile)))
+        progress(len(candidates))
+    best, suspicion = _best(candidates), suspicions(attempts)
+    least = next((row for row in suspicion if row.late_share <= _LATE_SHARE), suspicion[-1])
+    advice = [
+        *_table_option(candidates, best), *_suspicion_option(suspicion, least), *_batches(attempts)
+    ]  # fmt: skip
     note = ""
     if len(attempts) < _FEW:
         rests = max(1, len(attempts) // 1000)
         note = f"p99.9 depends on only {rests} of these attempts: a longer record is more reliable"
     return Tuning(
         path, scope, len(attempts), _moment(attempts.start_s[0]), _moment(attempts.start_s[-1]),
-        limited=len(attempts) >= limit, candidates=candidates, suspicion=suspicion,
+        limited=len(attempts) >= limit,
+        candidates=[replace(candidate, suggested=candidate is best) for candidate in candidates],
+        suspicion=[replace(row, suggested=row is least) for row in suspicion],
         suggestions=[item for item in advice if isinstance(item, Suggestion)],
         kept=[item for item in advice if isinstance(item, str)], note=note,
     )  # fmt: skip
@@ -141,35 +287,24 @@ def _candidate(name: str, profile: FaultProfile | None, result: Replayed) -> Can
     )  # fmt: skip
 
 
-def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Mark the suggested candidate: another one if its p99.9 is clearly lower, else the default."""
-    tried = {candidate.name: candidate for candidate in candidates if candidate.p999_ms is not None}
-    default = tried.pop(DEFAULT, None)
-    tried.pop(RECORDED, None)
-    best = default
-    if default is not None and tried:
-        shortest = min(candidate.p999_ms or 0.0 for candidate in tried.values())
-        if shortest < _BETTER * (default.p999_ms or 0.0):
-            good = [
-                candidate
-                for candidate in tried.values()
-                if (candidate.p999_ms or 0.0) <= _AS_GOOD * shortest
-            ]
-            best = min(good, key=lambda candidate: (candidate.isolated_s, candidate.p999_ms))
-    return [replace(candidate, suggested=candidate is best) for candidate in candidates]
+def _best(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate to suggest: another one if its p99.9 is clearly lower, else the default.
+    Return None if the default has no latencies."""
+    tails = {c: c.p999_ms for c in candidates if c.name != RECORDED and c.p999_ms is not None}
+    default = next((candidate for candidate in tails if candidate.name == DEFAULT), None)
+    if default is None or min(tails.values()) >= _BETTER * tails[default]:
+        return default
+    good_ms = _AS_GOOD * min(tails.values())
+    good = [candidate for candidate, tail_ms in tails.items() if tail_ms <= good_ms]
+    return min(good, key=lambda candidate: (candidate.isolated_s, tails[candidate]))
 
 
-def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
-    """Mark the smallest value that few usual requests exceed (`_LATE_SHARE`)."""
-    best = next((row for row in figures if row.late_share <= _LATE_SHARE), figures[-1])
-    return [replace(row, suggested=row is best) for row in figures]
-
-
-def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]:
-    best = next((candidate for candidate in candidates if candidate.suggested), None)
-    default = next((candidate for candidate in candidates if candidate.name == DEFAULT), None)
-    if best is None or default is None:
+def _table_option(
+    candidates: Sequence[Candidate], best: Candidate | None
+) -> Iterator[Suggestion | str]:
+    if best is None:
         return
+    default = next(candidate for candidate in candidates if candidate.name == DEFAULT)
     if best is default:
         yield "latencyMax, notAvailableDuration: no other table has a clearly shorter tail"
         return
@@ -186,9 +321,10 @@ def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]
         )
 
 
-def _suspicion_option(figures: Sequence[SuspicionFigures]) -> Iterator[Suggestion | str]:
+def _suspicion_option(
+    figures: Sequence[SuspicionFigures], best: SuspicionFigures
+) -> Iterator[Suggestion | str]:
     now_ms = SinkOptions().suspect_after_ms
-    best = next(row for row in figures if row.suggested)
     now = next((row for row in figures if row.suspect_after_ms == now_ms), best)
     if best.suspect_after_ms == now_ms:
         yield f"suspectAfterMs: {now.late_share:.2%} of the usual requests took longer than it"
