@@ -36,7 +36,6 @@ from rocket_sink.ledger.sql import (
     class_of,
     is_text,
     latencies,
-    micros,
     percentile,
     timestamp,
     with_full_id,
@@ -209,9 +208,9 @@ def _absences(read: Scoped) -> list[Absence]:
     candidates = sorted(absences, key=lambda absence: absence.since)[-_OUTAGES:]
     if not candidates:
         return []
+    terms = (f"{_stored_elsewhere(absence)} AS _{n}" for n, absence in enumerate(candidates))
     (stored,) = read(
-        f"SELECT {', '.join(map(_stored_elsewhere, candidates))} "
-        f"FROM latest_answers WHERE {STORED} AND {read.where}"
+        f"SELECT {', '.join(terms)} FROM latest_answers WHERE {STORED} AND {read.where}"
     )
     return [
         replace(absence, stored_elsewhere=requests)
@@ -239,12 +238,10 @@ def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
 
 def _stored_elsewhere(absence: Absence) -> str:
     """Return the term that counts the requests that other brokers stored during an outage."""
-    name = f"others_{micros(absence.since)}_{absence.broker.encode().hex()}"
     end_sql = "" if absence.back_at is None else f" AND at < {timestamp(absence.back_at)}"
     return (
         f"CAST(coalesce(sum(CASE WHEN NOT ({is_text('broker_name', absence.broker)}) "
         f"AND at > {timestamp(absence.since)}{end_sql} THEN coalesce(frames, 1) END), 0) AS BIGINT)"
-        f" AS {name}"
     )
 
 

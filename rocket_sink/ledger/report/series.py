@@ -33,6 +33,7 @@ _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200
 _TOPICS: Final = 12
 _BROKERS: Final = 24
 _OTHERS: Final = "(others)"
+_TOPIC: Final = "coalesce(topic, '-')"
 _QUEUES: Final = 240
 _ISOLATIONS: Final = 400
 _PER_STEP: Final = 6
@@ -92,16 +93,16 @@ def read_series(read: Scoped) -> Series:
     if first is None:
         return Series(1000, 0, 0, {name: [] for name in COLUMNS})
     step_s = step_of((last - first).total_seconds())
-    step = f"CAST(floor(unix_micros(at) / {step_s * 1_000_000}) AS BIGINT)"
-    topic = _most(read, "topic", "coalesce(topic, '-')", _TOPICS)
-    broker = _most(read, "broker_name", BROKER, _BROKERS)
-    behind = _behind(read, step, broker, topic)
+    step = f"CAST(floor(unix_micros(at) / {step_s * 1_000_000}) AS BIGINT) AS step"
+    broker = f"{_most(read, 'broker_name', BROKER, _BROKERS)} AS broker"
+    topic = f"{_most(read, 'topic', _TOPIC, _TOPICS)} AS shown_topic"
+    answers = f"(SELECT *, {step}, {broker}, {topic} FROM answered WHERE {read.where}) a"
+    behind = _behind(read, answers)
     heat, latency = _latencies(read, step, broker, topic)
     rows = {
-        "cells": _cells(read, step, broker, topic), "heat": heat, "latency": latency,
+        "cells": _cells(read, answers), "heat": heat, "latency": latency,
         "letters": _letters(read, step), "queues": _queues(read), "isolations": _isolations(read),
-        "behind": behind, "failures": _failures(read, step, broker, topic),
-        "epochs": _epochs(read, behind),
+        "behind": behind, "failures": _failures(read, answers), "epochs": _epochs(read, behind),
     }  # fmt: skip
     return Series(step_s * 1000, micros(first) // 1000, micros(last) // 1000, rows)
 
@@ -130,7 +131,7 @@ def _rows(read: Scoped, select: str) -> Rows:
     return [tuple(row.values()) for row in read(select)]
 
 
-def _cells(read: Scoped, step: str, broker: str, topic: str) -> Rows:
+def _cells(read: Scoped, answers: str) -> Rows:
     """Return the sums per step, broker, topic and outcome; a row without bytes on the wire is a
     wait of a strict queue."""
     frames = "coalesce(frames, 1)"
@@ -146,21 +147,21 @@ def _cells(read: Scoped, step: str, broker: str, topic: str) -> Rows:
     sums = ", ".join(f"round(sum({text}), 1) AS {name}" for name, text in spent.items())
     return _rows(
         read,
-        f"""SELECT {step} AS step, {broker} AS broker, {topic} AS topic, outcome,
+        f"""SELECT step, broker, shown_topic, outcome,
             CAST(sum(CASE WHEN wire_bytes > 0 THEN {frames} ELSE 0 END) AS BIGINT) AS requests,
             CAST(sum(CASE WHEN {STORED} THEN message_count ELSE 0 END) AS BIGINT) AS messages,
             CAST(sum(CASE WHEN {STORED} THEN body_bytes ELSE 0 END) AS BIGINT) AS body_bytes,
             {sums}
-        FROM answered WHERE {read.where} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
+        FROM {answers} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
     )
 
 
 def _latencies(read: Scoped, step: str, broker: str, topic: str) -> tuple[Rows, Rows]:
-    rows = latencies(read.where, f"{step} AS step", f"{broker} AS broker", f"{topic} AS topic")
+    rows = latencies(read.where, step, broker, topic)
     table = read.table(
-        f"""SELECT step, broker, topic, class, sum(weight) AS weight, max(ms) AS longest
+        f"""SELECT step, broker, shown_topic, class, sum(weight) AS weight, max(ms) AS longest
         FROM (SELECT *, {class_of("ms")} AS class FROM ({rows}) l) c
-        GROUP BY GROUPING SETS ((step, broker, class), (broker, topic, class))"""
+        GROUP BY GROUPING SETS ((step, broker, class), (broker, shown_topic, class))"""
     )
     by_step: dict[Any, list[tuple[int, float, float]]] = defaultdict(list)
     by_topic: dict[Any, list[tuple[int, float, float]]] = defaultdict(list)
@@ -202,11 +203,10 @@ def _letters(read: Scoped, step: str) -> Rows:
         f"""SELECT step, reason, CAST(sum(given) AS BIGINT) AS given,
             CAST(sum(settled) AS BIGINT) AS settled, CAST(sum(size) AS BIGINT) AS size
         FROM (
-            SELECT {step} AS step, reason, 1 AS given, 0 AS settled,
-                coalesce(body_bytes, 0) AS size
+            SELECT {step}, reason, 1 AS given, 0 AS settled, coalesce(body_bytes, 0) AS size
             FROM counted_letters WHERE {read.where}
             UNION ALL
-            SELECT {step} AS step, reason, 0 AS given, 1 AS settled, 0 AS size
+            SELECT {step}, reason, 0 AS given, 1 AS settled, 0 AS size
             FROM (SELECT letter_id, reason FROM counted_letters WHERE {read.where}) c
             JOIN ({ends}) e ON c.letter_id = e.letter_id
         ) b GROUP BY step, reason ORDER BY step, reason""",
@@ -216,7 +216,7 @@ def _letters(read: Scoped, step: str) -> Rows:
 def _queues(read: Scoped) -> Rows:
     return _rows(
         read,
-        f"""SELECT coalesce(topic, '-') AS topic, {BROKER} AS broker, queue_id,
+        f"""SELECT {_TOPIC} AS topic, {BROKER} AS broker, queue_id,
             CAST(sum(message_count) AS BIGINT) AS messages, {REQUESTS} AS requests
         FROM answered WHERE {STORED} AND {read.where}
         GROUP BY 1, 2, 3 ORDER BY messages DESC, topic, broker, queue_id LIMIT {_QUEUES}""",
@@ -233,20 +233,20 @@ def _isolations(read: Scoped) -> Rows:
     )
 
 
-def _behind(read: Scoped, step: str, broker: str, topic: str) -> Rows:
+def _behind(read: Scoped, answers: str) -> Rows:
     longest = "coalesce(rtt_ms, 0)"
     # The last attempt wins among equally long ones.
     order = f"{longest} + coalesce(attempt, 1) * 1e-6"
     return _rows(
         read,
-        f"""SELECT step, broker, topic, query_id, epoch, requests, failed, messages, longest_ms,
-            partition, message_id, attempt
+        f"""SELECT step, broker, shown_topic, query_id, epoch, requests, failed, messages,
+            longest_ms, partition, message_id, attempt
         FROM (
             SELECT *, row_number() OVER (
                 PARTITION BY step, broker ORDER BY failed DESC, longest_ms DESC, query_id, epoch
             ) AS _nth
             FROM (
-                SELECT {step} AS step, {broker} AS broker, {topic} AS topic, query_id, epoch,
+                SELECT step, broker, shown_topic, query_id, epoch,
                     {REQUESTS} AS requests, count(CASE WHEN NOT {STORED} THEN 1 END) AS failed,
                     CAST(sum(CASE WHEN {STORED} THEN message_count ELSE 0 END) AS BIGINT)
                         AS messages,
@@ -254,26 +254,25 @@ def _behind(read: Scoped, step: str, broker: str, topic: str) -> Rows:
                     max_by(coalesce(partition, -1), {order}) AS partition,
                     max_by(coalesce(message_id, ''), {order}) AS message_id,
                     max_by(coalesce(attempt, 1), {order}) AS attempt
-                FROM answered WHERE {read.where} GROUP BY 1, 2, 3, 4, 5
+                FROM {answers} GROUP BY 1, 2, 3, 4, 5
             ) g
         ) n WHERE _nth <= {_PER_STEP}
-        ORDER BY failed DESC, longest_ms DESC, step, broker, topic, query_id, epoch
+        ORDER BY failed DESC, longest_ms DESC, step, broker, shown_topic, query_id, epoch
         LIMIT {_BEHIND}""",
     )
 
 
-def _failures(read: Scoped, step: str, broker: str, topic: str) -> Rows:
+def _failures(read: Scoped, answers: str) -> Rows:
     return _rows(
         read,
-        f"""SELECT CAST(unix_micros(at) / 1000 AS BIGINT) AS at_ms, step, broker,
-            {topic} AS topic, queue_id, query_id, epoch, partition, attempt, outcome,
-            error_code, response_code,
+        f"""SELECT CAST(unix_micros(at) / 1000 AS BIGINT) AS at_ms, step, broker, shown_topic,
+            queue_id, query_id, epoch, partition, attempt, outcome, error_code, response_code,
             round(rtt_ms, 3) AS rtt_ms, message_id, substr(remark, 1, {_REMARK}) AS remark
         FROM (
-            SELECT *, {step} AS step, {broker} AS broker, row_number() OVER (
-                PARTITION BY {step}, {broker}, error_code, outcome ORDER BY at, request, attempt
+            SELECT *, row_number() OVER (
+                PARTITION BY step, broker, error_code, outcome ORDER BY at, request, attempt
             ) AS _nth
-            FROM (SELECT * FROM answered WHERE NOT {STORED} AND {read.where}) a
+            FROM {answers} WHERE NOT {STORED}
         ) f WHERE _nth <= {_PER_STEP}
         ORDER BY _nth, at_ms, broker, message_id LIMIT {_FAILURES}""",
     )
