@@ -108,7 +108,6 @@ def send_rows(
         requests: per attempt, the number of its request in the task attempt. It joins the row to
             the request's `in_flight` row.
         maybe_duplicate: per attempt, whether the outcome of an earlier attempt is unknown.
-        half: per attempt, whether it sent a half message.
         groups: per attempt, the facts of its group of single messages.
         secrets: texts to mask in the rows.
     """
@@ -120,17 +119,15 @@ def send_rows(
         )
     }  # fmt: skip
     values |= {"request": requests, "maybe_duplicate": maybe_duplicate, "half": half}
+    # A row about a wait names the broker that the request waited for, if any. Of a batch's offset
+    # ids only the first is stored: the others follow from it, and each takes 33 bytes.
+    for name in ("broker_name", "broker_address", "message_id", "offset_message_id"):
+        values[name] = [getattr(a, name) or None for a in attempts]
     values["at"] = pa.array([a.started_ms for a in attempts], pa.timestamp("ms", tz="UTC"))
-    # A row about a wait names the broker that the request waited for, if any.
-    values["broker_name"] = [a.broker_name or None for a in attempts]
-    values["broker_address"] = [a.broker_address or None for a in attempts]
     values["queue_id"] = [a.queue_id if a.queue_id >= 0 else None for a in attempts]
-    values["outcome"] = [a.outcome.value for a in attempts]
     values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
+    values["outcome"] = [a.outcome.value for a in attempts]
     values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]
-    values["message_id"] = [a.message_id or None for a in attempts]
-    # Store only the first offset id of a batch: the others follow from it, and each takes 33 bytes.
-    values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
     if any(groups):
         none = (None,) * len(GroupFacts._fields)
         columns = zip(*(group or none for group in groups), strict=True)
@@ -221,14 +218,12 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
 
     Args:
         columns: arrays, lists or single values of `resolution` rows; `letter_id` and
-            `resolution` (resent, parked, dropped, unparked) are needed. `note` is made printable.
+            `resolution` (resent, parked, dropped, unparked) are needed. `note` is one text; it is
+            made printable.
     """
-    count = len(columns["letter_id"])
     _check_words("resolution", columns["resolution"], RESOLUTIONS)
-    values = dict(columns)
-    if isinstance(values.get("note"), str):
-        values["note"] = storable(values["note"])
-    return build_rows(RESOLUTION, count, values, ctx)
+    values = {**columns, "note": storable(columns.get("note"))}
+    return build_rows(RESOLUTION, len(columns["letter_id"]), values, ctx)
 
 
 def in_order(
@@ -323,7 +318,6 @@ _BATCH_BYTES: Final = 64 * 1024 * 1024
 _IGNORED: Final = frozenset({"order_by", "traceparent", "tracestate"})
 """Columns of the row contract that are not stored. `ordinal` keeps the order instead, and
 `properties` has the trace context."""
-_TEXTS: Final = ("first_error", "last_error")
 
 
 def dead_letter_rows(
@@ -347,9 +341,12 @@ def dead_letter_rows(
     import pyarrow.compute as pc
 
     values = _named(columns)
-    count = _count(values)
+    counts = {len(value) for value in values.values() if isinstance(value, pa.Array)}
+    if len(counts) != 1:
+        raise ValueError(f"dead letters need arrays of one length, not {sorted(counts)}")
+    (count,) = counts
     _check_words("reason", values["reason"], REASONS)
-    for name in _TEXTS:
+    for name in ("first_error", "last_error"):
         if name in values:
             values[name] = _clean(values[name], secrets)
     lengths = np.zeros(count, np.int64)
@@ -405,13 +402,6 @@ def _one_each(keys: pa.Array) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum(present.to_numpy(zero_copy_only=False))])
     starts = pa.array(offsets, pa.int32(), mask=np.append(~np.asarray(present), False))
     return pa.ListArray.from_arrays(starts, keys.filter(present))
-
-
-def _count(values: Mapping[str, Any]) -> int:
-    lengths = {len(value) for value in values.values() if isinstance(value, pa.Array)}
-    if len(lengths) != 1:
-        raise ValueError(f"dead letters need arrays of one length, not {sorted(lengths)}")
-    return lengths.pop()
 
 
 def _check_words(name: str, words: Any, known: Sequence[str]) -> None:
