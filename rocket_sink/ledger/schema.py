@@ -50,7 +50,6 @@ NO_WAY: Final = (
 )  # fmt: skip
 """Error codes of failures between sink and brokers. The dead letter itself is not their cause."""
 
-_ALL: Final = KINDS
 _TYPES: Final[dict[str, pa.DataType]] = {
     "STRING": pa.string(),
     "BINARY": pa.binary(),
@@ -80,20 +79,20 @@ class Column:
 
 # fmt: off
 COLUMNS: Final[tuple[Column, ...]] = (
-    Column("kind", "STRING", _ALL, "send, dead_letter, resolution, isolation, epoch, backfill or transaction; the partition column"),
-    Column("at", "TIMESTAMP", _ALL, "when it happened (send: start of the attempt), UTC"),
-    Column("query_id", "STRING", _ALL, "streaming query id, kept by its checkpoint; of a batch, its run id; of a TableProducer, its own"),
-    Column("run_id", "STRING", _ALL, "streaming run id: new at each start"),
-    Column("epoch", "BIGINT", _ALL, "micro-batch id; 0 for a batch; of a TableProducer, the number of the send"),
-    Column("partition", "INT", _ALL, "partition of the task; null: written by a driver, or by a TableProducer"),
-    Column("stage_id", "INT", _ALL, "Spark stage"),
-    Column("stage_attempt", "INT", _ALL, "attempt of the stage"),
-    Column("task_attempt_id", "BIGINT", _ALL, "attempt of the task, unique in its Spark application"),
-    Column("attempt_number", "INT", _ALL, "attempt of the task, 0 for the first"),
-    Column("worker", "STRING", _ALL, "host:pid that wrote the row"),
-    Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill, export or table"),
+    Column("kind", "STRING", KINDS, "send, dead_letter, resolution, isolation, epoch, backfill or transaction; the partition column"),
+    Column("at", "TIMESTAMP", KINDS, "when it happened (send: start of the attempt), UTC"),
+    Column("query_id", "STRING", KINDS, "streaming query id, kept by its checkpoint; of a batch, its run id; of a TableProducer, its own"),
+    Column("run_id", "STRING", KINDS, "streaming run id: new at each start"),
+    Column("epoch", "BIGINT", KINDS, "micro-batch id; 0 for a batch; of a TableProducer, the number of the send"),
+    Column("partition", "INT", KINDS, "partition of the task; null: written by a driver, or by a TableProducer"),
+    Column("stage_id", "INT", KINDS, "Spark stage"),
+    Column("stage_attempt", "INT", KINDS, "attempt of the stage"),
+    Column("task_attempt_id", "BIGINT", KINDS, "attempt of the task, unique in its Spark application"),
+    Column("attempt_number", "INT", KINDS, "attempt of the task, 0 for the first"),
+    Column("worker", "STRING", KINDS, "host:pid that wrote the row"),
+    Column("lane", "STRING", KINDS, "foreach, datasource, foreach_batch, batch, backfill, export or table"),
 
-    Column("sequence", "BIGINT", _ALL, "the table's order: the Delta version that the row's append saw, plus 1, times 2^32, plus its place in the append"),
+    Column("sequence", "BIGINT", KINDS, "the table's order: the Delta version that the row's append saw, plus 1, times 2^32, plus its place in the append"),
 
     Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL, TRANSACTION), "topic; isolation: set when only this topic is avoided on the broker"),
     Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, TRANSACTION), "broker; dead_letter: the one that the row itself asked for"),
