@@ -50,10 +50,10 @@ def read_file(
         # Spark's OPTIMIZE writes INT96. Read it in microseconds: nanoseconds begin in 1677.
         parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
-            values = dict(zip(batch.schema.names, batch.columns, strict=True))
+            values = {f.name: pa.nulls(batch.num_rows, f.type) for f in LEDGER_SCHEMA}
+            values.update(zip(batch.schema.names, batch.columns, strict=True))
             values["kind"] = pa.repeat(file.kind, batch.num_rows)
-            nulls = {f.name: pa.nulls(batch.num_rows, f.type) for f in LEDGER_SCHEMA}
-            arrays = [values.get(f.name, nulls[f.name]).cast(f.type) for f in LEDGER_SCHEMA]
+            arrays = [values[f.name].cast(f.type) for f in LEDGER_SCHEMA]
             yield pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
 
 
