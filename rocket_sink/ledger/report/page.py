@@ -16,14 +16,14 @@ import html
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
 from rocket_sink import __version__
 from rocket_sink.ledger.report.series import COLUMNS, Series
-from rocket_sink.ledger.report.values import Column, Table, plain
+from rocket_sink.ledger.report.values import Column, Table
 from rocket_sink.ledger.report.verdict import name_servers
 from rocket_sink.ledger.tune.suggest import DEFAULTS_FIT, FEWEST, Comparison, Tuning
 from rocket_sink.tables import cell
@@ -135,7 +135,7 @@ def _asset(name: str) -> str:
 
 def _json(data: Any) -> str:
     """Return JSON for a script element: no character of it can end the element."""
-    text = json_text(data)
+    text = json_text(data, default=dt.datetime.isoformat)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -150,14 +150,14 @@ _TEXTS: Final = frozenset({
 def _plain_series(series: Series) -> dict[str, Any]:
     texts: dict[str, int] = {}
 
-    def row_of(columns: Sequence[str], row: Sequence[Any]) -> list[Any]:
-        return [
-            texts.setdefault(value, len(texts)) if name in _TEXTS and value is not None else value
-            for name, value in zip(columns, plain(list(row)), strict=True)
-        ]
+    def coded(name: str, value: Any) -> Any:
+        is_text = name in _TEXTS and value is not None
+        return texts.setdefault(value, len(texts)) if is_text else value
 
-    rows: dict[str, Any] = {
-        name: [row_of(columns, row) for row in series.rows[name]]
+    rows = {
+        name: [
+            [coded(*pair) for pair in zip(columns, row, strict=True)] for row in series.rows[name]
+        ]
         for name, columns in COLUMNS.items()
     }
     steps = {name: getattr(series, name) for name in ("step_ms", "first_ms", "last_ms")}

@@ -166,11 +166,9 @@ def _latencies(read: Scoped, step: str, broker: str, topic: str) -> tuple[Rows, 
     by_step: dict[Any, list[tuple[int, float, float]]] = defaultdict(list)
     by_topic: dict[Any, list[tuple[int, float, float]]] = defaultdict(list)
     columns = (table.column(n).to_pylist() for n in range(6))
-    for at, name, of_topic, number, weight, longest in zip(*columns, strict=True):
-        if at is None:
-            by_topic[name, of_topic].append((number, weight, longest))
-        else:
-            by_step[at, name].append((number, weight, longest))
+    for at, name, of_topic, *figures in zip(*columns, strict=True):
+        classes = by_topic[name, of_topic] if at is None else by_step[at, name]
+        classes.append(tuple(figures))
     return _percentiles(by_step), _percentiles(by_topic)
 
 
