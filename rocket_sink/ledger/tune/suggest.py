@@ -193,7 +193,7 @@ def tune(
 
     Args:
         query: runs SQL over the ledger's views.
-        fewest: least number of attempts for a replay.
+        fewest: least number of attempts for a replay, at least 1.
         progress: gets the number of finished candidates, of those in `profiles`.
 
     Raises:
@@ -201,7 +201,7 @@ def tune(
     """
     scope = with_full_id(scope, query, path)
     attempts = read_attempts(Scoped(query, scope), limit)
-    if len(attempts) < max(1, fewest):
+    if len(attempts) < fewest:
         return Tuning(path, scope, len(attempts), None, None, limited=False)
     candidates: list[Candidate] = []
     for name, profile in profiles().items():
@@ -246,10 +246,11 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     A suspicion is right if the attempt's failure isolates the broker, or if its answer is both slow
     enough to isolate the broker and unusually slow for it. Otherwise it is a false alarm.
     """
-    usual_ms = np.array(
-        [_p95(attempts.rtt_ms[attempts.stored & (attempts.broker == number)])
-         for number in range(len(attempts.brokers))]
-    )  # fmt: skip
+    stored_ms = (
+        attempts.rtt_ms[attempts.stored & (attempts.broker == number)]
+        for number in range(len(attempts.brokers))
+    )
+    usual_ms = np.array([np.quantile(ms, 0.95) if len(ms) else 0.0 for ms in stored_ms])
     slow_ms = np.maximum(_first_isolating_ms(PROFILES["5.x"]), _UNUSUAL * usual_ms)
     trouble = attempts.isolates | (attempts.stored & (attempts.rtt_ms > slow_ms[attempts.broker]))
     well = attempts.rtt_ms[attempts.stored & ~trouble]
@@ -267,10 +268,6 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     return figures
 
 
-def _p95(latencies_ms: Any) -> float:
-    return float(np.quantile(latencies_ms, 0.95)) if len(latencies_ms) else 0.0
-
-
 def _first_isolating_ms(profile: FaultProfile) -> int:
     pairs = zip(profile.latency_max_ms, profile.not_available_ms, strict=True)
     return next(limit for limit, duration in pairs if duration)
@@ -283,7 +280,7 @@ def _candidate(name: str, profile: FaultProfile | None, result: Replayed) -> Can
         profile.not_available_ms if profile else (),
         result.isolations, result.isolated_s, result.moved,
         result.percentile(0.5), result.percentile(0.99), result.percentile(0.999),
-        float(result.latency_ms[-1]) if len(result.latency_ms) else None,
+        result.percentile(1.0),
     )  # fmt: skip
 
 
