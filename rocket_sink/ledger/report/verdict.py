@@ -74,7 +74,6 @@ def _commands(ledger: str) -> dict[str, str]:
         "park": f"rocket-sink ledger park --ledger {path}",
         "show": f"rocket-sink ledger show epochs --ledger {path}",
         "letters": f"rocket-sink ledger show dead-letters --ledger {path}",
-        "sends": f"rocket-sink ledger show sends --ledger {path}",
         "accounts": f"rocket-sink ledger show attempts --ledger {path}",
         "report": f"rocket-sink report --ledger {path}",
         "ledger": clean(ledger),
