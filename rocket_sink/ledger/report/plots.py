@@ -22,66 +22,66 @@ if TYPE_CHECKING:
 _WIDTH: Final = 640
 
 
-def plot_rows(report: Figures) -> altair.Chart:
-    """Draw messages over time by outcome, as a figure of altair like all `plot_` methods.
+class Plots(Figures):
+    """Figures with methods that draw them."""
 
-    Raises from all of them:
-        ConfigurationError: altair is not installed, or the report was made without `charts`.
-    """
-    return _over_time(report, "cells", "messages", "outcome", "messages")
+    def plot_rows(self) -> altair.Chart:
+        """Draw messages over time by outcome, as a figure of altair like all `plot_` methods.
 
+        Raises from all of them:
+            ConfigurationError: altair is not installed, or the report was made without `charts`.
+        """
+        return _over_time(self, "cells", "messages", "outcome", "messages")
 
-def plot_latency(report: Figures) -> altair.Chart:
-    """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
-    alt = _altair()
-    # Vega-Lite would read a dot in a field's name as a path.
-    shares = ["p50", "p95", "p99", "p999"]
-    rows = _rows(report, "latency")
-    for row in rows:
-        row["p999"] = row.pop("p99.9")
-    chart: altair.Chart = (
-        _chart(rows)
-        .transform_fold(shares, as_=["share", "ms"])
-        .mark_point(filled=True, size=60)
-        .encode(
-            x=alt.X("ms:Q", title="ms", scale=alt.Scale(type="log")),
-            y=alt.Y("broker:N", title=None), row=alt.Row("topic:N"),
-            color=alt.Color("share:N", title=None, sort=shares),
-            tooltip=["broker:N", "topic:N", "share:N", "ms:Q", "answers:Q"],
+    def plot_latency(self) -> altair.Chart:
+        """Draw p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
+        alt = _altair()
+        # Vega-Lite would read a dot in a field's name as a path.
+        shares = ["p50", "p95", "p99", "p999"]
+        rows = _rows(self, "latency")
+        for row in rows:
+            row["p999"] = row.pop("p99.9")
+        chart: altair.Chart = (
+            _chart(rows)
+            .transform_fold(shares, as_=["share", "ms"])
+            .mark_point(filled=True, size=60)
+            .encode(
+                x=alt.X("ms:Q", title="ms", scale=alt.Scale(type="log")),
+                y=alt.Y("broker:N", title=None), row=alt.Row("topic:N"),
+                color=alt.Color("share:N", title=None, sort=shares),
+                tooltip=["broker:N", "topic:N", "share:N", "ms:Q", "answers:Q"],
+            )
+        )  # fmt: skip
+        return chart
+
+    def plot_heat(self) -> altair.LayerChart:
+        """Draw p99 (ms) of the times to an answer, by broker and time; red lines are isolations."""
+        alt = _altair()
+        heat = _chart(_rows(self, "heat")).mark_rect().encode(
+            x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
+            color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
+            tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
+        )  # fmt: skip
+        rules = _chart(_rows(self, "isolations")).mark_rule(color="#c62828", strokeWidth=3)
+        isolated = rules.encode(
+            x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"]
         )
-    )  # fmt: skip
-    return chart
+        chart: altair.LayerChart = _offline(alt.LayerChart)(layer=[heat, isolated])
+        return chart
 
+    def plot_failures(self) -> altair.Chart:
+        """Draw failed attempts by error."""
+        alt = _altair()
+        rows = [{"error": row.error_code, "attempts": row.attempts} for row in self.errors]
+        chart: altair.Chart = _chart(rows).mark_bar().encode(
+            x=alt.X("attempts:Q", title="failed attempts"),
+            y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
+        )  # fmt: skip
+        return chart
 
-def plot_heat(report: Figures) -> altair.LayerChart:
-    """Draw p99 (ms) of the times to an answer, by broker and time. Red lines mark isolations."""
-    alt = _altair()
-    heat = _chart(_rows(report, "heat")).mark_rect().encode(
-        x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
-        color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
-        tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
-    )  # fmt: skip
-    isolated = _chart(_rows(report, "isolations")).mark_rule(color="#c62828", strokeWidth=3).encode(
-        x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"]
-    )  # fmt: skip
-    chart: altair.LayerChart = _offline(alt.LayerChart)(layer=[heat, isolated])
-    return chart
-
-
-def plot_failures(report: Figures) -> altair.Chart:
-    """Draw failed attempts by error."""
-    alt = _altair()
-    rows = [{"error": row.error_code, "attempts": row.attempts} for row in report.errors]
-    chart: altair.Chart = _chart(rows).mark_bar().encode(
-        x=alt.X("attempts:Q", title="failed attempts"),
-        y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
-    )  # fmt: skip
-    return chart
-
-
-def plot_dead_letters(report: Figures) -> altair.Chart:
-    """Draw dead letters over time by reason."""
-    return _over_time(report, "letters", "given", "reason", "dead letters given up")
+    def plot_dead_letters(self) -> altair.Chart:
+        """Draw dead letters over time by reason."""
+        return _over_time(self, "letters", "given", "reason", "dead letters given up")
 
 
 def _over_time(report: Figures, name: str, amount: str, colour: str, title: str) -> altair.Chart:

@@ -6,9 +6,9 @@ import html
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.ledger.report import plots
 from rocket_sink.ledger.report.page import QUERY_SHOWN, finding_html, page_html, table_html
-from rocket_sink.ledger.report.values import Column, Figures, Finding, Table, plain
+from rocket_sink.ledger.report.plots import Plots
+from rocket_sink.ledger.report.values import Column, Finding, Table, plain
 from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.tables import table as grid
 from rocket_sink.text import counted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report(Figures):
+class Report(Plots):
     """A report: its figures, and how they are shown."""
 
     @property
@@ -34,12 +34,6 @@ class Report(Figures):
             {"verdict": [asdict(finding) for finding in self.verdict], **values}
         )
         return figures
-
-    plot_rows = plots.plot_rows
-    plot_latency = plots.plot_latency
-    plot_heat = plots.plot_heat
-    plot_failures = plots.plot_failures
-    plot_dead_letters = plots.plot_dead_letters
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
