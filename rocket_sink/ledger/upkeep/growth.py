@@ -69,13 +69,13 @@ def merge(place: LedgerPath, table: DeltaTable, *, everything: bool = False) -> 
         everything: merge all files below the largest tier's bound, whatever their number.
     """
     files = stored_files(place, table)
-    groups = list(_groups(files, 2 if everything else _FAN))
+    groups = list(_groups(files, everything=everything))
     if not groups or not rewrite(place, table, groups):
         return 0, 0
     return sum(map(len, groups)), len(groups)
 
 
-def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFile]]:
+def _groups(files: Iterable[StoredFile], *, everything: bool) -> Iterable[list[StoredFile]]:
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
@@ -86,9 +86,9 @@ def _groups(files: Iterable[StoredFile], fewest: int) -> Iterable[list[StoredFil
         if tier is not None:
             tiers[file.kind][tier].append(file)
     for of_kind in tiers.values():
-        full = [n for n, tier in enumerate(of_kind) if len(tier) >= fewest]
-        if fewest < _FAN:
-            full = [_TIERS - 1] if sum(map(len, of_kind)) > 1 else []
+        full = [n for n, tier in enumerate(of_kind) if len(tier) >= _FAN]
+        if everything and sum(map(len, of_kind)) > 1:
+            full = [_TIERS - 1]
         if full:
             # Put older files first: a merge copies one file after the other, so rows stay in order.
             yield sorted(
