@@ -13,9 +13,8 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
 from rocket_sink.errors import (
@@ -53,20 +52,21 @@ a failure, and the retry may store the message twice."""
 
 
 _SLAVE_NOT_AVAILABLE: Final = 11
-_SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
+_SILENT: Final = (
+    ConnectError,
+    UnwrittenError,
+    RequestTimeoutError,
+    ConnectionLostError,
+)
 """Errors after which the broker's address is probed, because nothing has answered there."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
 """Errors that are retried only once: with a fresh route, or at another broker."""
-_NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
+_NO_CHOICE: Final = (
+    NameServerUnavailableError,
+    NoRouteError,
+    LocalResourcesError,
+)
 """Errors after which the retry has to wait, because there is no broker to choose."""
-
-
-class Ordering(enum.Enum):
-    """The option `ordering`."""
-
-    NONE = "none"
-    BEST_EFFORT = "best_effort"
-    STRICT = "strict"
 
 
 class Action(enum.Enum):
@@ -115,18 +115,15 @@ def attempt_deadline(
     attempts_left: int,
     cap_s: float | None = None,
     *,
-    ordering: Ordering = Ordering.NONE,
+    strict: bool = False,
 ) -> float:
     """Return the deadline of the attempt that starts now.
 
     The attempt gets `cap_s` (Java: sendMsgMaxTimeoutPerRequest). Without `cap_s` it gets an equal
-    share of the remaining time, at least ATTEMPT_FLOOR_S. The last attempt gets all remaining time.
-    With strict order every attempt gets it, because no message may overtake an unanswered request.
-
-    Args:
-        attempts_left: number of attempts, including this one.
+    share of the remaining time, at least ATTEMPT_FLOOR_S. The last of `attempts_left` attempts gets
+    all of it. With `strict` order every attempt does: no message may overtake an unanswered one.
     """
-    if attempts_left <= 1 or ordering is Ordering.STRICT:
+    if attempts_left <= 1 or strict:
         return deadline_s
     if cap_s is None:
         cap_s = max((deadline_s - now_s) / attempts_left, ATTEMPT_FLOOR_S)
@@ -138,7 +135,7 @@ def backoff_s(options: SinkOptions, attempt: int, rng: Rng) -> float:
     window = wait_exponential(
         multiplier=options.retry_backoff_ms / 1000, max=options.retry_backoff_max_ms / 1000
     )
-    state = cast(RetryCallState, SimpleNamespace(attempt_number=attempt))
+    state: Any = SimpleNamespace(attempt_number=attempt)
     return window(state) * (0.5 + 0.5 * rng.random())
 
 
@@ -147,9 +144,8 @@ def decide(
     *,
     attempt: int,
     max_attempts: int,
-    now_s: float,
-    deadline_s: float,
-    ordering: Ordering = Ordering.NONE,
+    remaining_s: float,
+    strict: bool = False,
     fixed_queue: bool = False,
     retry_while_busy: bool = False,
     alternatives: bool = True,
@@ -159,14 +155,15 @@ def decide(
 ) -> Decision:
     """Return the decision after a failed attempt.
 
-    With strict order, a request that timed out on a live connection is never sent again: the broker
-    may still store it, then behind later messages. After other retriable errors it is sent to
-    the same queue again.
+    With `strict` order, a request that timed out on a live connection is never sent again: the
+    broker may still store it, then behind later messages. After other retriable errors it is sent
+    to the same queue again.
 
     Args:
         attempt: the number of the failed attempt, from 1, among those that count.
         max_attempts: 1 + retryTimesWhenSendFailed. With strict order, messages that are certainly
             not stored are retried until the deadline.
+        remaining_s: the time until the request's deadline.
         fixed_queue: the request must go to its queue, as with strict order.
         retry_while_busy: attempts with a busy answer, or without a broker, do not count.
         alternatives: another broker is available; otherwise the retry waits.
@@ -177,8 +174,8 @@ def decide(
     if retry_while_busy and max_attempts > 1 and _costs_only_time(error):
         facts, attempts_left = replace(facts, counts=False), max(attempts_left, 1)
         waits += sum(error_class is type(error) for error_class in earlier)
-    again = _may_retry(error, earlier, ordering, fixed_queue, options, attempts_left=attempts_left)
-    remaining_s = deadline_s - now_s
+    stays = fixed_queue or strict
+    again = _may_retry(error, earlier, strict, stays, options, attempts_left)
     if error.fatal:
         return replace(facts, action=Action.FATAL)
     if not again or remaining_s <= 0:
@@ -189,7 +186,6 @@ def decide(
         )
     if isinstance(error, GoAwayError):
         facts = replace(facts, isolate=Isolate.BROKER, avoid_broker=True, reconnect=True)
-    stays = fixed_queue or ordering is Ordering.STRICT
     delay_s = 0.0
     if stays or not alternatives or error.backs_off or isinstance(error, _NO_CHOICE):
         # Leave half of the remaining time for the attempt itself.
@@ -205,28 +201,25 @@ def decide_degraded(
     *,
     attempt: int,
     max_attempts: int,
-    now_s: float,
-    deadline_s: float,
-    ordering: Ordering = Ordering.NONE,
-    fixed_queue: bool = False,
+    remaining_s: float,
+    stays: bool = False,
     options: SinkOptions,
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
     FLUSH_SLAVE_TIMEOUT (12).
 
     GIVE_UP accepts the result. A retry stores the message twice, so it happens only with
-    `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`.
+    `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`. `stays`: it must go to the same queue.
     """
-    facts = Decision(Action.GIVE_UP)
     wanted = options.retry_another_broker_when_not_store_ok or (
         # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
         options.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
     )
-    if not wanted or attempt >= max_attempts or now_s >= deadline_s:
-        return facts
-    if fixed_queue or ordering is Ordering.STRICT:
-        return replace(facts, action=Action.RETRY_SAME_QUEUE)
-    return replace(facts, action=Action.RETRY_NOW, avoid_broker=True)
+    if not wanted or attempt >= max_attempts or remaining_s <= 0:
+        return Decision(Action.GIVE_UP)
+    if stays:
+        return Decision(Action.RETRY_SAME_QUEUE)
+    return Decision(Action.RETRY_NOW, avoid_broker=True)
 
 
 def _costs_only_time(error: SendError) -> bool:
@@ -249,10 +242,9 @@ def _facts(error: SendError) -> Decision:
 def _may_retry(
     error: SendError,
     earlier: Collection[type[Exception]],
-    ordering: Ordering,
-    fixed_queue: bool,
+    strict: bool,
+    stays: bool,
     options: SinkOptions,
-    *,
     attempts_left: int,
 ) -> bool:
     code = getattr(error, "response_code", None)
@@ -260,14 +252,13 @@ def _may_retry(
         return False
     if isinstance(error, GoAwayError) and GoAwayError not in earlier:
         return True
-    strict = ordering is Ordering.STRICT
-    if isinstance(error, BrokerTooOldError) and (strict or fixed_queue):
+    if isinstance(error, BrokerTooOldError) and stays:
         return False
     # An error without a code is not from a broker: the route lacks the queue, perhaps because its
     # master is down. Such an error may be retried more than once.
     if isinstance(error, _ONCE) and code and type(error) in earlier:
         return False
-    if isinstance(error, InvalidQueueError) and code and (strict or fixed_queue):
+    if isinstance(error, InvalidQueueError) and code and stays:
         return False
     if strict and error.outcome is not Outcome.UNKNOWN:
         return True

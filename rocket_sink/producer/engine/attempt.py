@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from rocket_sink.net.channel import Channel, Result
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
-    from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
     from rocket_sink.wire.headers import Frame
     from rocket_sink.wire.send_header import SendTemplate
@@ -278,7 +277,8 @@ class SendAttempt:
     request: SendRequest
     body: Sequence[Any]
     body_bytes: int
-    ordering: Ordering
+    strict: bool
+    """Whether the request is in strict order (option `ordering`)."""
     ready_s: float
     deadline_s: float
     number: int = 1
@@ -317,7 +317,7 @@ class SendAttempt:
         """Mark this attempt as done, and return the request's next attempt."""
         self.done = True
         return type(self)(
-            self.ends, self.request, self.body, self.body_bytes, self.ordering, now_s,
+            self.ends, self.request, self.body, self.body_bytes, self.strict, now_s,
             self.deadline_s, self.number + 1, self.counted + counts,
             turn=self.turn, history=self.history,
         )  # fmt: skip

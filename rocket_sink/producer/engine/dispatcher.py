@@ -121,7 +121,7 @@ class Dispatcher:
         limits, request = self._limits, attempt.request
         attempts = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
-            now_s, attempt.deadline_s, attempts, limits.attempt_cap_s, ordering=attempt.ordering
+            now_s, attempt.deadline_s, attempts, limits.attempt_cap_s, strict=attempt.strict
         )
 
     def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:

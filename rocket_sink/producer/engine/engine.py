@@ -54,7 +54,6 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import StoredChecks
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.routing.fault import Isolation
-from rocket_sink.routing.retry import Ordering
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.headers import Frame
 
@@ -164,17 +163,16 @@ class SendEngine:
             return False
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
-        ordering, timeout_s = Ordering.NONE, self._limits.timeout_s
+        timeout_s = self._limits.timeout_s
         own_timeout_s = request.timeout_s
         if request.ordered or own_timeout_s is not None:
             timeout_s = self._limits.order_wait_s if own_timeout_s is None else own_timeout_s
             self.longest_s = max(self.longest_s, timeout_s)
-        if request.ordered:
-            ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
+        strict = request.ordered and request.choose is None
         since_s = request.since_s or now_s
         if self._metrics is not None:
             request.since_s = since_s
-        attempt = kind(self._ends, request, body, size, ordering, since_s, since_s + timeout_s)
+        attempt = kind(self._ends, request, body, size, strict, since_s, since_s + timeout_s)
         self._send(attempt, now_s)
         if self._ends or attempt.done:
             self._settle(now_s)

@@ -93,7 +93,7 @@ class GroupAttempt(SendAttempt):
         request = self.group.leave(index, last)
         kind, body, size = attempt_kind(request)
         attempt = kind(
-            self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s,
+            self.ends, request, body, size, self.strict, self.ready_s, self.deadline_s,
             self.number, self.counted, target=self.target, broker=self.broker,
             channel=self.channel, handed_s=self.handed_s, sent_s=self.sent_s,
             ended_s=self.ended_s, wall_ms=self.wall_ms, wire_bytes=self.wire_bytes // self.size,

@@ -261,10 +261,8 @@ class ResponseHandler:
             answer.code,
             attempt=attempt.counted,
             max_attempts=attempt.request.attempts or self._limits.max_attempts,
-            now_s=attempt.ended_s,
-            deadline_s=attempt.deadline_s,
-            ordering=attempt.ordering,
-            fixed_queue=attempt.request.queue is not None,
+            remaining_s=attempt.deadline_s - attempt.ended_s,
+            stays=attempt.strict or attempt.request.queue is not None,
             options=self._options,
         )
         history = attempt.known_history()
@@ -314,9 +312,8 @@ class ResponseHandler:
             error,
             attempt=attempt.counted,
             max_attempts=request.attempts or self._limits.max_attempts,
-            now_s=now_s,
-            deadline_s=attempt.deadline_s,
-            ordering=attempt.ordering,
+            remaining_s=attempt.deadline_s - now_s,
+            strict=attempt.strict,
             fixed_queue=request.queue is not None,
             retry_while_busy=request.retry_while_busy,
             # If every known broker may have refused a connection, the next attempt has to wait:

@@ -12,7 +12,6 @@ from rocket_sink.producer.engine.attempt import SendAttempt, SendRequest, Wait
 from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.waiting import WaitingRequests
-from rocket_sink.routing.retry import Ordering
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
@@ -37,9 +36,7 @@ class Routes:
 
 
 def make(deadline_s: float = 100.0) -> SendAttempt:
-    return SendAttempt(
-        deque(), SendRequest("orders", b"x"), (b"x",), 1, Ordering.NONE, 0.0, deadline_s
-    )
+    return SendAttempt(deque(), SendRequest("orders", b"x"), (b"x",), 1, False, 0.0, deadline_s)
 
 
 def brokers_of_one_engine() -> Brokers:
