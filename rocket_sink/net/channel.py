@@ -207,7 +207,7 @@ class Channel:
             if not count:
                 break
             self.used_s = now_s
-        if self.connection.has_written_oneway and not self.transport.unsent:
+        if self.connection.written_oneway and not self.transport.unsent:
             for owner in self.connection.take_written_oneway():
                 owner.on_end(None, now_s, now_s)
 

@@ -11,6 +11,8 @@ complete a request of another.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 class Answered(NamedTuple):
     """The response to the request of `token`, or several successful responses to requests of its
-    group (`Connection.open_group`). `sent_s` is the time of `mark_written`."""
+    group (`open_group`). `sent_s` is the time of `mark_written`."""
 
     token: Any
     answer: Frame | Answers
@@ -40,14 +42,13 @@ class PeerRequest(NamedTuple):
 
 
 class UnexpectedAnswer(NamedTuple):
-    """A response to a request that is not in the table, perhaps because it has left the table
-    already: ignore it."""
+    """A response to a request that is not, or no longer, in the table: ignore it."""
 
     frame: Frame
 
 
 class Violation(NamedTuple):
-    """A breach of the protocol by the peer. The events before this one are valid."""
+    """A breach of the protocol by the peer. The events before it are valid."""
 
     error: RemoteProtocolError
 
@@ -99,6 +100,7 @@ class Connection:
             the peer, or `close`; None: the connection is open.
         unexpected_answers: the number of `UnexpectedAnswer` events.
         last_heard_s: the time of the last received bytes.
+        written_oneway: the written oneway requests, until `take_written_oneway`.
     """
 
     def __init__(
@@ -117,10 +119,10 @@ class Connection:
         self._hide = hide
         self._pending: dict[int, Pending] = {}
         self._unwritten: deque[Pending] = deque()
-        self._written_oneway: list[Pending] = []
+        self.written_oneway: list[Pending] = []
         self._in_groups = 0
         """Group requests in flight. If there are none, answers are read one by one."""
-        self._earliest_s: float | None = None
+        self._earliest_s = math.inf
         self.error: RemoteProtocolError | LocalProtocolError | None = None
         self.unexpected_answers = 0
         self.last_heard_s: float | None = None
@@ -131,18 +133,19 @@ class Connection:
     # --- sending -----------------------------------------------------------------------------
 
     def open_request(
-        self, *, deadline_s: float, token: object, latest_s: float = float("-inf")
+        self,
+        *,
+        deadline_s: float,
+        token: object,
+        latest_s: float = -math.inf,
+        oneway: bool = False,
     ) -> int:
-        """Add a request to the table and return its opaque id.
-
-        This is for callers that make the head themselves (SendTemplate). They must write the heads
-        in the order of their calls.
+        """Add a request to the table and return its opaque id; raise `error` if the connection is
+        not open. For callers that make the head (SendTemplate) and write heads in this order.
 
         Args:
             latest_s: the latest deadline to which `expire` may extend the request's deadline.
-
-        Raises:
-            LocalProtocolError: the connection is not open.
+            oneway: once it is written, the request is in `written_oneway`.
         """
         if self.error is not None:
             raise self.error
@@ -150,21 +153,18 @@ class Connection:
         if opaque in self._pending:
             opaque = free_opaque(opaque, self._pending)
         self._next_opaque = (opaque + 1) % OPAQUES
-        pending = Pending(opaque, token, deadline_s, latest_s)
+        pending = Pending(opaque, token, deadline_s, latest_s, oneway=oneway)
         self._pending[opaque] = pending
         self._unwritten.append(pending)
-        if self._earliest_s is None or deadline_s < self._earliest_s:
+        if deadline_s < self._earliest_s:
             self._earliest_s = deadline_s
         return opaque
 
     def open_group(
-        self, count: int, *, deadline_s: float, token: object, latest_s: float = float("-inf")
+        self, count: int, *, deadline_s: float, token: object, latest_s: float = -math.inf
     ) -> int:
-        """Open `count` requests with consecutive opaque ids; return the first id.
-
-        The requests share a token and a deadline. Requests that get no answer end together, as one
-        `Pending`.
-        """
+        """Open `count` requests with consecutive opaque ids; return the first id. They share a
+        token and a deadline. Requests that get no answer end together, as one `Pending`."""
         self._check_open()
         first = free_opaque(self._next_opaque, self._pending, count)
         self._next_opaque = (first + count) % OPAQUES
@@ -172,7 +172,7 @@ class Connection:
         self._in_groups += count
         self._pending.update(dict.fromkeys(range(first, first + count), pending))
         self._unwritten.append(pending)
-        if self._earliest_s is None or deadline_s < self._earliest_s:
+        if deadline_s < self._earliest_s:
             self._earliest_s = deadline_s
         return first
 
@@ -180,8 +180,7 @@ class Connection:
         """Add a request to the table and return its head; the caller writes it and `frame.body`.
 
         Raises:
-            LocalProtocolError: the connection is not open, or the frame cannot be encoded. The
-                table is unchanged.
+            LocalProtocolError: the frame cannot be encoded. The table is unchanged.
         """
         self._check_open()
         opaque = free_opaque(self._next_opaque, self._pending)
@@ -206,34 +205,22 @@ class Connection:
         return encode_frame(response, serialize=request.serialize)
 
     def mark_written(self, token: object, now_s: float) -> None:
-        """Mark this request, and all requests before it, as written in full.
-
-        Raises:
-            LocalProtocolError: no unwritten request has this token. All requests are then marked as
-                written, so that none is sent twice.
-        """
+        """Mark this request, and all requests before it, as written in full. If no unwritten
+        request has this token, mark all, so that none is sent twice; raise LocalProtocolError."""
         unwritten = self._unwritten
         while unwritten:
             pending = unwritten.popleft()
             pending.written = True
             pending.sent_s = now_s
             if pending.oneway:
-                self._written_oneway.append(pending)
+                self.written_oneway.append(pending)
             if pending.token is token:
                 return
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
 
-    def expect_no_answer(self) -> None:
-        """Mark the latest request as oneway: `take_written_oneway` removes it once written."""
-        self._unwritten[-1].oneway = True
-
-    @property
-    def has_written_oneway(self) -> bool:
-        return bool(self._written_oneway)
-
     def take_written_oneway(self) -> list[Any]:
         """Remove the written oneway requests from the table, and return their tokens."""
-        written, self._written_oneway = self._written_oneway, []
+        written, self.written_oneway = self.written_oneway, []
         return [pending.token for pending in written if self._settle(pending)]
 
     def cancel(self, token: object) -> None:
@@ -261,13 +248,8 @@ class Connection:
     # --- receiving ---------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview, now_s: float) -> list[Event]:
-        """Return the events of received bytes, in order; answers to a group may be in any order.
-
-        A protocol error is the last event (`Violation`); the events before it are valid.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol in an earlier call.
-            LocalProtocolError: the connection is closed.
+        """Return the events of received bytes, in order; answers to a group may be in any order. A
+        protocol error is the last event (`Violation`). Raise `error` if the connection is not open.
         """
         self._check_open()
         self.last_heard_s = now_s
@@ -310,10 +292,8 @@ class Connection:
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]
         start = 0
-        for end in range(1, len(owners) + 1):
-            pending = owners[start]
-            if end < len(owners) and owners[end] is pending:
-                continue
+        for pending, run in itertools.groupby(owners):
+            end = start + len(list(run))
             if pending is not None and pending.grouped:
                 self._in_groups -= end - start
                 pending.count -= end - start
@@ -330,15 +310,11 @@ class Connection:
 
     # --- time and end ------------------------------------------------------------------------
 
-    def expire(self, now_s: float, *, extended_s: float = float("-inf")) -> list[Pending]:
-        """Remove and return requests whose deadline has passed. The call scans the table only if
-        the earliest deadline has passed.
-
-        Args:
-            extended_s: a later deadline for requests that were written before the last bytes came.
-                The peer is alive and may still process them. Their `latest_s` limits it.
-        """
-        if self._earliest_s is None or now_s < self._earliest_s:
+    def expire(self, now_s: float, *, extended_s: float = -math.inf) -> list[Pending]:
+        """Remove and return requests whose deadline has passed. Scan the table only if the earliest
+        deadline has. `extended_s` is a later deadline, up to `latest_s`, for requests that were
+        written before the last bytes came: the peer is alive and may still process them."""
+        if now_s < self._earliest_s:
             return []
         late = (pending for pending in self._pending.values() if pending.deadline_s <= now_s)
         due = list(dict.fromkeys(late))  # A group has one entry per request.
@@ -353,7 +329,7 @@ class Connection:
             # Drop expired requests: `mark_written` would stop at one whose token is used again.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
-        self._earliest_s = min(deadlines, default=None)
+        self._earliest_s = min(deadlines, default=math.inf)
         return due
 
     def close(self) -> list[Pending]:
@@ -362,7 +338,7 @@ class Connection:
         self._pending.clear()
         self._in_groups = 0
         self._unwritten.clear()
-        self._earliest_s = None
+        self._earliest_s = math.inf
         self.error = LocalProtocolError("the connection is closed")
         return lost
 
@@ -385,7 +361,7 @@ class Connection:
         """Let the next `expire` remove the request with this token."""
         for pending in self._pending.values():
             if pending.token is token:
-                pending.deadline_s = pending.latest_s = self._earliest_s = float("-inf")
+                pending.deadline_s = pending.latest_s = self._earliest_s = -math.inf
                 return
 
     def _check_open(self) -> None:

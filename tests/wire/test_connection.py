@@ -366,12 +366,10 @@ class TestGroups:
 def test_a_oneway_request_leaves_the_table_when_it_is_written():
     connection, tokens = Connection(), ["before", "oneway", "after"]
     for token in tokens:
-        connection.open_request(deadline_s=9.0, token=token)
-        if token == "oneway":
-            connection.expect_no_answer()
+        connection.open_request(deadline_s=9.0, token=token, oneway=token == "oneway")
     connection.mark_written(tokens[0], 1.0)
     assert connection.take_written_oneway() == []
     connection.mark_written(tokens[2], 2.0)
-    assert connection.has_written_oneway and connection.take_written_oneway() == ["oneway"]
-    assert not connection.has_written_oneway and connection.in_flight == 2
+    assert connection.written_oneway and connection.take_written_oneway() == ["oneway"]
+    assert not connection.written_oneway and connection.in_flight == 2
     assert [lost.token for lost in connection.close()] == ["before", "after"]

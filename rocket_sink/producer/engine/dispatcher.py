@@ -177,10 +177,8 @@ class Dispatcher:
         channel = client.channel(target.address, now_s)
         deadline_s, latest_s = self._deadlines(attempt, now_s)
         opaque = channel.connection.open_request(
-            deadline_s=deadline_s, token=attempt, latest_s=latest_s
+            deadline_s=deadline_s, token=attempt, latest_s=latest_s, oneway=attempt.request.oneway
         )
-        if attempt.request.oneway:
-            channel.connection.expect_no_answer()
         try:
             head = self._header(attempt, target, opaque)
         except Exception as error:
