@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.headers import PREFIX, RESPONSE_FLAG, Frame, language_name
-from rocket_sink.wire.responses import SendAnswer, SendAnswerFrame, SharedHeader, decode_send_answer
+from rocket_sink.wire.responses import SendAnswer, SendAnswerFrame, decode_send_answer
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -40,12 +40,12 @@ class SendAnswers:
     """n successful answers to single messages, as columns.
 
     Attributes:
-        answer, shared: the values that are equal in all of them.
+        answer, model: an answer and its frame, for the values that are equal in all of them.
         texts: {header field: ASCII texts of one length}; `msgId` is always present.
     """
 
     answer: SendAnswer
-    shared: SharedHeader
+    model: Frame
     opaques: Int64s
     queue_ids: Int64s
     queue_offsets: Int64s
@@ -57,7 +57,7 @@ class SendAnswers:
     def take(self, indices: Any) -> SendAnswers:
         """Return the answers that an index array or a slice selects."""
         return SendAnswers(
-            self.answer, self.shared, self.opaques[indices], self.queue_ids[indices],
+            self.answer, self.model, self.opaques[indices], self.queue_ids[indices],
             self.queue_offsets[indices],
             {name: column[indices] for name, column in self.texts.items()},
         )  # fmt: skip
@@ -72,7 +72,7 @@ class SendAnswers:
             queue_offset=int(self.queue_offsets[index]),
             **texts,
         )
-        return SendAnswerFrame(int(self.opaques[index]), answer, self.shared)
+        return SendAnswerFrame(int(self.opaques[index]), answer, self.model)
 
 
 _CHANGING: Final = {
@@ -111,10 +111,9 @@ def _texts(characters: Bytes) -> npt.NDArray[np.bytes_]:
     return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
 
 
-Span: TypeAlias = "tuple[int, int]"
-
-
-def _alike(frames: Bytes, texts: Iterable[Span], numbers: Iterable[Span]) -> Bytes:
+def _alike(
+    frames: Bytes, texts: Iterable[tuple[int, int]], numbers: Iterable[tuple[int, int]]
+) -> Bytes:
     """Return the leading frames that equal the first frame except for these texts and numbers."""
     differs = frames != frames[0]
     for start, end in texts:
@@ -153,12 +152,13 @@ class AnswerShape:
     """The pattern of one peer's successful answers, made from the first answer. Answers to sends
     have header fields; answers to END_TRANSACTION have none (`is_plain`)."""
 
-    __slots__ = ("_answer", "_frame", "_match", "_order", "_shared", "_texts")
+    __slots__ = ("_answer", "_match", "_model", "_order", "_texts")
 
     def __init__(self, frame: Frame, answer: SendAnswer | None) -> None:
-        ext = frame.ext or {}
-        self._frame, self._answer = frame, answer
-        self._shared = SharedHeader(dict(ext), frame.version, frame.language)
+        ext = dict(frame.ext or {})
+        # Copy the frame: the reader gives it a body later, and hooks may change it.
+        self._model = replace(frame, ext=None if frame.ext is None else ext)
+        self._answer = answer
         changing = [name for name in ext if name in _CHANGING]
         order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
         self._texts = [name for name in _CHANGING if name in changing and name in _FIELD_OF]
@@ -190,27 +190,23 @@ class AnswerShape:
             return None
         return shape if shape.read(header) is not None else None
 
-    def read_many(self, frames: Bytes, header_at: int) -> Answers | None:
+    def read_many(self, frames: Bytes) -> Answers | None:
         """Return the frames before the first of another shape, as columns; None if there are none.
-
-        Args:
-            frames: (n, bytes of a frame), one complete frame per row.
-            header_at: the position of the headers in the rows.
-        """
-        match = self._match(frames[0, header_at:].tobytes())
+        `frames` has one complete frame per row."""
+        match = self._match(frames[0, PREFIX.size :].tobytes())
         if match is None:
             return None
         spans = [match.span(group) for group in self._order]
-        spans = [(start + header_at, end + header_at) for start, end in spans]
+        spans = [(start + PREFIX.size, end + PREFIX.size) for start, end in spans]
         if self._answer is None:
             frames = _alike(frames, (), spans)
-            return PlainAnswers(self._frame, _numbers(frames[:, slice(*spans[0])]))
+            return PlainAnswers(self._model, _numbers(frames[:, slice(*spans[0])]))
         text_spans = dict(zip(self._texts, (spans[0], *spans[3:-1]), strict=True))
         numbers = (*spans[1:3], spans[-1])
         frames = _alike(frames, text_spans.values(), numbers)
         queue_ids, queue_offsets, opaques = (_numbers(frames[:, s:e]) for s, e in numbers)
         texts = {name: _texts(frames[:, s:e]) for name, (s, e) in text_spans.items()}
-        return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)
+        return SendAnswers(self._answer, self._model, opaques, queue_ids, queue_offsets, texts)
 
     def read(self, header: bytes) -> Frame | None:
         """Return the frame without its body; None if the header has another shape."""
@@ -218,7 +214,7 @@ class AnswerShape:
         if match is None:
             return None
         if self._answer is None:
-            return replace(self._frame, opaque=int(match.group(1)))
+            return replace(self._model, opaque=int(match.group(1)))
         offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
         _, status, _, _, _, transaction_id, region, recall_handle, trace_on = self._answer
         if more:
@@ -230,7 +226,7 @@ class AnswerShape:
             0, status, offset_id.decode(), int(queue_id), int(queue_offset),
             transaction_id, region, recall_handle, trace_on,
         )  # fmt: skip
-        return SendAnswerFrame(int(opaque), answer, self._shared)
+        return SendAnswerFrame(int(opaque), answer, self._model)
 
 
 def _size_at(data: bytes | bytearray, at: int) -> int:
@@ -275,7 +271,7 @@ class AnswerShapes:
         return self._read_mixed(data, at)
 
     def _read_alike(self, frames: Bytes) -> Answers | None:
-        several = (shape.read_many(frames, PREFIX.size) for shape in self._shapes)
+        several = (shape.read_many(frames) for shape in self._shapes)
         return next((answers for answers in several if answers is not None), None)
 
     def _read_mixed(self, data: bytes | bytearray, at: int) -> tuple[list[Answers], int]:

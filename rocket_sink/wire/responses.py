@@ -86,21 +86,21 @@ class SendAnswerFrame(Frame):
     only when a hook reads it.
     """
 
-    __slots__ = ("_shared", "answer")
+    __slots__ = ("_model", "answer")
     code = 0
     flag = RESPONSE_FLAG
     remark = None
     serialize = "json"
 
-    def __init__(self, opaque: int, answer: SendAnswer, shared: SharedHeader) -> None:
-        self.opaque, self.answer, self._shared = opaque, answer, shared
+    def __init__(self, opaque: int, answer: SendAnswer, model: Frame) -> None:
+        self.opaque, self.answer, self._model = opaque, answer, model
         self.body = None
 
     @property
     def ext(self) -> Mapping[str, str]:  # type: ignore[override]
         answer = self.answer
         ext = {
-            **self._shared.ext,
+            **(self._model.ext or {}),
             "msgId": answer.offset_message_id,
             "queueId": str(answer.queue_id),
             "queueOffset": str(answer.queue_offset),
@@ -113,11 +113,11 @@ class SendAnswerFrame(Frame):
 
     @property
     def version(self) -> int:  # type: ignore[override]
-        return self._shared.version
+        return self._model.version
 
     @property
     def language(self) -> int:  # type: ignore[override]
-        return self._shared.language
+        return self._model.language
 
 
 def decode_send_answer(frame: Frame) -> SendAnswer:
