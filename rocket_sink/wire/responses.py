@@ -26,6 +26,7 @@ from rocket_sink.wire.headers import (
     INT32_MIN,
     RESPONSE_FLAG,
     Frame,
+    Limits,
     load_json,
     parse_int64,
     quote_numeric_keys,
@@ -41,7 +42,7 @@ from rocket_sink.wire.properties import (
     decode_properties,
 )
 from rocket_sink.wire.route import checked_name, checked_text
-from rocket_sink.wire.stored import StoredMessage, decode_poll, decode_stored
+from rocket_sink.wire.stored import StoredMessage, decode_stored, iter_stored, memory_bytes
 
 SEND_STATUS: Final[Mapping[int, str]] = {
     ResponseCode.SUCCESS: "SEND_OK",
@@ -169,11 +170,12 @@ PULL_CODES: Final = frozenset(
 
 
 def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMessage], int]:
-    """Return the messages in the answer to PULL_MESSAGE, up to `Limits.POLL_BYTES`, and the offset
-    of the next pull.
+    """Return the messages in the answer to PULL_MESSAGE, up to `Limits.POLL_BYTES` but at least
+    one, and the offset of the next pull.
 
     Args:
-        begin: the requested offset; earlier messages are left out.
+        begin: the requested offset; earlier messages are left out. They come with a pull from the
+            middle of an inner batch.
 
     Raises:
         LocalProtocolError: the code is not in PULL_CODES.
@@ -184,9 +186,16 @@ def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMess
     for name in ("minOffset", "maxOffset"):  # Each answer to a pull has both fields.
         long_field(frame, name)
     messages: list[StoredMessage] = []
-    if frame.code == ResponseCode.SUCCESS and frame.body is not None:
-        messages, left_out = decode_poll(frame.body, begin=begin)
-        following = following if left_out is None else left_out
+    if frame.code != ResponseCode.SUCCESS or frame.body is None:
+        return messages, following
+    remaining_bytes = Limits.POLL_BYTES
+    for message in iter_stored(frame.body):
+        if message.queue_offset < begin:
+            continue
+        remaining_bytes -= memory_bytes(message)
+        if remaining_bytes < 0 and messages:
+            return messages, message.queue_offset
+        messages.append(message)
     return messages, following
 
 

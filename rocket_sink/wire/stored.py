@@ -125,32 +125,10 @@ def decode_stored(
     """
     allowance = Allowance() if allowance is None else allowance
     messages = []
-    for message in _iter_stored(buffer or b"", wanted, bodies, allowance):
+    for message in iter_stored(buffer or b"", wanted, bodies, allowance):
         allowance.take(memory_bytes(message))
         messages.append(message)
     return messages
-
-
-def decode_poll(buffer: Body, *, begin: int = 0) -> tuple[list[StoredMessage], int | None]:
-    """Return the first messages in a pull's answer, up to `Limits.POLL_BYTES` but at least one, and
-    the queue offset of the first message beyond that limit (None if all fit).
-
-    Args:
-        begin: messages with smaller offsets are left out. They come with a pull from the middle of
-            an inner batch.
-
-    Raises: as `decode_stored`.
-    """
-    messages: list[StoredMessage] = []
-    remaining_bytes = Limits.POLL_BYTES
-    for message in _iter_stored(buffer):
-        if message.queue_offset < begin:
-            continue
-        remaining_bytes -= memory_bytes(message)
-        if remaining_bytes < 0 and messages:
-            return messages, message.queue_offset
-        messages.append(message)
-    return messages, None
 
 
 def memory_bytes(message: StoredMessage) -> int:
@@ -166,7 +144,7 @@ _PROPERTY_BYTES: Final = 200
 bytes each."""
 
 
-def _iter_stored(
+def iter_stored(
     buffer: Body,
     wanted: Wanted | None = None,
     bodies: bool = True,
@@ -181,7 +159,7 @@ def _iter_stored(
         (size,) = _INT.unpack_from(view)
         if not _HEAD.size <= size <= len(view):
             raise RemoteProtocolError(f"a stored message of {size} bytes, {len(view)} are left")
-        message, body = _decode_one(_Cursor(view[:size]))
+        message, body = _decode_one(view[:size])
         view = view[size:]
         if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
             unwrapped = _unwrap(replace(message, body=_inflated(message, body)), allowance)
@@ -192,45 +170,39 @@ def _iter_stored(
             yield replace(message, body=_inflated(message, body)) if bodies else message
 
 
-@dataclass(slots=True)
-class _Cursor:
-    """Reads the fields of one message, never past its end."""
-
-    view: memoryview
-    at: int = 0
-
-    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
-        if self.at + layout.size > len(self.view):
-            raise RemoteProtocolError("a stored message ends too early")
-        values = layout.unpack_from(self.view, self.at)
-        self.at += layout.size
-        return values
-
-    def take(self, length: int) -> bytes:
-        if not 0 <= length <= len(self.view) - self.at:
-            raise RemoteProtocolError(f"a field of {length} bytes passes a stored message's end")
-        data = bytes(self.view[self.at : self.at + length])
-        self.at += length
-        return data
-
-    def host(self, v6: int) -> tuple[str, int]:
-        address = str(ip_address(self.take(16 if v6 else 4)))
-        (port,) = self.unpack(_INT)
-        return address, port
+@lru_cache
+def _tail(born_v6: bool, store_v6: bool) -> struct.Struct:
+    """Return the layout of the fields from the born host to the body length."""
+    return struct.Struct(f">{16 if born_v6 else 4}siq{16 if store_v6 else 4}siiqi")
 
 
-def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
+def _cut(view: memoryview, length: int) -> tuple[bytes, memoryview]:
+    """Return the first `length` bytes, and the view of the other bytes."""
+    if length > len(view):
+        raise RemoteProtocolError(f"a field of {length} bytes passes a stored message's end")
+    return bytes(view[:length]), view[length:]
+
+
+def _cut_sized(view: memoryview, width: int) -> tuple[bytes, memoryview]:
+    """Return the field whose length is in the first `width` bytes, and the view behind it."""
+    length, view = _cut(view, width)
+    return _cut(view, int.from_bytes(length, "big"))
+
+
+def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
     """Return a message without its body, and the body as it is stored."""
-    _, magic, crc, queue_id, flag, queue_offset, offset, sys_flag, born_ms = cursor.unpack(_HEAD)
+    _, magic, crc, queue_id, flag, queue_offset, offset, sys_flag, born_ms = _HEAD.unpack_from(view)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise RemoteProtocolError(f"{magic} is not the magic code of a stored message")
-    born_host = cursor.host(sys_flag & SysFlag.BORNHOST_V6)
-    (store_ms,) = cursor.unpack(_LONG)
-    store_host = cursor.host(sys_flag & SysFlag.STOREHOST_V6)
-    reconsume_times, prepared_offset, body_length = cursor.unpack(_TAIL)
-    body = cursor.take(max(body_length, 0))
-    topic = cursor.take(int.from_bytes(cursor.take(1 if magic == MAGIC_V1 else 2), "big"))
-    properties = cursor.take(int.from_bytes(cursor.take(2), "big"))
+    tail = _tail(bool(sys_flag & SysFlag.BORNHOST_V6), bool(sys_flag & SysFlag.STOREHOST_V6))
+    if _HEAD.size + tail.size > len(view):
+        raise RemoteProtocolError("a stored message ends too early")
+    born_ip, born_port, store_ms, store_ip, store_port, reconsume_times, prepared_offset, size = (
+        tail.unpack_from(view, _HEAD.size)
+    )
+    body, view = _cut(view[_HEAD.size + tail.size :], max(size, 0))
+    topic, view = _cut_sized(view, 1 if magic == MAGIC_V1 else 2)
+    properties, _ = _cut_sized(view, 2)
     torn = properties.endswith(b"\0")
     if torn:
         # Cut the zeros before decoding, because they may begin inside a character.

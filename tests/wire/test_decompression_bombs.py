@@ -17,7 +17,6 @@ from rocket_sink.wire.responses import decode_pull_answer, decode_transaction_ch
 from rocket_sink.wire.stored import (
     Allowance,
     StoredMessage,
-    decode_poll,
     decode_stored,
     encode_stored,
     memory_bytes,
@@ -136,7 +135,7 @@ def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
 
 def test_a_message_over_the_limit_of_a_poll_is_the_only_one() -> None:
     large = encode_stored(StoredMessage("t", bytes(Limits.POLL_BYTES - 900)))
-    messages, left_out = decode_poll(large * 2)
+    messages, left_out = decode_pull_answer(pull_answer(large * 2))
     assert (len(messages), left_out) == (1, 0)
 
 
@@ -148,7 +147,7 @@ def test_many_small_properties() -> None:
     with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
         decode_stored(data)
     with memory_below(30 * MIB):
-        decode_poll(data)
+        decode_pull_answer(pull_answer(data))
 
 
 def test_the_estimate_is_no_less_than_the_truth() -> None:
