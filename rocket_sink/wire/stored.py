@@ -19,6 +19,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, TypeAlias
 
@@ -42,8 +43,6 @@ MAGIC_V2: Final = -626_843_477
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")
 _INT: Final = struct.Struct(">i")
-_LONG: Final = struct.Struct(">q")
-_TAIL: Final = struct.Struct(">iqi")
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,9 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
         flag=flag,
         sys_flag=sys_flag,
         born_ms=born_ms,
-        born_host=born_host,
+        born_host=(str(ip_address(born_ip)), born_port),
         store_ms=store_ms,
-        store_host=store_host,
+        store_host=(str(ip_address(store_ip)), store_port),
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared_offset,
         body_crc=crc,
@@ -232,8 +231,7 @@ def _inflated(message: StoredMessage, body: bytes) -> bytes:
     if not body or not message.sys_flag & SysFlag.COMPRESSED:
         return body
     try:
-        kind = CompressionType.of_sys_flag(message.sys_flag)
-        return inflate(body, kind)
+        return inflate(body, CompressionType.of_sys_flag(message.sys_flag))
     except RemoteProtocolError as error:
         raise RemoteProtocolError(
             f"the message at offset {message.queue_offset} of queue {message.queue_id} of "
@@ -272,19 +270,17 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
     long_topic = len(topic) > 127
     tail = b"".join(
         (
-            born,
-            _INT.pack(message.born_host[1]),
-            _LONG.pack(message.store_ms),
-            host,
-            _INT.pack(message.store_host[1]),
-            _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(body)),
+            _tail(len(born) == 16, len(host) == 16).pack(
+                born, message.born_host[1], message.store_ms, host, message.store_host[1],
+                message.reconsume_times, message.prepared_transaction_offset, len(body),
+            ),
             body,
             len(topic).to_bytes(2 if long_topic else 1, "big"),
             topic,
             len(properties).to_bytes(2, "big"),
             properties,
         )
-    )
+    )  # fmt: skip
     head = _HEAD.pack(
         _HEAD.size + len(tail),
         MAGIC_V2 if long_topic else MAGIC_V1,
