@@ -169,11 +169,9 @@ class LatencyFaultTolerance:
             if not duration_ms and reachable:
                 return None
             old = FaultItem(name)
-        start_s = old.start_s
-        if self.profile.success_resets or duration_ms:
-            start_s = now_s + duration_ms / 1000
-            if not self.profile.success_resets:
-                start_s = max(start_s, old.start_s)
+        start_s = now_s + duration_ms / 1000
+        if not self.profile.success_resets:
+            start_s = max(start_s, old.start_s) if duration_ms else old.start_s
         check_s = old.check_s if reachable or not old.reachable else now_s + self._interval_s
         item = replace(
             old, latency_ms=latency_ms, start_s=start_s, reachable=reachable, check_s=check_s

@@ -182,8 +182,8 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "isolation-cut-short",
         "rocket_sink/routing/fault.py",
-        "                start_s = max(start_s, old.start_s)\n",
-        "                start_s = max(start_s, now_s)\n",
+        "            start_s = max(start_s, old.start_s) if duration_ms",
+        "            start_s = max(start_s, now_s) if duration_ms",
         ("tests/routing/test_fault.py::test_a_shorter_isolation_does_not_cut_a_longer_one",),
         "one slow answer puts a broken broker back into use",
     ),
