@@ -57,6 +57,9 @@ class QueueList(Sequence[MessageQueue]):
     def __post_init__(self) -> None:
         self.spans = tuple((name, count) for name, count in self.spans if count > 0)
         self._ends = tuple(itertools.accumulate(count for _, count in self.spans))
+        spans = zip(self.spans, self._ends, strict=True)
+        self.by_broker = {name: range(end - count, end) for (name, count), end in spans}
+        """{broker name: indices of its queues}"""
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -77,17 +80,10 @@ class QueueList(Sequence[MessageQueue]):
         return MessageQueue(self.topic, name, index - self._ends[span] + count)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Return the queue's index, or None, in one pass over the brokers."""
-        if queue.topic == self.topic:
-            for (name, count), end in zip(self.spans, self._ends, strict=True):
-                if name == queue.broker_name and 0 <= queue.queue_id < count:
-                    return end - count + queue.queue_id
-        return None
-
-    def by_broker(self) -> dict[str, range]:
-        """Return {broker name: indices of its queues}."""
-        spans = zip(self.spans, self._ends, strict=True)
-        return {name: range(end - count, end) for (name, count), end in spans}
+        """Return the queue's index; None if it is not in the list."""
+        indices = self.by_broker.get(queue.broker_name, range(0))
+        is_listed = queue.topic == self.topic and 0 <= queue.queue_id < len(indices)
+        return indices[queue.queue_id] if is_listed else None
 
     def __contains__(self, queue: object) -> bool:
         return isinstance(queue, MessageQueue) and self.position(queue) is not None
@@ -167,7 +163,7 @@ class TopicPublishInfo:
         _check_count(topic, sum(count for _, count in spans))
         queues = QueueList(topic, spans)
         fingerprint = _fingerprint(topic, list(queues.spans))
-        return cls(topic, queues, masters, order, queues.by_broker(), fingerprint)
+        return cls(topic, queues, masters, order, queues.by_broker, fingerprint)
 
     @classmethod
     def _of_static(
@@ -192,8 +188,8 @@ class TopicPublishInfo:
             host, (queue_id, name) = hosts.get(queue_key, NO_BROKER), queue_key
             queues_by_broker.setdefault(host, []).append(index)
             static[MessageQueue(topic, name, queue_id)] = index, host
-        frozen = {name: tuple(indices) for name, indices in queues_by_broker.items()}
-        return cls(topic, tuple(static), masters, False, frozen, _fingerprint(topic, ids), static)
+        fingerprint = _fingerprint(topic, ids)
+        return cls(topic, tuple(static), masters, False, queues_by_broker, fingerprint, static)
 
     @property
     def ok(self) -> bool:

@@ -123,7 +123,7 @@ def _parsed(topic: str, note: Any) -> Pinned:
 
 def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
     """Return the route with these queues, even if their brokers are missing from it."""
-    return replace(info, queues=queues, queues_by_broker=queues.by_broker())
+    return replace(info, queues=queues, queues_by_broker=queues.by_broker)
 
 
 def is_static(info: TopicPublishInfo) -> bool:
