@@ -59,6 +59,9 @@ class Rng(Protocol):
     def randrange(self, stop: int, /) -> int:
         """Return a whole number in [0, stop)."""
 
+    def choices(self, population: Sequence[Any], weights: Sequence[float]) -> list[Any]:
+        """Return a list of one item, drawn in proportion to the weights."""
+
 
 class Load(Protocol):
     """The load of one broker."""
@@ -187,7 +190,10 @@ def _cost(broker: RouteBroker[Any]) -> float:
 
 def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     """Choose brokers in proportion to their shares."""
-    return _drawn(equals.brokers, [broker.share for broker in equals.brokers], rng)
+    chosen: RouteBroker[Any] = rng.choices(
+        equals.brokers, [broker.share for broker in equals.brokers]
+    )[0]
+    return chosen
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
@@ -195,16 +201,8 @@ def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
-    return _drawn(brokers, weights, rng)
-
-
-def _drawn(brokers: list[RouteBroker[Any]], weights: list[float], rng: Rng) -> RouteBroker[Any]:
-    remaining_weight = rng.random() * sum(weights)
-    for broker, weight in zip(brokers, weights, strict=True):
-        remaining_weight -= weight
-        if remaining_weight < 0:
-            return broker
-    return brokers[-1]  # `remaining_weight` is positive by a rounding error.
+    chosen: RouteBroker[Any] = rng.choices(brokers, weights)[0]
+    return chosen
 
 
 def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:
@@ -274,11 +272,9 @@ class Ranking(Generic[Target]):
             is_best = group is groups[0] or group.rank & ~(FAR | LAST) == self._least
             if not is_best and (not worse or group.rank >= UNREACHABLE):
                 continue
-            broker: RouteBroker[Target] | None = self._selector(group, self._rng)
-            assert broker is not None
-            load = broker.load
-            if load.in_flight > FREE_IN_FLIGHT or load.window is not None:
-                broker = group.by_load(broker, requests)
+            chosen = self._selector(group, self._rng)
+            is_free = chosen.load.in_flight <= FREE_IN_FLIGHT and chosen.load.window is None
+            broker = chosen if is_free else group.by_load(chosen, requests)
             if broker is not None:
                 return broker.take()
         return None
@@ -298,9 +294,8 @@ def select_by(
     arg: Any,
     named: Callable[[MessageQueue], MessageQueue],
 ) -> MessageQueue:
-    """Return the queue that a user's selector chooses (Java: MessageQueueSelector).
-
-    `named` adds the namespace to the topic of a queue that the selector has made itself.
+    """Return the queue that a user's selector chooses (Java: MessageQueueSelector). `named` adds
+    the namespace to the topic of a queue that the selector has made itself.
 
     Raises:
         ConfigurationError: the selector did not return a queue of the route.
