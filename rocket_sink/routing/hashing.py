@@ -258,23 +258,18 @@ def _hash_column(keys: pa.Array, block: Block) -> IntArray:
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
         row_hashes: IntArray = table[indices.to_numpy(zero_copy_only=False)]
         return row_hashes
-    data, offsets = _buffers(keys)
-    hashes = np.empty(len(keys), np.int64)
-    for first, last in _blocks(offsets):
-        start, stop = offsets[first], offsets[last]
-        hashes[first:last] = block(data[start:stop], offsets[first : last + 1] - start)
-    return hashes
-
-
-def _buffers(keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """Return the bytes and the int64 offsets of a column; nulls are empty."""
     if not is_text(keys.type):
         keys = keys.cast(pa.large_binary())
     if keys.null_count:
         # A null's slot may have bytes, so replace it by an empty value.
         keys = keys.fill_null(b"" if "binary" in str(keys.type) else "")
-    offsets = offsets_of(keys).astype(np.int64)
-    return bytes_of(keys), offsets - offsets[0]
+    data, offsets = bytes_of(keys), offsets_of(keys).astype(np.int64)
+    offsets -= offsets[0]
+    hashes = np.empty(len(keys), np.int64)
+    for first, last in _blocks(offsets):
+        start, stop = offsets[first], offsets[last]
+        hashes[first:last] = block(data[start:stop], offsets[first : last + 1] - start)
+    return hashes
 
 
 def _blocks(offsets: IntArray) -> Iterator[tuple[int, int]]:

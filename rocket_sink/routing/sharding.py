@@ -35,8 +35,6 @@ def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java")
     Raises:
         ValueError: the route has no queues.
     """
-    if not info.ok:
-        raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     hash_of, _ = _HASHES[sharding_hash]
     index: int = _queue_index(hash_of(key), info, sharding_hash)
     return info.queues[index]
@@ -46,9 +44,7 @@ def queues_for_keys(
     info: TopicPublishInfo, keys: pa.Array, sharding_hash: str = "java"
 ) -> IntArray:
     """Return the home queue of each key, as int64 indices into `info.queues`. Null counts as the
-    empty key."""
-    if not info.ok:
-        raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
+    empty key. Raise ValueError like `queue_for_key`."""
     _, hashes_of = _HASHES[sharding_hash]
     indices: IntArray = _queue_index(hashes_of(keys), info, sharding_hash)
     return indices
@@ -70,6 +66,8 @@ _HASHES: Final[dict[str, tuple[Callable[[str], int], Callable[[pa.Array], IntArr
 
 def _queue_index(hashes: Any, info: TopicPublishInfo, sharding_hash: str) -> Any:
     """Return the queue index of a hash, or the indices of an array of hashes."""
+    if not info.ok:
+        raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     if sharding_hash in ("java", "java_long"):
         return hashing.java_index(hashes, len(info.queues))
     if sharding_hash == "siphash24":
