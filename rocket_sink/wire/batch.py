@@ -38,11 +38,7 @@ class InnerMessage:
 
 
 def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
-    """Encode a message as a part of a batch body.
-
-    Raises:
-        MessageError: PROPERTIES_TOO_LARGE.
-    """
+    """Encode a message as a part of a batch. Raise MessageError for too large properties."""
     encoded = properties.encode()
     if len(encoded) > PROPERTIES_MAX_BYTES:
         raise MessageError(
@@ -86,32 +82,23 @@ def check_batch(messages: Sequence[Message]) -> None:
 
 
 def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
-    """Yield the messages of a batch body one by one, because 8 MiB can hold 380,000.
-
-    Raises:
-        RemoteProtocolError: lengths contradict each other, or properties are not UTF-8.
-    """
+    """Yield the messages of a batch body one by one, because 8 MiB can hold 380,000. Raise
+    RemoteProtocolError if lengths contradict each other, or properties are not UTF-8."""
     view = memoryview(data)
-    at = 0
-    while at < len(view):
-        message, at = _decode_inner(view, at)
-        yield message
-
-
-def _decode_inner(view: memoryview, at: int) -> tuple[InnerMessage, int]:
-    remaining = len(view) - at
-    if remaining < INNER_OVERHEAD_BYTES:
-        raise RemoteProtocolError(f"a batch ends inside a message: {remaining} bytes are left")
-    size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
-    if not INNER_OVERHEAD_BYTES <= size <= remaining:
-        raise RemoteProtocolError(f"a message of {size} bytes in a batch with {remaining} left")
-    if not 0 <= body_length <= size - INNER_OVERHEAD_BYTES:
-        raise RemoteProtocolError(f"a body of {body_length} bytes in a message of {size}")
-    body_at = at + _HEAD.size
-    properties_at = body_at + body_length + _SHORT.size
-    (length,) = _SHORT.unpack_from(view, body_at + body_length)
-    if properties_at + length != at + size:
-        raise RemoteProtocolError(f"properties of {length} bytes in a message of {size}")
-    properties = utf8_text(view[properties_at : at + size], "properties are")
-    body = bytes(view[body_at : body_at + body_length])
-    return InnerMessage(flag, body, decode_properties(properties)), at + size
+    while remaining := len(view):
+        if remaining < INNER_OVERHEAD_BYTES:
+            raise RemoteProtocolError(f"a batch ends inside a message: {remaining} bytes are left")
+        size, _, _, flag, body_length = _HEAD.unpack_from(view)
+        if not INNER_OVERHEAD_BYTES <= size <= remaining:
+            raise RemoteProtocolError(f"a message of {size} bytes in a batch with {remaining} left")
+        if not 0 <= body_length <= size - INNER_OVERHEAD_BYTES:
+            raise RemoteProtocolError(f"a body of {body_length} bytes in a message of {size}")
+        body_end = _HEAD.size + body_length
+        (length,) = _SHORT.unpack_from(view, body_end)
+        properties_at = body_end + _SHORT.size
+        if properties_at + length != size:
+            raise RemoteProtocolError(f"properties of {length} bytes in a message of {size}")
+        properties = utf8_text(view[properties_at:size], "properties are")
+        body = bytes(view[_HEAD.size : body_end])
+        yield InnerMessage(flag, body, decode_properties(properties))
+        view = view[size:]
