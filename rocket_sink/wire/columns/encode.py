@@ -1,19 +1,9 @@
 """Encoding of columns of messages to the bytes of batch requests, without Python code per row.
 
-Each message gets the inner form of a batch (MessageDecoder.encodeMessage)::
-
-    total size   int32     all that follows and itself
-    magic code   int32     0
-    body CRC     int32     0
-    flag         int32
-    body length  int32
-    body
-    properties   int16     length in bytes, at most 32,767
-    properties
-
-So consecutive rows of an `EncodedBatch` are the body of a SEND_BATCH_MESSAGE request: a slice of
-one buffer, without a copy. `rocket_sink.rows.checks` has checked the values. Only the length of the
-properties is checked here again.
+Each message gets its inner form in a batch (`wire.batch`). So consecutive rows of an `EncodedBatch`
+are the body of a SEND_BATCH_MESSAGE request: a slice of one buffer, without a copy.
+`rocket_sink.rows.checks` has checked the values. Only the length of the properties is checked here
+again.
 
 This module also makes columns of client message ids (MessageClientIDSetter.createUniqID, see
 `wire.ids`), groups rows by queue, and cuts the groups into requests.
@@ -21,7 +11,6 @@ This module also makes columns of client message ids (MessageClientIDSetter.crea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -132,22 +121,15 @@ def cut_requests(
     slices: list[RequestSlice] = []
     for group in np.flatnonzero(counts).tolist():
         first, last = int(bounds[group]), int(bounds[group + 1])
-        if is_one_slice[group]:
-            slices.append(RequestSlice(group, first, last))
-        else:
-            slices.extend(_cut_one(offsets, group, first, last, max_bytes, max_messages))
+        while first < last:
+            cut = last
+            if not is_one_slice[group]:
+                limit = offsets[first] + max_bytes
+                fitting = int(np.searchsorted(offsets[first + 1 : last + 1], limit, side="right"))
+                cut = first + min(max(fitting, 1), max_messages)
+            slices.append(RequestSlice(group, first, cut))
+            first = cut
     return slices
-
-
-def _cut_one(
-    offsets: Int64s, group: int, first: int, last: int, max_bytes: int, max_messages: int
-) -> Iterator[RequestSlice]:
-    while first < last:
-        limit = offsets[first] + max_bytes
-        fitting = int(np.searchsorted(offsets[first + 1 : last + 1], limit, side="right"))
-        cut = first + min(max(fitting, 1), max_messages)
-        yield RequestSlice(group, first, cut)
-        first = cut
 
 
 @dataclass(frozen=True, eq=False)
