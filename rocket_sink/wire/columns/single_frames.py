@@ -24,7 +24,6 @@ from rocket_sink.wire.columns.buffers import (
     bytes_of,
     join_pieces,
     lengths_of,
-    offsets_of,
     uniform,
 )
 from rocket_sink.wire.frame import check_lengths
@@ -75,11 +74,8 @@ class SingleMessages:
         born_ms: int,
         broker_name: str,
     ) -> pa.Buffer:
-        """Return all frames, one after the other, with consecutive opaque ids.
-
-        Raises:
-            LocalProtocolError: a frame exceeds the limits.
-        """
+        """Return all frames, one after the other, with consecutive opaque ids. Raise
+        LocalProtocolError if a frame exceeds the limits."""
         if not template.takes_columns:
             frames = template.frames(
                 self._messages(), first_opaque=first_opaque, queue_id=queue_id, born_ms=born_ms,
@@ -127,9 +123,7 @@ def fill_frames(
     pieces: list[Piece] = [parts[0]]
     for value, part in zip(values, parts[1:], strict=True):
         pieces += (_text(value), part)
-    header_bytes = np.zeros(count, np.int64)
-    for piece in pieces:
-        header_bytes += _sizes(piece)
+    header_bytes = np.zeros(count, np.int64) + sum(map(_sizes, pieces))
     body_bytes = np.zeros(count, np.int64) if bodies is None else lengths_of(bodies)
     check_lengths(int(header_bytes.max()), int((header_bytes + body_bytes).max()))
     prefix = np.empty((count, 2), ">u4")
@@ -137,10 +131,7 @@ def fill_frames(
     prefix[:, 1] = header_bytes
     if bodies is not None:
         pieces.append(as_binary(bodies))
-    joined = join_pieces([prefix, *pieces], count)
-    offsets, data = offsets_of(joined), joined.buffers()[2]
-    assert data is not None
-    return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    return pa.py_buffer(bytes_of(join_pieces([prefix, *pieces], count)))
 
 
 def _text(values: pa.Array | Ints) -> Piece:
