@@ -61,17 +61,13 @@ def encode_properties(properties: Mapping[str, str | None]) -> str:
     text = "".join(pairs)
     # A pair has one separator of each kind; further separators are inside a name or a value.
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) or "" in properties:
-        raise _unencodable(properties)
+        separators = {NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR}
+        refused = next(n for n, v in properties.items() if not n or separators & set(f"{n}{v}"))
+        raise LocalProtocolError(
+            f"the property {refused[:40]!r} is nameless or holds 0x01 or 0x02, which separate "
+            "properties and cannot be escaped"
+        )
     return text
-
-
-def _unencodable(properties: Mapping[str, str | None]) -> LocalProtocolError:
-    separators = {NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR}
-    refused = next(n for n, v in properties.items() if not n or separators & set(f"{n}{v}"))
-    return LocalProtocolError(
-        f"the property {refused[:40]!r} is nameless or holds 0x01 or 0x02, which separate "
-        "properties and cannot be escaped"
-    )
 
 
 def decode_properties(text: str) -> dict[str, str]:
