@@ -244,11 +244,8 @@ def quote_numeric_keys(data: bytes) -> bytes:
     """Return fastjson's text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
 
     Name servers write bare integer keys if the request does not ask for strict JSON (by
-    GetRouteInfoRequestHeader.acceptStandardJsonOnly, or by a version from 4.9.4 on). Strings stay
-    unchanged. The time is linear in the input.
-
-    Raises:
-        RemoteProtocolError: not UTF-8, or more values than `load_json` takes.
+    GetRouteInfoRequestHeader.acceptStandardJsonOnly, or by a version from 4.9.4 on). The time is
+    linear in the input. Raises RemoteProtocolError for text that `load_json` refuses, too.
     """
     _check_values(data)
     quoted = _STRING_OR_NUMERIC_KEY.sub(
@@ -259,8 +256,8 @@ def quote_numeric_keys(data: bytes) -> bytes:
 
 
 _LANGUAGE_NAMES: Final = {language.value: language.name for language in LanguageCode}
-_LANGUAGES: Final = {language.name: language for language in LanguageCode}
-_dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+dump_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""The function that returns a value as compact JSON."""
 
 
 def language_name(language: int) -> str:
@@ -269,11 +266,7 @@ def language_name(language: int) -> str:
 
 
 def encode_json_header(frame: Frame) -> bytes:
-    """Return the header of `frame` as UTF-8 JSON.
-
-    Raises:
-        LocalProtocolError: a text is not valid Unicode.
-    """
+    """Return the header of `frame` as UTF-8 JSON. Raise LocalProtocolError for invalid Unicode."""
     fields: dict[str, Any] = {"code": int(frame.code)}
     if frame.ext:
         fields["extFields"] = dict(frame.ext)
@@ -284,7 +277,7 @@ def encode_json_header(frame: Frame) -> bytes:
         fields["remark"] = frame.remark
     fields["serializeTypeCurrentRPC"] = "JSON"
     fields["version"] = frame.version
-    return utf8_bytes(_dumps(fields), "a header field holds text that")
+    return utf8_bytes(dump_json(fields), "a header field holds text that")
 
 
 _HOLE: Final = -987_654_321
@@ -301,8 +294,8 @@ def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
     ext: dict[str, Any] = {**(frame.ext or {}), **dict.fromkeys(holes, _HOLE)}
     text, parts, quote = encode_json_header(replace(frame, ext=ext, opaque=_HOLE)).decode(), [], ""
     for name in holes:
-        before, _, text = text.partition(f"{_dumps(name)}:{_HOLE}")
-        parts.append(f'{quote}{before}{_dumps(name)}:"')
+        before, _, text = text.partition(f"{dump_json(name)}:{_HOLE}")
+        parts.append(f'{quote}{before}{dump_json(name)}:"')
         quote = '"'
     before, _, after = text.partition(f'"opaque":{_HOLE}')
     return [*parts, f'{quote}{before}"opaque":', after]
@@ -315,11 +308,8 @@ _IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
 
 
 def decode_json_header(header: bytes) -> Frame:
-    """Decode a header to a frame without body.
-
-    Raises:
-        RemoteProtocolError: not a JSON header within the limits.
-    """
+    """Decode a header to a frame without body. Raise RemoteProtocolError if the header is not JSON
+    within the limits."""
     ids = None
     if len(header) > _LONG:
         # Cut out the ids before parsing: a batch of 3,000 messages has 100 kB of them.
@@ -356,7 +346,8 @@ def _int32(value: Any, name: str) -> int:
 
 def _language(name: Any) -> int:
     # A later release may add languages.
-    return _LANGUAGES.get(name, LanguageCode.OTHER) if isinstance(name, str) else LanguageCode.OTHER
+    known = LanguageCode.__members__
+    return known[name] if isinstance(name, str) and name in known else LanguageCode.OTHER
 
 
 def _remark(remark: Any) -> str:
@@ -401,28 +392,16 @@ _INT16_MAX: Final = 2**15 - 1
 
 
 def encode_binary_header(frame: Frame) -> bytes:
-    """Return the header of `frame` in ROCKETMQ serialisation.
-
-    Raises:
-        LocalProtocolError: a number or a text does not fit its field.
-    """
+    """Return the header of `frame` in ROCKETMQ serialisation. Raise LocalProtocolError if a number
+    or a text does not fit its field."""
     for name, number in (("code", frame.code), ("version", frame.version)):
         if not -(2**15) <= number <= _INT16_MAX:
             raise LocalProtocolError(
                 f"{name} {number} does not fit the 16 bits of the ROCKETMQ header; use JSON"
             )
     remark = utf8_bytes(frame.remark or "", "remark")
-    pairs = encode_pairs(frame.ext) if frame.ext else b""
-    fixed = _FIXED.pack(
-        frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)
-    )
-    return b"".join((fixed, remark, _INT.pack(len(pairs)), pairs))
-
-
-def encode_pairs(ext: Mapping[str, str]) -> bytes:
-    """Return the name-value pairs of a header, without their length; empty values are left out."""
-    parts: list[bytes] = []
-    for name, value in ext.items():
+    pairs: list[bytes] = []
+    for name, value in (frame.ext or {}).items():
         if value == "":
             continue
         key = utf8_bytes(name, "a header field's name")
@@ -431,8 +410,11 @@ def encode_pairs(ext: Mapping[str, str]) -> bytes:
                 f"the header field's name {name[:40]!r} is empty or longer than {_INT16_MAX} bytes"
             )
         text = utf8_bytes(value, f"the header field {name!r}")
-        parts += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
-    return b"".join(parts)
+        pairs += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
+    fixed = _FIXED.pack(
+        frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)
+    )
+    return b"".join((fixed, remark, _INT.pack(sum(map(len, pairs))), *pairs))
 
 
 def decode_binary_header(header: bytes) -> Frame:

@@ -6,14 +6,13 @@ have checked the texts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.acl import UNIQUE_KEY_QUERY
 from rocket_sink.wire.codes import PermName, RequestCode, mq_version
-from rocket_sink.wire.headers import INT64_MAX, Body, Frame
+from rocket_sink.wire.headers import INT64_MAX, Body, Frame, dump_json
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: the template of topics that brokers create."""
@@ -23,15 +22,11 @@ Value = str | int | bool | None
 
 def fields(values: Mapping[str, Value]) -> dict[str, str]:
     """Return header fields as text; None and empty text are left out (see `wire.headers`)."""
-    ext = {}
-    for name, value in values.items():
-        if value is None or value == "":
-            continue
-        if isinstance(value, bool):
-            ext[name] = "true" if value else "false"
-        else:
-            ext[name] = str(value)
-    return ext
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None and value != ""
+    }
 
 
 def request(code: int, values: Mapping[str, Value], body: Body | None = None) -> Frame:
@@ -154,8 +149,7 @@ def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
         "producerDataSet": [{"groupName": group} for group in producer_groups],
         "withoutSub": False,
     }
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return Frame(RequestCode.HEART_BEAT, None, text.encode())
+    return Frame(RequestCode.HEART_BEAT, None, dump_json(body).encode())
 
 
 def unregister_client(*, client_id: str, producer_group: str) -> Frame:

@@ -7,7 +7,6 @@ memory. Unprintable names are refused, because names appear in logs, ledgers and
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from rocket_sink.wire.headers import (
     INT64_MAX,
     INT64_MIN,
     Limits,
+    dump_json,
     load_json,
     quote_numeric_keys,
 )
@@ -265,7 +265,7 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
             }
             for name, mapping in route.mappings.items()
         }
-    text = json.dumps(value, separators=(",", ":"))
+    text = dump_json(value)
     if legacy_keys:
         # Remove the quotes of integer keys; only maps of addresses and queues have such keys.
         text = re.sub(r'"(\d+)":', r"\1:", text)
