@@ -31,8 +31,8 @@ class FaultProfile:
     reachable brokers."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """Return for how many ms to isolate a broker after an answer with this latency. With
-        `isolation` the request failed; then `isolation_latency_ms` replaces the latency."""
+        """Return for how many ms to isolate a broker after an answer with this latency. If the
+        request failed (`isolation`), `isolation_latency_ms` replaces the latency."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         classes = bisect_right(self.latency_max_ms, latency_ms)
         return self.not_available_ms[classes - 1] if classes else 0
@@ -95,7 +95,6 @@ class FaultItem:
     """The end of the isolation as the last event reported it."""
 
     def is_available(self, now_s: float) -> bool:
-        """Return whether the broker is not isolated (Java: FaultItem.isAvailable)."""
         return not now_s < self.start_s  # A broken table may have NaN: the broker is available.
 
 
@@ -158,10 +157,8 @@ class LatencyFaultTolerance:
         reachable: bool,
         cause: str = "",
     ) -> Isolation | None:
-        """Enter the result of a request to a broker (Java: MQFaultStrategy.updateFaultItem).
-
-        Return an event if this begins an isolation, or extends it by EXTENSION_S or more.
-        """
+        """Enter the result of a request to a broker (Java: MQFaultStrategy.updateFaultItem). Return
+        an event if this begins an isolation, or extends it by EXTENSION_S or more."""
         reachable = reachable or not self.detector
         duration_ms = self.profile.duration_ms(latency_ms, isolation=isolation)
         old = self.store.get(name)
@@ -205,10 +202,7 @@ class LatencyFaultTolerance:
 
     def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
         """Return the better half of these brokers, at least one (Java: pickOneAtLeast of 4.9).
-
-        In Java a dead broker counts as the fastest, because it refuses connections quickly. Here
-        unreachable brokers come last.
-        """
+        Unreachable brokers come last. In Java they count as the fastest: they refuse quickly."""
         items = [self.store.get(name) or FaultItem(name) for name in names]
         items.sort(
             key=lambda i: (not i.is_available(now_s), not i.reachable, i.latency_ms, i.start_s)
@@ -216,13 +210,9 @@ class LatencyFaultTolerance:
         return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
     def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
-        """Return the unreachable brokers that the caller must probe now. Other processes leave
-        these brokers to the caller for one interval.
-
-        Args:
-            known: the brokers whose addresses this process knows. A broker that no process knows is
-                removed after `_FORGOTTEN_S`.
-        """
+        """Return the unreachable brokers, of the `known` ones, that the caller must probe now.
+        Other processes leave these to the caller for one interval. A broker that no process knows
+        is removed after `_FORGOTTEN_S`."""
         due = []
         for item in self.items():
             if item.reachable or now_s < item.check_s:
@@ -236,11 +226,9 @@ class LatencyFaultTolerance:
         return [item.broker_name for item in due]
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
-        """Enter the result of a probe; return an event like `update`.
-
-        A broker that answers is reachable again, and its isolation ends as planned (as in 5.x). The
-        isolation of a broker that does not answer is extended beyond the next probe.
-        """
+        """Enter the result of a probe; return an event like `update`. A broker that answers is
+        reachable again, and its isolation ends as planned (as in 5.x). Otherwise the isolation is
+        extended beyond the next probe."""
         old = self.store.get(name)
         if old is None:
             return None

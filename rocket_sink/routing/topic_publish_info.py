@@ -47,9 +47,7 @@ class TopicCache(dict[_Key, _Value]):
 @dataclass(unsafe_hash=True)
 class QueueList(Sequence[MessageQueue]):
     """The queues of several brokers, made on access. Lists are hashable, and equal by content.
-
-    `spans` has (broker name, number of queues) for each broker; queue ids begin at 0.
-    """
+    `spans` has (broker name, number of queues) for each broker; queue ids begin at 0."""
 
     topic: str
     spans: Sequence[tuple[str, int]]
@@ -122,12 +120,8 @@ class TopicPublishInfo:
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
-        """Return the publish info of a route.
-
-        Raises:
-            RemoteProtocolError: too many queues, or an `orderTopicConf` that is not
-                `name:count;...`.
-        """
+        """Return the publish info of a route. Raise RemoteProtocolError for too many queues, or an
+        `orderTopicConf` that is not `name:count;...`."""
         masters = _masters(route)
         if route.order_topic_conf:
             spans = _order_spans(topic, route.order_topic_conf)

@@ -36,10 +36,7 @@ class CompressionType(enum.Enum):
     @classmethod
     def of_option(cls, value: str) -> CompressionType | None:
         """Return the type of an option value, whatever its case and outer blanks; None for "none".
-
-        Raises:
-            ConfigurationError: no such type.
-        """
+        Raise ConfigurationError if there is no such type."""
         if value == "none":
             return None
         try:
@@ -51,11 +48,8 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType:
-        """Return the type in a message's system flag; 0 is zlib, from clients before 4.9.4.
-
-        Raises:
-            RemoteProtocolError: an unknown number.
-        """
+        """Return the type in a message's system flag; 0 is zlib, from clients before 4.9.4. Raise
+        RemoteProtocolError for an unknown number."""
         number = (sys_flag & SysFlag.COMPRESSION_MASK) >> 8
         try:
             return cls(number or 3)
@@ -74,11 +68,7 @@ twice the CPU of level 1 and saves 1 % of the bytes."""
 
 
 def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
-    """Return the compressed body.
-
-    Raises:
-        ConfigurationError: the library for `kind` is not installed.
-    """
+    """Return the compressed body. Raise ConfigurationError if the library is not installed."""
     if level == DEFAULT_LEVEL:
         level = _DEFAULT_LEVELS.get(kind, level)
     if kind is CompressionType.ZLIB:
@@ -97,14 +87,9 @@ def compress_body(
 ) -> tuple[bytes, int]:
     """Return the body to send for a single message, and its MessageSysFlag bits.
 
-    A body stays uncompressed if it is shorter than `over_bytes`, or if compression does not shrink
-    it. Java sends the longer form, which may exceed the broker's limit.
-
-    Args:
-        kind: None: no compression.
-
-    Raises:
-        ConfigurationError: the library for `kind` is not installed.
+    A body stays uncompressed if `kind` is None, if it is shorter than `over_bytes`, or if
+    compression does not shrink it: Java sends the longer form, which may exceed the broker's limit.
+    Errors are those of `compress`.
     """
     if kind is None or len(body) < over_bytes:
         return body, 0

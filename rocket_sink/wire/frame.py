@@ -50,12 +50,11 @@ def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json"
         LocalProtocolError: the frame is too long, or a field cannot be encoded.
     """
     if serialize == "rocketmq":
-        header = encode_binary_header(frame)
+        kind, header = _ROCKETMQ, encode_binary_header(frame)
     else:
-        header = encode_json_header(frame)
+        kind, header = _JSON, encode_json_header(frame)
     check_lengths(len(header), body_length)
-    mark = len(header) | (_ROCKETMQ << 24) if serialize == "rocketmq" else len(header)
-    return PREFIX.pack(4 + len(header) + body_length, mark) + header
+    return PREFIX.pack(4 + len(header) + body_length, kind << 24 | len(header)) + header
 
 
 def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:

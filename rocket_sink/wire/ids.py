@@ -18,7 +18,7 @@ import re
 import struct
 from collections.abc import Iterable
 from datetime import datetime, tzinfo
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, MessageError, RemoteProtocolError
@@ -99,13 +99,10 @@ def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
 
 
 def offset_message_id(host: str, port: int, offset: int) -> str:
-    """Return the broker's id of the message at a commit-log offset; `host` is a numeric address.
-
-    Raises:
-        LocalProtocolError: not an address.
-    """
+    """Return the broker's id of the message at a commit-log offset. Raise LocalProtocolError if
+    `host` is no numeric address."""
     try:
-        address: IPv4Address | IPv6Address = ip_address(host)
+        address = ip_address(host)
     except ValueError:
         raise LocalProtocolError(f"{host[:60]!r} is not an IP address") from None
     return (address.packed + _OFFSET.pack(port, offset)).hex().upper()
@@ -140,11 +137,7 @@ class RecallHandle(NamedTuple):
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """Return the parts of a `SendResult.recall_handle`.
-
-    Raises:
-        MessageError: INVALID_RECALL_HANDLE.
-    """
+    """Return the parts of a `SendResult.recall_handle`. Raise MessageError for other texts."""
     try:
         # Add padding: Java's decoder does without it, Python's does not.
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

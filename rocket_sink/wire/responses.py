@@ -1,7 +1,7 @@
 """Decoders of the answers of brokers and name servers, and of brokers' requests: transaction checks
 and pushed replies.
 
-Each takes a frame and raises RemoteProtocolError if a field is missing or malformed.
+Each takes a frame and raises RemoteProtocolError if something is missing or malformed.
 `decode_send_answer` raises InvalidAnswerError instead, because the message may be stored. Callers
 check the response code first. The client answers other requests, which concern consumers, with
 REQUEST_CODE_NOT_SUPPORTED.
@@ -72,16 +72,8 @@ class SendAnswer(NamedTuple):
     trace_on: bool
 
 
-class SharedHeader(NamedTuple):
-    """The header values that are equal in many answers."""
-
-    ext: Mapping[str, str]
-    version: int
-    language: int
-
-
 class SendAnswerFrame(Frame):
-    """A send answer that `AnswerShape` has decoded.
+    """A send answer that `AnswerShape` has decoded; the other values are those of `model`.
 
     There is one per message. To save time, constant fields are class attributes, and `ext` is made
     only when a hook reads it.
@@ -252,11 +244,7 @@ class TransactionCheck(NamedTuple):
 
 
 def decode_transaction_check(frame: Frame) -> TransactionCheck:
-    """Decode a CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader).
-
-    Raises:
-        RemoteProtocolError: there is no message, or no producer group or transaction id.
-    """
+    """Decode a CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader)."""
     messages = decode_stored(frame.body)
     if len(messages) != 1:
         raise RemoteProtocolError(f"a transaction check with {len(messages)} messages")
@@ -290,11 +278,7 @@ class PushedReply(NamedTuple):
 
 
 def decode_pushed_reply(frame: Frame) -> PushedReply:
-    """Decode a PUSH_REPLY_MESSAGE_TO_CLIENT request (ReplyMessageRequestHeader).
-
-    Raises:
-        RemoteProtocolError: fields are missing, or the body cannot be inflated.
-    """
+    """Decode a PUSH_REPLY_MESSAGE_TO_CLIENT request (ReplyMessageRequestHeader)."""
     properties = decode_properties(text_field(frame, "properties"))
     correlation_id = properties.get(CORRELATION_ID)
     if correlation_id is None:
