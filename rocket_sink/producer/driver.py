@@ -57,7 +57,7 @@ from rocket_sink.producer.send_group import (
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.properties import keys_of
+from rocket_sink.wire.properties import decode_properties, split_keys
 
 _LOG: Final = log.logger(__name__)
 _T = TypeVar("_T")
@@ -883,7 +883,8 @@ class Driver:
             raise ProducerClosedError("the producer is closed")
 
     def _no_room(self, request: SendRequest) -> WindowFullError:
-        size, keys = buffers_of(request.body)[1], keys_of(request.properties)
+        size = buffers_of(request.body)[1]
+        keys = split_keys(decode_properties(request.properties))
         named = f" keys {', '.join(keys)}" if keys else ""
         return WindowFullError(
             f"no room in the window before the deadline for {size} bytes to {request.topic!r}"

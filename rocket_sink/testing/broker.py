@@ -13,7 +13,7 @@ from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, Respo
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import ONEWAY_FLAG, Frame, response_to
 from rocket_sink.wire.ids import decode_recall_handle
-from rocket_sink.wire.properties import keys_of
+from rocket_sink.wire.properties import decode_properties, split_keys
 from rocket_sink.wire.stored import StoredMessage
 
 _HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": "g", "flag": "h",
@@ -191,8 +191,8 @@ class FakeBroker:
                 remark=f"request queueId[{queue_id}] is illegal",
             )  # fmt: skip
         is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE
-        wants_keys = topic.attributes.get("cleanup.policy") == "COMPACTION"
-        if wants_keys and not is_batch and not "".join(keys_of(ext.get("i", ""))).strip():
+        wants_keys = not is_batch and topic.attributes.get("cleanup.policy") == "COMPACTION"
+        if wants_keys and not "".join(split_keys(decode_properties(ext.get("i", "")))).strip():
             remark = "Required message key is missing"
             return response_to(request, ResponseCode.MESSAGE_ILLEGAL, remark=remark)
         target = self._halves if self._halves.is_half(request) else self.store

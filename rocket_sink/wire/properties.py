@@ -143,11 +143,6 @@ def least_version(text: str) -> int:
     return max((LEAST_VERSIONS.get(name, 0) for name in properties), default=0)
 
 
-def keys_of(text: str) -> tuple[str, ...]:
-    """Return the index keys in a wire text; a batch's text has none."""
-    return split_keys(decode_properties(text))
-
-
 def split_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the index keys among a message's properties. Only blanks separate them, not tabs or
     no-break spaces (IndexService.buildIndex)."""
