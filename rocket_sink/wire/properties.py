@@ -51,7 +51,7 @@ ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
 """Limit of a message's properties in UTF-8 bytes. Brokers add properties of their own."""
 
 
-def encode_properties(properties: Mapping[str, str | None]) -> str:
+def encode_properties(properties: Mapping[str, str | int | None]) -> str:
     """Return the wire text, in the mapping's order; None values are left out.
 
     Raises:
@@ -116,19 +116,17 @@ def properties_of(
 
 
 def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] | None) -> str:
-    fields: dict[str, str | None] = {
+    fields: dict[str, str | int | None] = {
         KEYS: KEY_SEPARATOR.join(message.keys) or None,
         TAGS: message.tags,
         UNIQ_KEY: message.message_id or message_id,
         WAIT: "true" if message.wait_store else "false",
-        DELAY: str(message.delay_level) if message.delay_level else None,
-        TIMER_DELAY_MS: None if message.delay_ms is None else str(message.delay_ms),
-        TIMER_DELIVER_MS: (
-            None if message.delivery_timestamp_ms is None else str(message.delivery_timestamp_ms)
-        ),
-        TIMER_DELAY_SEC: None if message.delay_s is None else str(message.delay_s),
+        DELAY: message.delay_level or None,
+        TIMER_DELAY_MS: message.delay_ms,
+        TIMER_DELIVER_MS: message.delivery_timestamp_ms,
+        TIMER_DELAY_SEC: message.delay_s,
         SHARDING_KEY: message.sharding_key,
-        PRIORITY: None if message.priority is None else str(message.priority),
+        PRIORITY: message.priority,
         LITE_TOPIC: message.lite_topic,
     }
     fields.update(message.properties)
