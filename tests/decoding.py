@@ -11,6 +11,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import Message
 from rocket_sink.wire.acl import Credentials, SignedBody
 from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.columns.encode import EncodedBatch
 from rocket_sink.wire.headers import parse_int64
 from rocket_sink.wire.ids import RecallHandle, id_prefix, month_start_ms
 from rocket_sink.wire.trace import (
@@ -102,3 +103,8 @@ def sign(
 ) -> dict[str, str]:
     """Return the header fields to add to a request."""
     return Credentials(access_key, secret, token).signer()(ext, body)
+
+
+def batch_body(batch: EncodedBatch, first: int, last: int) -> bytes:
+    """Return the request body of the messages `first` to `last` (exclusive)."""
+    return bytes(memoryview(batch.data)[int(batch.offsets[first]) : int(batch.offsets[last])])

@@ -72,8 +72,7 @@ def _encoded(job: Job, count: int) -> memoryview:
     pieces = property_pieces(
         count, message_ids=ids, tags=batch.column("tags"), keys=batch.column("keys")
     )
-    encoded = encode_columns(batch.column("body"), pieces)
-    return encoded.body(0, count)
+    return memoryview(encode_columns(batch.column("body"), pieces).data)
 
 
 def _lines(job: Job, body: memoryview) -> list[_Line]:

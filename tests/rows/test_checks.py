@@ -28,7 +28,7 @@ from rocket_sink.rows.normalise import normalise
 from rocket_sink.wire.columns.encode import encode_columns
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import properties_of
-from tests.decoding import encode_message
+from tests.decoding import batch_body, encode_message
 from tests.rows.row_strategies import (
     EVENT_TIME,
     MADE_ID,
@@ -89,8 +89,8 @@ def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -
         encode_message(m, properties_of(m, message_id=f"{i:032X}"))
         for i, m in enumerate(message_of(frame.rows[r], options) for r in checked.accepted)
     ]
-    assert [bytes(encoded.body(i, i + 1)) for i in range(len(rows))] == expected
-    assert bytes(encoded.body(0, len(rows))) == b"".join(expected)
+    assert [batch_body(encoded, i, i + 1) for i in range(len(rows))] == expected
+    assert batch_body(encoded, 0, len(rows)) == b"".join(expected)
 
 
 @THOROUGH

@@ -151,10 +151,6 @@ class EncodedBatch:
     def data(self) -> pa.Buffer:
         return self.messages.buffers()[2] or pa.py_buffer(b"")
 
-    def body(self, first: int, last: int) -> memoryview:
-        """Return the request body of the messages `first` to `last` (exclusive), without a copy."""
-        return memoryview(self.data)[int(self.offsets[first]) : int(self.offsets[last])]
-
     def take(self, groups: QueueGroups) -> EncodedBatch:
         """Return the messages in the order of `groups`."""
         if groups.sorted_already:
