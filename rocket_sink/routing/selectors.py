@@ -59,7 +59,7 @@ class Rng(Protocol):
     def randrange(self, stop: int, /) -> int:
         """Return a whole number in [0, stop)."""
 
-    def choices(self, population: Sequence[Any], weights: Sequence[float]) -> list[Any]:
+    def choices(self, population: Sequence[Target], weights: Sequence[float]) -> list[Target]:
         """Return a list of one item, drawn in proportion to the weights."""
 
 
@@ -190,10 +190,7 @@ def _cost(broker: RouteBroker[Any]) -> float:
 
 def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     """Choose brokers in proportion to their shares."""
-    chosen: RouteBroker[Any] = rng.choices(
-        equals.brokers, [broker.share for broker in equals.brokers]
-    )[0]
-    return chosen
+    return rng.choices(equals.brokers, [broker.share for broker in equals.brokers])[0]
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
@@ -201,8 +198,7 @@ def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     messages."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
-    chosen: RouteBroker[Any] = rng.choices(brokers, weights)[0]
-    return chosen
+    return rng.choices(brokers, weights)[0]
 
 
 def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:

@@ -7,7 +7,7 @@ A template belongs to one producer group and topic. It writes the bytes of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from json.encoder import encode_basestring
 from typing import Final
 
@@ -44,13 +44,14 @@ class SendTemplate:
         serialize: Serialize = "json",
         signer: Signer | None = None,
     ) -> None:
-        self._fixed: dict[str, str | int] = {
-            "producer_group": producer_group,
-            "topic": topic,
-            "batch": batch,
-            "default_topic": default_topic,
-            "default_topic_queue_nums": default_topic_queue_nums,
-        }
+        self._message = partial(
+            send_message_v2,
+            producer_group=producer_group,
+            topic=topic,
+            batch=batch,
+            default_topic=default_topic,
+            default_topic_queue_nums=default_topic_queue_nums,
+        )
         self._namespace = namespace_fields(namespace)
         self._reply = reply
         self._serialize: Serialize = serialize
@@ -156,14 +157,13 @@ class SendTemplate:
         flag: int = 0,
     ) -> Frame:
         """Return the request without signature, opaque id and body; the caller may change it."""
-        frame = send_message_v2(
+        frame = self._message(
             queue_id=queue_id,
             born_ms=born_ms,
             properties=properties,
             broker_name=broker_name,
             sys_flag=sys_flag,
             flag=flag,
-            **self._fixed,  # type: ignore[arg-type]
         )
         if self._reply:
             frame.code = RequestCode.SEND_REPLY_MESSAGE_V2
