@@ -155,7 +155,7 @@ class LatencyFaultTolerance:
         *,
         isolation: bool,
         reachable: bool,
-        cause: str = "",
+        cause: str = "LATENCY",
     ) -> Isolation | None:
         """Enter the result of a request to a broker (Java: MQFaultStrategy.updateFaultItem). Return
         an event if this begins an isolation, or extends it by EXTENSION_S or more."""
@@ -173,7 +173,7 @@ class LatencyFaultTolerance:
         item = replace(
             old, latency_ms=latency_ms, start_s=start_s, reachable=reachable, check_s=check_s
         )
-        return self._isolate(old, item, now_s, cause or "LATENCY")
+        return self._isolate(old, item, now_s, cause)
 
     def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
         """Isolate one topic on a broker that refuses the topic."""

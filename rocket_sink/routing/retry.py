@@ -50,7 +50,6 @@ ATTEMPT_FLOOR_S: Final = 0.5
 """The shortest timeout of an attempt. A shorter one would mistake a broker's garbage collection for
 a failure, and the retry may store the message twice."""
 
-
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (
     ConnectError,

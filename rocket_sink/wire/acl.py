@@ -80,9 +80,6 @@ class Signer:
         self.fields = fields
         self._keyed = hmac.new(secret.reveal().encode(), digestmod=hashlib.sha1)
 
-    def __repr__(self) -> str:
-        return "Signer(access_key=***)"
-
     def __call__(self, ext: Mapping[str, str], body: SignedBody) -> dict[str, str]:
         """Return the fields to add to `ext`: AccessKey, SecurityToken if any, Signature."""
         signed = {**ext, **self.fields}

@@ -89,7 +89,6 @@ _FIELD_OF: Final = {
     "recallHandle": "recall_handle",
 }
 
-
 _ZERO: Final = ord("0")
 _NOT_IN_TEXT: Final = np.ones(256, np.bool_)
 """Mask of the bytes that never occur in the texts of `_CHANGING`."""

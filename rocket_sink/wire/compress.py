@@ -21,7 +21,6 @@ DEFAULT_LEVEL: Final = -1
 """The level that stands for the default of the compression type (`_DEFAULT_LEVELS`)."""
 
 _LZ4_MAGIC: Final = bytes.fromhex("04224d18")
-_LZ4_FLAGS_AT: Final = len(_LZ4_MAGIC)
 _LZ4_INDEPENDENT: Final = 0x20
 _LZ4_DICTIONARY: Final = 0x01
 
@@ -131,8 +130,8 @@ def _inflate_zlib(body: bytes, most: int) -> tuple[bytes, Any]:
 
 
 def _inflate_lz4(body: bytes, most: int) -> tuple[bytes, Any]:
-    if len(body) > _LZ4_FLAGS_AT and body.startswith(_LZ4_MAGIC):
-        flags = body[_LZ4_FLAGS_AT]
+    if len(body) > len(_LZ4_MAGIC) and body.startswith(_LZ4_MAGIC):
+        flags = body[len(_LZ4_MAGIC)]
         # LZ4FrameInputStream: "Dependent block stream is unsupported", "Reserved0 field must be 0".
         if not flags & _LZ4_INDEPENDENT or flags & _LZ4_DICTIONARY:
             raise RemoteProtocolError(

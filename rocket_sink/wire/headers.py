@@ -143,7 +143,6 @@ _STRING_OR_NUMERIC_KEY: Final = re.compile(
     r'"(?:[^"\\]|\\.)*\\?(?:"|\Z)|(?<=[{,])\s*(-?\d{1,20})(?=\s*:)', re.DOTALL
 )
 
-
 _MOST_VALUES: Final = 500_000
 """Limit of values in a JSON text. It bounds memory: an empty list takes 3 bytes on the wire, but 64
 in memory. The answer with all topics of a large cluster has a tenth as many values."""

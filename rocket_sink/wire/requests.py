@@ -34,9 +34,6 @@ def request(code: int, values: Mapping[str, Value], body: Body | None = None) ->
     return Frame(code, fields(values) or None, body)
 
 
-# --- messages ---------------------------------------------------------------------------------
-
-
 def namespace_fields(namespace: str) -> dict[str, str]:
     """Return the header fields that name the namespace of a request (NamespaceRpcHook)."""
     return {"ns": namespace, "nsd": "true"} if namespace else {}
@@ -97,9 +94,6 @@ def recall_message(
     )
 
 
-# --- transactions -----------------------------------------------------------------------------
-
-
 def end_transaction(
     *,
     producer_group: str,
@@ -137,9 +131,6 @@ def end_transaction(
     return frame
 
 
-# --- the client itself ------------------------------------------------------------------------
-
-
 def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
     """Make a heartbeat, which registers a client's producer groups at a broker."""
     body = {
@@ -157,9 +148,6 @@ def unregister_client(*, client_id: str, producer_group: str) -> Frame:
     return request(
         RequestCode.UNREGISTER_CLIENT, {"clientID": client_id, "producerGroup": producer_group}
     )
-
-
-# --- name server ------------------------------------------------------------------------------
 
 
 def get_route(topic: str) -> Frame:

@@ -161,8 +161,7 @@ def iter_stored(
         message, body = _decode_one(view[:size])
         view = view[size:]
         if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
-            unwrapped = _unwrap(replace(message, body=_inflated(message, body)), allowance)
-            for inner in unwrapped:
+            for inner in _unwrap(replace(message, body=_inflated(message, body)), allowance):
                 if wanted is None or wanted(inner.properties):
                     yield inner if bodies else replace(inner, body=b"")
         elif wanted is None or wanted(message.properties):
