@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.answers import AnswerShape, AnswerShapes
-from rocket_sink.wire.frame import FrameReader
+from rocket_sink.wire.frame import FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, decode_json_header, encode_json_header
 from rocket_sink.wire.responses import SendAnswerFrame, decode_send_answer
 
@@ -47,6 +47,14 @@ def read_all(headers: list[bytes]) -> list[Frame]:
         assert frame is not None
         frames.append(frame)
     return frames
+
+
+def test_an_answer_without_a_body_does_not_get_the_body_of_the_first() -> None:
+    reader = FrameReader(shapes=AnswerShapes())
+    for opaque, body in enumerate((b"a route", None)):
+        reader.receive_data(encode_frame(Frame(0, None, body, opaque, 1)))
+        frame = reader.next_frame()
+        assert frame is not None and (frame.opaque, frame.body) == (opaque, body)
 
 
 def meaning(frame: Frame) -> object:
