@@ -45,7 +45,6 @@ class BatchAccumulator:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, bool], _OpenBatch] = {}
         self.due_s = math.inf
-        self._closed = False
 
     def takes(self, message: Message) -> bool:
         return (
@@ -62,7 +61,7 @@ class BatchAccumulator:
         full: list[_OpenBatch] = []
         is_first = due_earlier = False
         with self._lock:
-            if self._closed:
+            if self._driver.closing:
                 raise ProducerClosedError("the producer is closed")
             batch = self._open.get(key)
             if batch is not None and batch.size + size > self._max_bytes:
@@ -95,12 +94,6 @@ class BatchAccumulator:
             self.due_s = self._next_due_s()
         for batch in batches:
             self._send(batch)
-
-    def flush(self) -> None:
-        """Send all batches and accept no more messages."""
-        with self._lock:
-            self._closed = True
-        self.run(math.inf)
 
     # --- sending a batch ---------------------------------------------------------------------
 

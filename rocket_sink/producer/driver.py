@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -136,10 +137,8 @@ class TimerTask(Protocol):
 
     due_s: float
 
-    def run(self, now_s: float) -> None: ...
-
-    def flush(self) -> None:
-        """Run now: the producer closes."""
+    def run(self, now_s: float) -> None:
+        """Do the work that is due; all work if `now_s` is infinite."""
 
 
 class SubmissionQueue:
@@ -224,8 +223,8 @@ class SubmissionQueue:
     def close(self) -> None:
         """Fail the remaining requests."""
         while self.requests:
-            text = "the producer was closed before it was sent"
-            self._refuse(self.requests.popleft(), ProducerClosedError(text))
+            error = ProducerClosedError("the producer was closed before it was sent")
+            self._refuse(self.requests.popleft(), error)
 
     def take_back(self, request: SendRequest) -> bool:
         """Remove a request; return whether it was in the queue."""
@@ -235,10 +234,9 @@ class SubmissionQueue:
         return False
 
     def _refuse(self, request: SendRequest, error: SendError) -> None:
-        tokens: Sequence[Token] = (request.token,)
-        if type(request.token) is SendGroup:
-            tokens = request.token.tokens
-        self.refused += [Completion(token, Outcome.NOT_SENT, None, error) for token in tokens]
+        token = request.token
+        tokens = token.tokens if type(token) is SendGroup else [token]
+        self.refused += [Completion(owner, Outcome.NOT_SENT, None, error) for owner in tokens]
 
 
 class Driver:
@@ -527,7 +525,7 @@ class Driver:
         start, run the tasks now."""
         self.start_thread()
         if not self._thread_leads and not self.closing:
-            self._run_tasks(float("inf"))
+            self._run_tasks(math.inf)
             return
         with self.lock:
             if self._wakeup.waiting:
@@ -561,16 +559,14 @@ class Driver:
     def close(self, timeout_s: float) -> None:
         """Accept no more requests, wait for pending ones at most `timeout_s`, close the engine."""
         if not self.closing:
-            for task in self._tasks:
-                task.flush()
+            self._run_tasks(math.inf)
         with self.lock:
             already, self.closing = self.closing, True
         if already:
             return
         deadline_s = self.engine.clock() + timeout_s
         self._finish_pending(deadline_s)
-        for task in self._tasks:
-            task.flush()  # send the traces of the last requests
+        self._run_tasks(math.inf)  # send the traces of the last requests
         self._finish_pending(deadline_s)
         with self.lock:
             self._begin_step()
@@ -597,13 +593,13 @@ class Driver:
             self._look_at_futures()
             futures = [future for _, future in self._older_futures]
         try:
-            self._run_tasks(float("inf"))
+            self._run_tasks(math.inf)
             with self.lock:
                 self._begin_step()
                 self._submissions.drain()
                 self._in_step = False
             self._finish_pending(self._last_deadline_s())
-            self._run_tasks(float("inf"))  # send the traces of the last requests
+            self._run_tasks(math.inf)  # send the traces of the last requests
         finally:
             undone = [
                 send_future
@@ -651,15 +647,14 @@ class Driver:
             if is_over():
                 return
             nested = self.is_leading
-            if self._leader == me and not nested:
-                self._leader = None  # The thread led before, and was interrupted.
-            lead = nested or self._leader is None
-            if lead and not nested:
-                self._leader, self._leadership = me, self._leadership + 1
-            elif not lead:
+            # A thread that led before, and was interrupted, may still be named as the leader.
+            lead = self._leader in (None, me)
+            if not lead:
                 follower = waiter or Waiter()
                 follower.prepare_wait()
                 self._followers[follower] = None
+            elif not nested:
+                self._leader, self._leadership = me, self._leadership + 1
             leadership = self._leadership
         if not lead:
             try:
@@ -712,50 +707,47 @@ class Driver:
                     break
 
     def _lead(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        engine, wakeup = self.engine, self._wakeup
+        until_s = engine.clock() + timeout_s
         done: deque[tuple[Token, Completion]] = deque()
         try:
-            self._take_steps(is_over, timeout_s, done)
+            while True:
+                with self.lock:
+                    if self._closed():
+                        return
+                    self._begin_step()
+                    wakeup.asleep = True
+                    if self._submissions.requests:
+                        self._submissions.drain()
+                    next_s = until_s
+                    for task in self._tasks:
+                        next_s = min(next_s, task.due_s)
+                    wait_s = engine.prepare(max(0.0, next_s - engine.clock()))
+                    wakeup.waiting = True
+                    self._in_step = False
+                ready = engine.client.wait(0.0 if engine.has_completions else wait_s)
+                wakeup.asleep = False
+                with self.lock:
+                    wakeup.waiting = False
+                    if self._closed():
+                        return
+                    self._begin_step()
+                    engine.process(ready)
+                    self._take_completions(done)
+                    self._in_step = False
+                    stop = is_over() or engine.clock() >= until_s
+                    if len(self.futures) > _FUTURES:
+                        self._look_at_futures()
+                called_back = bool(done)
+                if done:
+                    _call_back(done)
+                if self._tasks:
+                    self._run_tasks(engine.clock())
+                if stop or (called_back and is_over()):
+                    return
         finally:
             if done:  # An interrupt left callbacks uncalled.
                 _call_back(done)
-
-    def _take_steps(
-        self, is_over: Callable[[], bool], timeout_s: float, done: deque[tuple[Token, Completion]]
-    ) -> None:
-        engine, wakeup = self.engine, self._wakeup
-        until_s = engine.clock() + timeout_s
-        while True:
-            with self.lock:
-                if self._closed():
-                    return
-                self._begin_step()
-                wakeup.asleep = True
-                if self._submissions.requests:
-                    self._submissions.drain()
-                left_s = until_s - engine.clock()
-                wait_s = engine.prepare(self._until_task_s(max(0.0, left_s)))
-                wakeup.waiting = True
-                self._in_step = False
-            ready = engine.client.wait(0.0 if engine.has_completions else wait_s)
-            wakeup.asleep = False
-            with self.lock:
-                wakeup.waiting = False
-                if self._closed():
-                    return
-                self._begin_step()
-                engine.process(ready)
-                self._take_completions(done)
-                self._in_step = False
-                stop = is_over() or engine.clock() >= until_s
-                if len(self.futures) > _FUTURES:
-                    self._look_at_futures()
-            called_back = bool(done)
-            if done:
-                _call_back(done)
-            if self._tasks:
-                self._run_tasks(engine.clock())
-            if stop or (called_back and is_over()):
-                return
 
     def _take_completions(self, called: deque[tuple[Token, Completion]]) -> None:
         """Give completions to their waiters; append completions with a callback to `called`."""
@@ -803,11 +795,6 @@ class Driver:
                 if now_s >= since_s + longest_s
             ]
         end_all((future, None, _lost()) for future in lost)
-
-    def _until_task_s(self, wait_s: float) -> float:
-        for task in self._tasks:
-            wait_s = min(wait_s, max(0.0, task.due_s - self.engine.clock()))
-        return wait_s
 
     def _run_tasks(self, now_s: float) -> None:
         for task in self._tasks:

@@ -153,9 +153,7 @@ class Tracer(_TraceSender, SendHook):
     # --- the timer task ---------------------------------------------------------------------------
 
     def run(self, now_s: float) -> None:
-        self.flush()
-
-    def flush(self) -> None:
+        """Send all lines."""
         with self._lock:
             lines, self._lines, self.due_s = self._lines, [], math.inf
         by_topic: dict[str, list[Trace]] = {}

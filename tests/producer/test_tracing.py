@@ -97,7 +97,7 @@ def test_a_trace_that_fails_fails_nothing_else(cluster, make):
     producer.send(Message("orders", b"x"))
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
-    producer.tracer.flush()
+    producer.tracer.run(0.0)
     until(lambda: producer.tracer.dropped)
     for broker in cluster.brokers:
         broker.behave()
