@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink import forks
 from rocket_sink.errors import (
@@ -15,34 +15,48 @@ from rocket_sink.errors import (
     MessageIllegalError,
     NotSentError,
     ProducerClosedError,
+    ProtocolError,
     SendError,
 )
 from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
+from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook, RpcHooks
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.client_session import ClientSession
-from rocket_sink.producer.driver import Waiter, result_of
+from rocket_sink.producer.accumulator import BatchAccumulator
+from rocket_sink.producer.driver import Driver, Waiter, result_of
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.brokers import BrokerHealth
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.headers import CredentialsProvider
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.future import Callback, SendFuture
 from rocket_sink.producer.hooks import Hooks, SendHook
-from rocket_sink.producer.request_builder import Part, named, with_trace_context
+from rocket_sink.producer.process_end import finish_at_end
+from rocket_sink.producer.request_builder import Part, RequestBuilder, named, with_trace_context
+from rocket_sink.producer.request_reply import RequestReply
 from rocket_sink.producer.tracing import Tracer
-from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
+from rocket_sink.producer.transactions import (
+    Execute,
+    TransactionClient,
+    TransactionListener,
+    TransactionResult,
+)
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.selectors import select_by
 from rocket_sink.routing.sharding import LITE_TOPIC_HASH, fallback_queue, queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicCache, TopicPublishInfo
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import PushedReply
 from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_LOG: Final = log.logger(__name__)
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
 
 
@@ -387,12 +401,9 @@ class Producer:
     def _new_session(self, old_tracer: Tracer | None) -> ClientSession:
         this = weakref.ref(self)  # The session's thread must not keep the producer alive.
         session = ClientSession(
-            self.options,
-            hooks=self._hooks,
-            rpc_hooks=self._rpc_hooks,
-            credentials=self._credentials,
-            listener=lambda: None if (own := this()) is None else own.on_transaction_check,
-        )
+            self.options, self._hooks, self._rpc_hooks, self._credentials,
+            lambda: None if (own := this()) is None else own.on_transaction_check,
+        )  # fmt: skip
         if session.tracer is not None:
             self._hooks.add(session.tracer, instead_of=old_tracer)
         return session
@@ -493,3 +504,76 @@ class Producer:
             hooks.ended(context, None, error)
             waiter.completion = Completion(None, error.outcome, None, error)
         return waiter
+
+
+class ClientSession:
+    """The parts of a producer that belong to one process (`of_pid`): engine, driver and locks.
+
+    A forked child makes a new session. It must not use its parent's connections. The inherited
+    locks may have been held during the fork. The child has its own client id, which brokers must
+    learn. Without `autoBatch` there is no accumulator, and without `enableTrace` no tracer. The
+    producer adds `tracer` to its hooks.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        hooks: Hooks,
+        rpc_hooks: RpcHooks,
+        credentials: CredentialsProvider | None,
+        listener: Callable[[], TransactionListener | None],
+    ) -> None:
+        """Make the parts, without connecting; raises OptionError or ConfigurationError."""
+        self.engine = engine = SendEngine(
+            options,
+            shared=SharedBrokerState.in_process(),
+            record_attempts=False,
+            credentials=credentials,
+            on_request=self._serve,
+            rpc_hooks=rpc_hooks,
+        )
+        identity = engine.identity
+        try:
+            identity.claim()
+        except ConfigurationError:
+            engine.close()
+            raise
+        self.of_pid = identity.of_pid
+        self.driver = driver = Driver(engine, hooks)
+        self.builder = builder = RequestBuilder(options, identity.message_ids)
+        self.transactions = TransactionClient(identity.group, driver, builder, hooks, listener)
+        self.request_reply = RequestReply(driver, builder)
+        self.accumulator: BatchAccumulator | None = None
+        if options.auto_batch:
+            self.accumulator = BatchAccumulator(options, builder, driver)
+            driver.add_task(self.accumulator)
+        self.tracer: Tracer | None = None
+        if options.enable_trace:
+            self.tracer = Tracer(options, builder, driver)
+            driver.add_task(self.tracer)
+        finish_at_end(self)
+
+    def finish(self) -> None:
+        """Send all accepted messages at the end of the process."""
+        self.driver.finish()
+
+    def _serve(self, channel: Channel, frame: Frame) -> bool:
+        """Serve a broker's request; return False if its code is unknown.
+
+        The driving thread calls this under the driver's lock, so it must not block.
+        """
+        try:
+            if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
+                self.transactions.take_check(channel, frame)
+            elif frame.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+                self.request_reply.take_reply(channel, frame)
+            else:
+                return False
+        except ProtocolError as error:
+            text, peer = "%s sent an unreadable request %d: %s", channel.address
+            log.about(peer, _LOG).warning(text, peer, frame.code, error)
+        except Exception:
+            # The error must not end the driving thread.
+            text = "the request with code %d from %s was not served"
+            _LOG.exception(text, frame.code, channel.address)
+        return True
