@@ -111,8 +111,8 @@ def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("_session.driver.lock",), ("_session.builder._lock",), ("_session.request_reply._lock",),
-     ("_renewing",), ("_session.accumulator._lock",), ("tracer._lock",)],
+    [("_session.driver.lock",), ("_session.builder._lock",), ("_renewing",),
+     ("_session.accumulator._lock",), ("tracer._lock",)],
 )  # fmt: skip
 def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
     options = {"autoBatch": True, "enableTrace": True, "sendMsgTimeout": 60_000}
@@ -125,8 +125,6 @@ def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
             assert producer.isolations() == []
             assert producer.send(Message("orders", b"sync")).outcome.delivered
             assert producer.send_async(Message("orders", b"async")).result(60).outcome.delivered
-            with producer._session.request_reply._lock:
-                pass
             producer.close()
 
         check(child, *locks)
@@ -275,7 +273,6 @@ RENEWED = {
     "rocket_sink.producer.request_builder": "of the session",
     "rocket_sink.producer.accumulator": "of the session",
     "rocket_sink.producer.tracing": "of the session",
-    "rocket_sink.producer.request_reply": "of the session",
     "rocket_sink.producer.future": "of one request, which ends in the process that sent it",
     "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
     "rocket_sink.spark.foreach_task": "of a task, which a child refuses to use",

@@ -8,7 +8,6 @@ replies are dropped and counted.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -50,7 +49,7 @@ class RequestReply:
         self._driver = driver
         self._builder = builder
         self._waiting: dict[str, Future[PushedReply]] = {}
-        self._lock = threading.Lock()
+        """Several threads use this without a lock, so each use is one atomic operation."""
         self._connected_topics: TopicCache[str, None] = TopicCache()
         self.late_replies = 0
 
@@ -69,8 +68,7 @@ class RequestReply:
         request.queue = None if queue is None else self._builder.queue(queue)
         request.timeout_s = max(0.001, deadline_s - self._driver.engine.clock())
         reply: Future[PushedReply] = Future()
-        with self._lock:
-            self._waiting[correlation_id] = reply
+        self._waiting[correlation_id] = reply
         try:
             sent = self._driver.send(request, (message,), "request")
             clock = self._driver.engine.clock
@@ -85,8 +83,7 @@ class RequestReply:
                 correlation_id=correlation_id,
             ) from None
         finally:
-            with self._lock:
-                self._waiting.pop(correlation_id, None)
+            self._waiting.pop(correlation_id, None)
 
     def reply(
         self, request: StoredMessage | Mapping[str, str], body: bytes, **fields: Any
@@ -138,8 +135,7 @@ class RequestReply:
 
     def take_reply(self, channel: Channel, frame: Frame) -> None:
         reply = decode_pushed_reply(frame)
-        with self._lock:
-            waiting = self._waiting.pop(reply.correlation_id, None)
+        waiting = self._waiting.pop(reply.correlation_id, None)
         self._driver.engine.client.respond(channel, frame, ResponseCode.SUCCESS)
         if waiting is None:
             self.late_replies += 1
