@@ -223,7 +223,7 @@ def _print_plan(letters: Iterable[DeadLetter], to_topic: str | None, *, as_json:
 
 def _print_report(report: ResendReport, *, as_json: bool) -> None:
     if as_json:
-        print_json(report.as_dict())
+        print_json(vars(report))
         return
     texts = (
         (report.degraded, "of these stored, but not flushed or replicated in time"),

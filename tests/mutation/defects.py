@@ -2400,8 +2400,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "resends-name-no-letter",
         "rocket_sink/producer/admin/dlq.py",
-        "        if len(report.failures) < FAILURES_MAX:\n",
-        "        if len(report.failures) > FAILURES_MAX:\n",
+        "            if len(report.failures) < FAILURES_MAX:\n",
+        "            if len(report.failures) > FAILURES_MAX:\n",
         ("tests/commands/test_dlq.py",),
         "dlq resend --json says how many letters failed, and not which",
     ),

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from rocket_sink.errors import MessageError, NoRouteError, SendError
 from rocket_sink.message import Message, MessageQueue, SendResult
@@ -31,7 +31,6 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 RESENDS: Final = "ROCKET_SINK_RESENDS"
 """User property: how often the message was resent from a dead-letter topic."""
-MAX_RESENDS: Final = 3
 FAILURES_MAX: Final = 1000
 
 
@@ -173,9 +172,6 @@ class ResendReport:
         """Whether no dead letter has failed, was held back, or is homeless."""
         return not (self.failed or self.held_back or self.homeless)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "codes": dict(self.codes)}
-
 
 @dataclass
 class Resender:
@@ -193,7 +189,7 @@ class Resender:
     admin: Admin
     send: Callable[[Message], SendResult]
     to_topic: str | None = None
-    max_resends: int = MAX_RESENDS
+    max_resends: int = 3
     again: bool = False
     report: ResendReport = field(default_factory=ResendReport)
     _stopped: set[tuple[str, str]] = field(default_factory=set)
@@ -220,7 +216,13 @@ class Resender:
         except (MessageError, SendError) as error:
             if getattr(error, "fatal", False):
                 raise
-            self._failed(dead_letter, error, key)
+            report.failed += 1
+            report.codes[error.code] += 1
+            if len(report.failures) < FAILURES_MAX:
+                failure = {"message_id": dead_letter.message_id, "topic": topic}
+                report.failures.append({**failure, "code": error.code, "error": str(error)})
+            if key[1]:
+                self._stopped.add(key)
             return None
         report.resent += 1
         report.degraded += result.status != "SEND_OK"
@@ -239,18 +241,6 @@ class Resender:
             self.report.already += 1
             return True
         return False
-
-    def _failed(
-        self, dead_letter: DeadLetter, error: MessageError | SendError, key: tuple[str, str]
-    ) -> None:
-        report = self.report
-        report.failed += 1
-        if len(report.failures) < FAILURES_MAX:
-            failure = {"message_id": dead_letter.message_id, "topic": key[0]}
-            report.failures.append({**failure, "code": error.code, "error": str(error)})
-        report.codes[error.code] += 1
-        if key[1]:
-            self._stopped.add(key)
 
 
 def resends_of(message: StoredMessage) -> int:
