@@ -23,7 +23,6 @@ from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.cluster.node import Broker
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import await_dispatched
 
 FREEZE: Final = "frozen"
 KILL: Final = "killed"
@@ -185,7 +184,7 @@ class _FaultRun:
     def _stored(self) -> Counter[int]:
         StoredCount(self._cluster.name_server, self._topic).start()
         with Admin(nameServer=self._cluster.name_server, timeout_s=30.0) as admin:
-            await_dispatched(admin, self._topic)
+            admin.await_dispatched(self._topic)
             return Counter(number_of(message.body) for message in admin.read_topic(self._topic))
 
 

@@ -27,7 +27,7 @@ from benchmarks.rows import body_of, number_of
 from benchmarks.run import reason_of, scratch_folder
 from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.errors import RocketSinkError
-from rocket_sink.producer.admin.stored_messages import read_topic
+from rocket_sink.producer.admin.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,10 +166,10 @@ class _Case:
         _wait(query, count)
 
     def _record(self, pace: str, skip: int, count: int, ledger: Path) -> dict[str, Any]:
-        stored = [
-            (number_of(m.body), m.store_ms) for m in read_topic(self._name_server, self.topic)
-        ]
-        stored.sort()
+        with Admin(nameServer=self._name_server) as admin:
+            admin.await_dispatched(self.topic)
+            messages = admin.read_topic(self.topic)
+            stored = sorted((number_of(message.body), message.store_ms) for message in messages)
         commits = list(commits_of(ledger))
         ledger_rows = sum(acked for _, acked in commits)
         if len({at_us for at_us, _ in stored}) != count or ledger_rows != count:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
 from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.wire.stored import StoredMessage
 
 TRANSACTIONS = {
     "transactionCheckInterval": "2000",
@@ -34,6 +35,13 @@ def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
         yield running
     finally:
         running.stop()
+
+
+def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredMessage]:
+    """Yield the messages that the topic has at the start of the call, queue by queue."""
+    with Admin(nameServer=name_server, **options) as admin:
+        admin.await_dispatched(topic)
+        yield from admin.read_topic(topic)
 
 
 def repair(cluster: LocalCluster) -> LocalCluster:

@@ -64,7 +64,6 @@ def tail(
     Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
     """
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.producer.admin.stored_messages import await_dispatched
 
     options = resolved_options()
     if not options.topic:
@@ -76,7 +75,7 @@ def tail(
     with Admin(options) as admin:
         if not follow:
             # Messages that were acknowledged just now must be included.
-            await_dispatched(admin, options.topic, _DISPATCH_S)
+            admin.await_dispatched(options.topic, _DISPATCH_S)
         offsets = {
             queue: _first_offset(admin, queue, from_start, since_ms, last)
             for queue in admin.queues(options.topic)

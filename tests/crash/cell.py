@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.stored import StoredMessage
+from tests.clusters import read_topic
 from tests.damaged import damaged
 
 from . import ledger_log

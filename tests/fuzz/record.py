@@ -24,7 +24,6 @@ from rocket_sink import Message, Producer
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import await_dispatched
 from rocket_sink.producer.transactions import TransactionState
 from rocket_sink.wire import compress, headers, ids, properties, responses, route
 from rocket_sink.wire import frame as frames
@@ -142,7 +141,7 @@ def _talk(cluster: LocalCluster, serializer: str, version: str) -> None:
         _send(topic, options)
         _transaction(topic, options)
         _ask(admin, topic, options)
-        await_dispatched(admin, topic)
+        admin.await_dispatched(topic)
         messages = list(admin.read_topic(topic))
         for message in messages[:3]:
             admin.query_by_unique_key(topic, message.message_id or "")

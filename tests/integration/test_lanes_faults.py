@@ -17,11 +17,10 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from tests.clusters import make_topic
+from tests.clusters import make_topic, read_topic
 from tests.damaged import damaged
 from tests.ledger.values import spool_rows
 from tests.ledger.views import view_rows

@@ -13,9 +13,8 @@ import pytest
 
 from rocket_sink import Ledger
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.spark import foreach_batch
-from tests.clusters import make_topic
+from tests.clusters import make_topic, read_topic
 from tests.ledger.views import view_rows
 
 from .lanes import LANES, Lane

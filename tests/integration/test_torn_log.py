@@ -14,9 +14,8 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.testing import Drop, FaultProxies
-from tests.clusters import make_topic
+from tests.clusters import make_topic, read_topic
 from tests.task.one_task import run_task
 
 from .test_lanes_faults import CTX

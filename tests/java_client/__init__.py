@@ -22,7 +22,6 @@ from pathlib import Path
 
 from rocket_sink.cluster import LocalCluster, find_java, resolve_jars
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import await_dispatched
 
 FOLDER = Path(__file__).parent
 GENERATIONS = ("5.3.3", "4.9.7", "5.5.0")
@@ -82,7 +81,7 @@ def read_with_java(
     """
     name_server = cluster if isinstance(cluster, str) else cluster.name_server
     with Admin(nameServer=name_server, timeout_s=30.0) as admin:
-        await_dispatched(admin, topic)
+        admin.await_dispatched(topic)
     lines = run_java(
         FOLDER / "ReadTopic.java", name_server, topic, str(longest_body),
         version=version, timeout_s=timeout_s,

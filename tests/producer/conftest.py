@@ -10,13 +10,12 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
-from tests.clusters import make_topic, repair
+from tests.clusters import make_topic, read_topic, repair
 
 
 @pytest.fixture

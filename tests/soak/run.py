@@ -15,7 +15,6 @@ from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import await_dispatched
 from tests.crash import ledger_log
 from tests.crash.files import write_whole
 from tests.crash.judge import Accounts, Epoch, judge
@@ -228,7 +227,7 @@ class Soak:
         self._say("reading what is stored, for the last time")
         with Admin(nameServer=place.name_server, timeout_s=60.0) as admin:
             for name in LANES:
-                await_dispatched(admin, f"soak-{name}")
+                admin.await_dispatched(f"soak-{name}")
         self._read(reader)
         for unread in self._unread:
             self._wrong(f"the Java client cannot read: {unread}")

@@ -261,7 +261,6 @@ def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjecto
     from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.producer.admin.stored_messages import await_dispatched
 
     retrying = Retrying(
         retry=retry_if_exception_type(RocketSinkError), stop=stop_after_attempt(_READ_TRIES),
@@ -269,7 +268,7 @@ def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjecto
         before_sleep=lambda _: injector.restart_all(), wait=wait_fixed(_POLL_S), reraise=True,
     )  # fmt: skip
     with Admin(nameServer=cluster.name_server) as admin:
-        await_dispatched(admin, TOPIC)
+        admin.await_dispatched(TOPIC)
         pull = retrying.wraps(admin.pull)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
         verifier = Verifier(settings.flights)

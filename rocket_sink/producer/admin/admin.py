@@ -13,9 +13,11 @@ from random import Random
 from typing import Any, Final
 
 from rocket_sink.errors import (
+    BrokerError,
     ConfigurationError,
     NoRouteError,
     PermissionDeniedError,
+    RejectedError,
     RocketSinkError,
     SendError,
 )
@@ -255,6 +257,24 @@ class Admin:
             for name, address in masters.items()
         )
 
+    def await_dispatched(self, topic: str, timeout_s: float = 30.0) -> bool:
+        """Wait until the topic's brokers have dispatched all stored messages to queues, where
+        consumers can see them. Return False after the time-out (for example under steady traffic),
+        or if a broker refuses the request."""
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            try:
+                if self.dispatch_behind_bytes(topic) == 0:
+                    return True
+            except RejectedError:
+                return False
+            except BrokerError:
+                # A broker that has just started has no statistics yet, and answers SYSTEM_ERROR
+                # with a NoSuchElementException (StoreStatsService; 4.9.7, 5.3.3).
+                pass
+            time.sleep(0.05)
+        return False
+
     def runtime_info(self, name: str, address: str) -> dict[str, str]:
         """Return a broker's statistics (`mqadmin brokerStatus`)."""
         answer = self._call(name, address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO))
@@ -318,7 +338,6 @@ class Admin:
         queues: int = 4,
         perm: int = PermName.READ | PermName.WRITE,
         attributes: Mapping[str, str] | None = None,
-        order: bool = False,
         brokers: list[str] | None = None,
     ) -> None:
         """Create or update the topic on every master (or on `brokers`)."""
@@ -329,7 +348,6 @@ class Admin:
             read_queue_nums=queues,
             write_queue_nums=queues,
             perm=perm,
-            order=order,
             attributes=text or None,
         )
         for name, addresses in self.cluster().items():

@@ -1,27 +1,23 @@
-"""Look-ups of stored messages by id at all brokers of a topic, many in flight; reads of topics.
+"""Look-ups of stored messages by id at all brokers of a topic, many in flight.
 
-Look-ups are for epochs that may have been sent before (`delivery=effectively_once`), and for dead
+They are for epochs that may have been sent before (`delivery=effectively_once`), and for dead
 letters with an unknown outcome. The caller's thread drives the engine. Completions of sends stay in
 the engine until its `poll`.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import (
     AuthenticationError,
-    BrokerError,
     DeliveryError,
     PermissionDeniedError,
-    RejectedError,
     SendError,
 )
-from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.stored_check import LACKS_SUB, LOOK_UP_S, look_up, topics_of
 from rocket_sink.wire.stored import StoredMessage
 
@@ -170,35 +166,3 @@ class StoredMessages:
             f"{self.advice}",
             first_error=str(error or ""),
         )
-
-
-_STEP_S: Final = 0.05
-
-
-def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
-    """Wait until the topic's brokers have dispatched all stored messages to queues, where consumers
-    can see them.
-
-    Return False after the time-out (for example under steady traffic), or if a broker refuses the
-    request.
-    """
-    until_s = time.monotonic() + timeout_s
-    while time.monotonic() < until_s:
-        try:
-            if admin.dispatch_behind_bytes(topic) == 0:
-                return True
-        except RejectedError:
-            return False
-        except BrokerError:
-            # A broker that has just started has no statistics yet, and answers SYSTEM_ERROR with a
-            # NoSuchElementException (StoreStatsService; 4.9.7, 5.3.3).
-            pass
-        time.sleep(_STEP_S)
-    return False
-
-
-def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredMessage]:
-    """Yield the messages that the topic has at the start of the call, queue by queue."""
-    with Admin(nameServer=name_server, **options) as admin:
-        await_dispatched(admin, topic)
-        yield from admin.read_topic(topic)

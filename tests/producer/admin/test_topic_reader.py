@@ -6,10 +6,10 @@ import pytest
 
 from rocket_sink.errors import BrokerError, RemoteProtocolError
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import await_dispatched, read_topic
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
+from tests.clusters import read_topic
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def lagging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_it_waits_until_brokers_have_caught_up(cluster: FakeCluster, lagging: list[int]) -> None:
     with Admin(nameServer=cluster.name_server) as admin:
-        assert await_dispatched(admin, "t")
+        assert admin.await_dispatched("t")
     assert lagging == [0]
 
 
@@ -35,7 +35,7 @@ def test_steady_traffic_is_not_waited_for_without_end(
 ) -> None:
     lagging[:] = [1]
     with Admin(nameServer=cluster.name_server) as admin:
-        assert not await_dispatched(admin, "t", timeout_s=0.1)
+        assert not admin.await_dispatched("t", timeout_s=0.1)
 
 
 def test_a_broker_in_its_first_second_is_asked_again(
@@ -51,7 +51,7 @@ def test_a_broker_in_its_first_second_is_asked_again(
 
     monkeypatch.setattr(Admin, "dispatch_behind_bytes", told)
     with Admin(nameServer=cluster.name_server) as admin:
-        assert await_dispatched(admin, "t")
+        assert admin.await_dispatched("t")
     assert not young
     assert lagging == [0]
 
@@ -59,7 +59,7 @@ def test_a_broker_in_its_first_second_is_asked_again(
 def test_a_broker_without_dispatch_figures_is_read_at_once(cluster: FakeCluster) -> None:
     cluster.create_topic("t", 1)
     with Admin(nameServer=cluster.name_server) as admin:
-        assert not await_dispatched(admin, "t")
+        assert not admin.await_dispatched("t")
     assert list(read_topic(cluster.name_server, "t")) == []
 
 

@@ -26,13 +26,13 @@ from rocket_sink.errors import (
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import StoredMessages, read_topic
+from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.spark.session_checks import check_rights
 from rocket_sink.wire.acl import Credentials
-from tests.clusters import make_topic
+from tests.clusters import make_topic, read_topic
 from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster

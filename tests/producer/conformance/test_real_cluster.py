@@ -12,11 +12,11 @@ from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import await_dispatched, read_topic
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.selectors import SILENT
+from tests.clusters import read_topic
 from tests.producer.test_bad_brokers import keep_the_others_well
 from tests.producer.waiting import until
 
@@ -39,7 +39,7 @@ def test_every_mode_arrives_once(real, topic):
     with Admin(nameServer=real.name_server) as admin:
         assert [m.body for m in admin.query_by_unique_key(topic, ack.message_id)] == [b"sync"]
         assert admin.count(topic) == 6
-        assert await_dispatched(admin, topic)
+        assert admin.await_dispatched(topic)
     shown = real.admin("queryMsgByUniqueKey", "-t", topic, "-i", ack.message_id)
     assert "sync" in shown or ack.message_id in shown
 

@@ -22,12 +22,11 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies
 from rocket_sink.wire.trace import PubTrace
-from tests.clusters import make_topic
+from tests.clusters import make_topic, read_topic
 from tests.decoding import decode_trace
 from tests.java_client import read_with_java
 from tests.producer.conftest import stored
