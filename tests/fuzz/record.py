@@ -145,7 +145,6 @@ def _talk(cluster: LocalCluster, serializer: str, version: str) -> None:
         messages = list(admin.read_topic(topic))
         for message in messages[:3]:
             admin.query_by_unique_key(topic, message.message_id or "")
-        admin.query_by_key(topic, "k1")
         admin.topics()
         admin.cluster()
         with contextlib.suppress(RocketSinkError):

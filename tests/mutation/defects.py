@@ -38,7 +38,7 @@ WIRE: tuple[Defect, ...] = (
         "_UNSIGNED: Final = (SIGNATURE,)\n",
         (
             "tests/wire/test_acl.py",
-            "tests/producer/conformance/test_acl.py::test_messages_are_found_by_id_and_key",
+            "tests/producer/conformance/test_acl.py::test_messages_are_found_by_id",
         ),
         "effectively once never gets over a replay on brokers of 4.9 with ACL",
     ),
@@ -746,8 +746,8 @@ PRODUCER = (
     Defect(
         "ids-are-split",
         "rocket_sink/producer/admin/admin.py",
-        "                return properties.get(UNIQ_KEY) == key\n",
-        '                return key in properties.get(UNIQ_KEY, "").split(KEY_SEPARATOR)\n',
+        "            return properties.get(UNIQ_KEY) == message_id\n",
+        '            return message_id in properties.get(UNIQ_KEY, "").split(" ")\n',
         ("tests/producer/admin/test_dlq.py::test_an_id_with_a_blank_is_found_again",),
         "each run of `dlq resend` sends a letter whose id has a blank once more",
     ),

@@ -1,4 +1,4 @@
-"""Administrative requests: routes, offsets, pulls, queries by id and key, topics.
+"""Administrative requests: routes, offsets, pulls, queries by id, topics.
 
 All are read-only except `create_topic`. Requests that change a broker's configuration are left out
 on purpose (CVE-2023-33246).
@@ -38,7 +38,7 @@ from rocket_sink.text import nearest
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
-from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
+from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
 
@@ -82,11 +82,8 @@ class Admin:
     def check_name_servers(self) -> str:
         """Check that a name server (or a proxy) answers a route request. Return a warning if the
         options' topic is missing, else an empty text. A missing topic is no error, because the
-        first send may create it.
-
-        Raises:
-            NameServerUnavailableError, TlsRefusedError: no server answers.
-        """
+        first send may create it. Raises NameServerUnavailableError or TlsRefusedError if no server
+        answers."""
         topic = self.options.topic
         try:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
@@ -108,11 +105,7 @@ class Admin:
         return "; check its name" + (f", the nearest existing topic is {near}" if near else "")
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Return the current route.
-
-        Raises:
-            NoRouteError: the topic does not exist.
-        """
+        """Return the current route; raises NoRouteError if the topic does not exist."""
         topic = with_namespace(self.options.namespace, topic)
         frame = next(iter(self._ask(requests.get_route(topic), of_all=False).values()))
         if frame.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -123,11 +116,8 @@ class Admin:
         return route
 
     def cluster(self) -> dict[str, dict[int, str]]:
-        """Return the addresses of all brokers, by name and broker id.
-
-        Raises:
-            NoRouteError: two name servers know different clusters (no broker in common).
-        """
+        """Return the addresses of all brokers, by name and broker id. Raises NoRouteError if two
+        name servers know different clusters (no broker in common)."""
         answers = self._ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
         merged: dict[str, dict[int, str]] = {}
         merged_addresses: set[tuple[str, str]] = set()
@@ -162,11 +152,8 @@ class Admin:
         return tuple(sorted({name for frame in answers for name in responses.decode_topics(frame)}))
 
     def queues(self, topic: str, *, to_read: bool = True) -> list[MessageQueue]:
-        """Return the topic's queues on all brokers with a master, sorted.
-
-        Raises:
-            PermissionDeniedError: with `to_read`, if a broker does not allow to read the topic.
-        """
+        """Return the topic's queues on all brokers with a master, sorted. With `to_read`, raises
+        PermissionDeniedError if a broker does not allow to read the topic."""
         topic = with_namespace(self.options.namespace, topic)
         route = self.topic_route(topic)
         masters = _masters(route)
@@ -288,33 +275,16 @@ class Admin:
     def query_by_unique_key(
         self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
     ) -> list[StoredMessage]:
-        """Return the stored messages with this client id, from all brokers of the topic.
-
-        Args:
-            bodies: if False, the messages have empty bodies.
-
-        Raises:
-            RemoteProtocolError: the messages exceed 64 MiB of memory.
-        """
-        return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
-
-    def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
-        """Return the stored messages with this index key; raises as `query_by_unique_key`."""
-        return self._query(topic, key, max_messages, unique_key=False, bodies=True)
-
-    def _query(
-        self, topic: str, key: str, max_messages: int, *, unique_key: bool, bodies: bool
-    ) -> list[StoredMessage]:
+        """Return the stored messages with this client id, from all brokers of the topic. Without
+        `bodies` the messages have empty bodies. Raises RemoteProtocolError if the messages exceed
+        64 MiB of memory."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.query_message(
-            topic=topic, key=key, max_num=max_messages, unique_key=unique_key
+            topic=topic, key=message_id, max_num=max_messages, unique_key=True
         )
 
         def wanted(properties: Mapping[str, str]) -> bool:
-            # A unique key may contain a blank, the separator of keys, so it is not split.
-            if unique_key:
-                return properties.get(UNIQ_KEY) == key
-            return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
+            return properties.get(UNIQ_KEY) == message_id
 
         allowance = Allowance()
         messages: list[StoredMessage] = []

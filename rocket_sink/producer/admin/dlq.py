@@ -66,11 +66,8 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """Return the message to resend: a copy with the counter increased by 1.
-
-        Raises:
-            MessageError: a property is illegal.
-        """
+        """Return the message to resend: a copy with the counter increased by 1. Raises
+        MessageError if a property is illegal."""
         properties = self.message.properties
         own = {n: value for n, value in properties.items() if n not in RESERVED_PROPERTIES}
         return Message(
@@ -118,11 +115,8 @@ def groups(admin: Admin) -> dict[str, int]:
 
 
 def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
-    """Yield the dead letters that are stored at the start of the call, by store time.
-
-    Raises:
-        NoRouteError: the group has no dead-letter topic.
-    """
+    """Yield the dead letters that are stored at the start of the call, by store time. Raises
+    NoRouteError if the group has no dead-letter topic."""
     topic = query.group if query.group.startswith(DLQ_PREFIX) else DLQ_PREFIX + query.group
     group = topic.removeprefix(DLQ_PREFIX)
     if query.topic is not None:
@@ -196,11 +190,7 @@ class Resender:
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
         """Send a dead letter, or skip it or hold it back, and count it in the report. Return None
-        if it was not sent.
-
-        Raises:
-            SendError: a fatal error (wrong credentials).
-        """
+        if it was not sent. Raises fatal errors (SendError: wrong credentials)."""
         topic, report = self.to_topic or dead_letter.origin_topic, self.report
         if not topic:
             report.homeless += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,15 +42,19 @@ def topic(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(reads, "encode_message", encode)
     name = f"%DLQ%{GROUP}"
     cluster.create_topic(name, 1)
+    store(cluster, name, [f"ID{number}" for number in range(COUNT)])
+    return name
+
+
+def store(cluster: FakeCluster, topic: str, ids: Iterable[str]) -> None:
     for broker in cluster.brokers:
-        for number in range(COUNT):
+        for number, message_id in enumerate(ids):
             broker.store.append(
                 StoredMessage(
-                    name, BODY, store_ms=number, store_host=broker.store._host,
-                    properties={"UNIQ_KEY": f"ID{number}", "KEYS": "k", "RETRY_TOPIC": "orders"},
+                    topic, BODY, store_ms=number, store_host=broker.store._host,
+                    properties={"UNIQ_KEY": message_id, "KEYS": "k", "RETRY_TOPIC": "orders"},
                 )
             )  # fmt: skip
-    return name
 
 
 def test_a_topic_is_read_in_bounded_memory(cluster: FakeCluster, topic: str) -> None:
@@ -71,11 +76,12 @@ def test_tail(cluster: FakeCluster, topic: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == ""
 
 
-def test_a_query_by_key_beyond_the_limit_is_explained(cluster: FakeCluster, topic: str) -> None:
+def test_a_query_beyond_the_limit_is_explained(cluster: FakeCluster, topic: str) -> None:
+    store(cluster, topic, ["same"] * COUNT)
     with Admin(nameServer=cluster.name_server) as admin:
         with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
-            admin.query_by_key(topic, "k")
-        assert len(admin.query_by_key(topic, "k", max_messages=5)) == 10
+            admin.query_by_unique_key(topic, "same")
+        assert len(admin.query_by_unique_key(topic, "same", max_messages=5)) == 10
         (found, _) = admin.query_by_unique_key(topic, "ID3")
         assert found.body == BODY
         with memory_below(3 * MIB):

@@ -25,6 +25,8 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.requests import query_message
 from rocket_sink.wire.trace import PubTrace
 from tests.clusters import make_topic, read_topic
 from tests.decoding import decode_trace
@@ -242,8 +244,15 @@ def test_traces_are_what_the_admin_tool_reads(real, topic):
 
 
 def _indexed(real, topic, key):
+    """Return the brokers that have a message with this key in their index."""
+    frame = query_message(topic=topic, key=key, max_num=1, unique_key=False)
+    missing = {ResponseCode.QUERY_NOT_FOUND}
     with Admin(nameServer=real.name_server) as admin:
-        return admin.query_by_key(topic, key)
+        return [
+            broker.name
+            for broker in real.brokers
+            if admin._call(broker.name, broker.address, frame, missing).code not in missing
+        ]
 
 
 def test_rpc_hooks_do_not_harm(real, topic):
