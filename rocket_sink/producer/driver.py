@@ -361,13 +361,11 @@ class Driver:
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request of an asynchronous send; wait only if the window is full.
+        """Submit a request of an asynchronous send; wait only if the window is full. Raises
+        WindowFullError or ProducerClosedError.
 
         The first call starts the producer's thread. If no thread can start, for example because the
         process ends, drive the engine until the request has ended.
-
-        Raises:
-            WindowFullError, ProducerClosedError
         """
         if not self._thread_leads:
             self.start_thread()
@@ -458,10 +456,7 @@ class Driver:
     def invoke(self, address: str, frame: Frame) -> Frame:
         """Send an administrative request, and return the answer, whatever its code. If the broker
         refuses the credentials, read them again. If they have changed, repeat the request once.
-
-        Raises:
-            NotSentError, UnknownOutcomeError: the connection failed.
-        """
+        Raises NotSentError or UnknownOutcomeError if the connection fails."""
         began_s = self.engine.clock()
         answer = self._invoke_once(address, frame)
         if isinstance(error_for_answer(answer.code, answer.remark), AuthenticationError):
@@ -496,10 +491,7 @@ class Driver:
 
     def oneway(self, address: str, frame: Frame) -> None:
         """Send a oneway request. If the kernel does not take all of it, the rest is written later.
-
-        Raises:
-            NotSentError: no connection, or the producer is closed.
-        """
+        Raises NotSentError if there is no connection, or the producer is closed."""
 
         def step() -> bool:
             self.engine.client.oneway(address, frame, self.engine.clock())

@@ -60,10 +60,7 @@ class ProducerPool:
 
     def release(self, engine: SendEngine, *, usable: bool = True) -> None:
         """Give an engine back; close it if it is broken, not `usable`, or has pending requests.
-
-        Raises:
-            RuntimeError: the engine is not leased: it was released twice, or to a wrong pool.
-        """
+        Raises RuntimeError if the engine was released twice, or to a wrong pool."""
         with self._lock:
             self._after_fork()
             if engine not in self._leased:

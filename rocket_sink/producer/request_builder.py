@@ -98,13 +98,9 @@ class RequestBuilder:
         self, messages: Sequence[Message], queue: MessageQueue | None = None
     ) -> Iterator[Part]:
         """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES messages and an
-        encoded body of at most `maxMessageSize`.
-
-        A message that is too large only in the encoding of a batch is sent alone.
-
-        Raises:
-            MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.
-        """
+        encoded body of at most `maxMessageSize`. A message that is too large only in the encoding
+        of a batch is sent alone. Raises MessageError: INVALID_BATCH (Java:
+        MessageBatch.generateFromList), or as `single`."""
         check_batch(messages)
         ids = self.ids(messages)
         for start, encoded in self.encoded(messages, ids, self._limit):
