@@ -24,14 +24,14 @@ def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(
         cluster.create_topic("t", 1)
         answers = [7, 7, 0]
 
-        def behind_bytes(_: Admin, topic: str) -> int:
+        def runtime_info(_: Admin, name: str, address: str) -> dict[str, str]:
             behind = answers.pop(0)
             if not behind:
                 with Producer(nameServer=cluster.name_server) as producer:
-                    producer.send(Message(topic, b"late"))
-            return behind
+                    producer.send(Message("t", b"late"))
+            return {"dispatchBehindBytes": str(behind)}
 
-        monkeypatch.setattr(Admin, "dispatch_behind_bytes", behind_bytes)
+        monkeypatch.setattr(Admin, "runtime_info", runtime_info)
         arguments = ["-n", cluster.name_server, "-t", "t", "--from-start", "--no-follow", "--json"]
         assert cli.main(["tail", *arguments]) == 0
     shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]

@@ -235,23 +235,16 @@ class Admin:
         for queue, begin, end in bounds:
             yield from self.read_queue(queue, begin, end)
 
-    def dispatch_behind_bytes(self, topic: str) -> int:
-        """Return how many bytes the topic's masters have not dispatched to queues yet. They may
-        belong to any topic, and consumers do not see them yet."""
-        masters = _masters(self._route(topic))
-        return sum(
-            int(self.runtime_info(name, address).get("dispatchBehindBytes", 0))
-            for name, address in masters.items()
-        )
-
     def await_dispatched(self, topic: str, timeout_s: float = 30.0) -> bool:
-        """Wait until the topic's brokers have dispatched all stored messages to queues, where
-        consumers can see them. Return False after the time-out (for example under steady traffic),
-        or if a broker refuses the request."""
+        """Wait until the topic's brokers have dispatched all stored messages, of any topic, to
+        queues, where consumers can see them. Return False after the time-out (for example under
+        steady traffic), or if a broker refuses the request."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             try:
-                if self.dispatch_behind_bytes(topic) == 0:
+                masters = _masters(self._route(topic)).items()
+                statistics = (self.runtime_info(name, address) for name, address in masters)
+                if not any(int(values.get("dispatchBehindBytes", 0)) for values in statistics):
                     return True
             except RejectedError:
                 return False

@@ -13,14 +13,15 @@ from tests.clusters import read_topic
 
 
 @pytest.fixture
-def lagging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def lagging(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the bytes by which brokers are behind, one entry for each call; the last one stays."""
     behind = [5, 3, 0]
-    monkeypatch.setattr(
-        Admin,
-        "dispatch_behind_bytes",
-        lambda self, topic: behind.pop(0) if len(behind) > 1 else behind[0],
-    )
+
+    def runtime_info(self: Admin, name: str, address: str) -> dict[str, str]:
+        return {"dispatchBehindBytes": str(behind.pop(0) if len(behind) > 1 else behind[0])}
+
+    monkeypatch.setattr(Admin, "runtime_info", runtime_info)
+    cluster.create_topic("t", 1)
     return behind
 
 
@@ -42,14 +43,14 @@ def test_a_broker_in_its_first_second_is_asked_again(
     cluster: FakeCluster, lagging: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     young = [BrokerError("java.util.NoSuchElementException")] * 2
-    then = Admin.dispatch_behind_bytes
+    runtime_info = Admin.runtime_info
 
-    def told(self: Admin, topic: str) -> int:
+    def first_refused(self: Admin, name: str, address: str) -> dict[str, str]:
         if young:
             raise young.pop()
-        return then(self, topic)
+        return runtime_info(self, name, address)
 
-    monkeypatch.setattr(Admin, "dispatch_behind_bytes", told)
+    monkeypatch.setattr(Admin, "runtime_info", first_refused)
     with Admin(nameServer=cluster.name_server) as admin:
         assert admin.await_dispatched("t")
     assert not young
