@@ -253,7 +253,11 @@ class Producer:
         """
         session = self._live_session()
         messages = [with_trace_context(message) for message in messages]
-        return self._send_parts(list(session.builder.batches(messages, queue)), timeout_ms)
+        parts = list(session.builder.batches(messages))
+        for part in parts:
+            part.request.queue = None if queue is None else session.builder.queue(queue)
+            part.request.timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        return self._send_parts(parts)
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return the topic's writable queues.
@@ -465,10 +469,10 @@ class Producer:
         request.ordered = ordering == "best_effort"
 
     def _send_parts(
-        self, parts: Sequence[Part], timeout_ms: int | None, *, one_at_a_time: bool = False
+        self, parts: Sequence[Part], *, one_at_a_time: bool = False
     ) -> list[SendResult]:
         session = self._session
-        waiters: Iterable[Waiter] = (self._begin(part, timeout_ms) for part in parts)
+        waiters: Iterable[Waiter] = map(self._begin, parts)
         if not one_at_a_time:
             waiters = list(waiters)
         results: list[SendResult] = []
@@ -478,7 +482,7 @@ class Producer:
             try:
                 if part.request.batch and isinstance(completion.error, MessageIllegalError):
                     halves = session.builder.split(part)
-                    results += self._send_parts(halves, timeout_ms, one_at_a_time=True)
+                    results += self._send_parts(halves, one_at_a_time=True)
                 else:
                     results.append(result_of(completion))
             except SendError as error:
@@ -489,11 +493,9 @@ class Producer:
             raise failure
         return results
 
-    def _begin(self, part: Part, timeout_ms: int | None) -> Waiter:
+    def _begin(self, part: Part) -> Waiter:
         """Submit a part. Report an error in the waiter: other parts may be in flight."""
         request, hooks, context = part.request, self._hooks, None
-        if timeout_ms is not None:
-            request.timeout_s = timeout_ms / 1000
         waiter = Waiter()
         if hooks.hooks:
             context = hooks.before("batch", request.topic, part.messages, part.ids)

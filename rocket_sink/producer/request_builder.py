@@ -94,9 +94,7 @@ class RequestBuilder:
             least_version=least_version(properties) if message.is_single else 0,
         )
 
-    def batches(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None
-    ) -> Iterator[Part]:
+    def batches(self, messages: Sequence[Message]) -> Iterator[Part]:
         """Yield batch requests in order, each with at most BATCH_MAX_MESSAGES messages and an
         encoded body of at most `maxMessageSize`. A message that is too large only in the encoding
         of a batch is sent alone. Raises MessageError: INVALID_BATCH (Java:
@@ -105,7 +103,7 @@ class RequestBuilder:
         ids = self.ids(messages)
         for start, encoded in self.encoded(messages, ids, self._limit):
             end = start + len(encoded)
-            yield self._part(messages[start:end], encoded, ids[start:end], queue)
+            yield self._part(messages[start:end], encoded, ids[start:end])
 
     def ids(self, messages: Sequence[Message]) -> list[str]:
         """Return the client ids of messages; a message without an id gets a new one."""
@@ -156,36 +154,30 @@ class RequestBuilder:
         message is no batch."""
         ids = part.ids
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
-        middle, queue = (len(messages) + 1) // 2, part.request.queue
+        middle = (len(messages) + 1) // 2
         halves: list[Part] = []
         for half, own in ((messages[:middle], ids[:middle]), (messages[middle:], ids[middle:])):
             if len(half) == 1:
-                halves.append(self._single_part(half[0], queue))
+                halves.append(self._single_part(half[0]))
             elif half:
                 [(_, encoded)] = self.encoded(half, own, self._limit)
-                halves.append(self._part(half, encoded, own, queue))
+                halves.append(self._part(half, encoded, own))
+        for each in halves:
+            each.request.queue = part.request.queue
+            each.request.timeout_s = part.request.timeout_s
         return halves
 
     def _new_id(self) -> str:
         with self._lock:
             return self._ids.next(time.time_ns() // 1_000_000)
 
-    def _part(
-        self,
-        messages: Sequence[Message],
-        encoded: list[bytes],
-        ids: Sequence[str],
-        queue: MessageQueue | None,
-    ) -> Part:
+    def _part(self, messages: Sequence[Message], encoded: list[bytes], ids: Sequence[str]) -> Part:
         if len(messages) == 1 and len(encoded[0]) > self._limit:
-            return self._single_part(named(messages[0], ids[0]), queue)
-        request = self.batch_of(messages, encoded, ids)
-        request.queue = None if queue is None else self.queue(queue)
-        return Part(request, tuple(messages), tuple(ids))
+            return self._single_part(named(messages[0], ids[0]))
+        return Part(self.batch_of(messages, encoded, ids), tuple(messages), tuple(ids))
 
-    def _single_part(self, message: Message, queue: MessageQueue | None) -> Part:
+    def _single_part(self, message: Message) -> Part:
         request = self.single(message)
-        request.queue = None if queue is None else self.queue(queue)
         return Part(request, (message,), (request.message_id,))
 
     def batch_of(
