@@ -38,10 +38,16 @@ def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
 
 
 def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredMessage]:
-    """Yield the messages that the topic has at the start of the call, queue by queue."""
+    """Yield the messages that the topic has now, queue by queue."""
     with Admin(nameServer=name_server, **options) as admin:
         admin.await_dispatched(topic)
-        yield from admin.read_topic(topic)
+        yield from messages_of(admin, topic)
+
+
+def messages_of(admin: Admin, topic: str) -> Iterator[StoredMessage]:
+    """Yield the topic's messages, queue by queue."""
+    for queue in admin.queues(topic):
+        yield from admin.read_queue(queue)
 
 
 def repair(cluster: LocalCluster) -> LocalCluster:

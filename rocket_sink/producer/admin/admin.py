@@ -228,13 +228,6 @@ class Admin:
                 time.sleep(0.05 * empty)
             offset = max(following, offset)
 
-    def read_topic(self, topic: str) -> Iterator[StoredMessage]:
-        """Yield the messages that are stored at the start of the call, queue by queue."""
-        bounds = [(queue, self.min_offset(queue), self.max_offset(queue))
-                  for queue in self.queues(topic)]  # fmt: skip
-        for queue, begin, end in bounds:
-            yield from self.read_queue(queue, begin, end)
-
     def await_dispatched(self, topic: str, timeout_s: float = 30.0) -> bool:
         """Wait until the topic's brokers have dispatched all stored messages, of any topic, to
         queues, where consumers can see them. Return False after the time-out (for example under
