@@ -2619,7 +2619,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "commits-unanswered-are-taken-for-done",
         "rocket_sink/producer/admin/half_commits.py",
-        "                self._committer.ended(self._lane, position, None, result)\n",
+        "                self._committer.ended(self._lane, position, result)\n",
         "                self._committer.committed(self._lane, 1)\n",
         ("tests/producer/admin/test_half_commits.py::test_what_has_no_answer_is_committed_again",),
         "half messages whose commit was lost on its way stay hidden, and the ledger says committed",

@@ -15,7 +15,6 @@ ends before the lock can expire.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.errors import AuthenticationError, DeliveryError, NotSentError, SendError
-from rocket_sink.net.client import Call
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
@@ -101,10 +99,11 @@ class _Lane:
 
 
 class _Commits:
-    """Commits of one lane that are sent as a group."""
+    """The owner of commits of one lane that are sent as a group, or of a single commit."""
 
     def __init__(self, committer: HalfMessageCommitter, lane: _Lane, positions: Positions) -> None:
-        self.first_opaque = 0
+        self.first_opaque: int | None = None
+        """The opaque id of a group's first request; None for a single commit."""
         self._committer = committer
         self._lane = lane
         self._positions = positions
@@ -112,14 +111,14 @@ class _Commits:
 
     def on_end(self, result: Any, sent_s: float | None, now_s: float) -> None:
         if isinstance(result, Frame):
-            index = result.opaque - self.first_opaque
+            index = 0 if self.first_opaque is None else result.opaque - self.first_opaque
             self._is_open[index] = False
-            self._committer.ended(self._lane, int(self._positions[index]), result, None)
+            self._committer.ended(self._lane, int(self._positions[index]), result)
         elif isinstance(result, SendError):
             open_positions = self._positions[self._is_open]
             self._is_open[:] = False
             for position in open_positions.tolist():
-                self._committer.ended(self._lane, position, None, result)
+                self._committer.ended(self._lane, position, result)
         else:
             self._is_open[result.opaques - self.first_opaque] = False
             self._committer.committed(self._lane, len(result))
@@ -261,10 +260,9 @@ class HalfMessageCommitter:
                 address, self._frame(first), columns, commits, deadline_s=deadline_s, now_s=now_s
             )
             return
-        for position in positions.tolist():
-            on_end = functools.partial(self.ended, lane, position)
-            frame = self._frame(self._half(position))
-            client.call(address, frame, Call(on_end), deadline_s=deadline_s, now_s=now_s)
+        for single in positions.reshape(-1, 1):
+            commits, frame = _Commits(self, lane, single), self._frame(self._half(int(single[0])))
+            client.call(address, frame, commits, deadline_s=deadline_s, now_s=now_s)
 
     def _check_lock(self, ahead_s: float = 0.0) -> None:
         try:
@@ -294,36 +292,29 @@ class HalfMessageCommitter:
             broker_name=half.broker_name,
         )
 
-    def ended(
-        self,
-        lane: _Lane,
-        position: int,
-        answer: Frame | None,
-        error: SendError | None,
-        at_s: float = 0.0,
-    ) -> None:
-        """Handle the answer to a commit, or its error. `at_s` is unused; `Call` passes it."""
-        if answer is not None and answer.code == ResponseCode.SUCCESS:
+    def ended(self, lane: _Lane, position: int, result: Frame | SendError) -> None:
+        """Handle the answer to a commit, or its error."""
+        if isinstance(result, Frame) and result.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
         lane.in_flight -= 1
-        if answer is not None:
-            if answer.code == ResponseCode.MESSAGE_ILLEGAL or answer.remark in _GONE:
+        if isinstance(result, Frame):
+            if result.code == ResponseCode.MESSAGE_ILLEGAL or result.remark in _GONE:
                 self._done(0)
-                self._refused[position] = answer.remark or ""
+                self._refused[position] = result.remark or ""
                 return
-            error = error_for_answer(answer.code, answer.remark) or SendError(
-                f"the broker answered {answer.code}"
+            error = error_for_answer(result.code, result.remark) or SendError(
+                f"the broker answered {result.code}"
             )
+        else:
+            error = result
         lane.stopped = True
         self._again.append(position)
         if isinstance(error, AuthenticationError) and self.engine.reread_credentials(lane.asked_s):
             return  # Repeat the request with the new credentials.
         self._error = error
-        is_not_stored = isinstance(error, NotSentError) or (
-            answer is not None and answer.code == ResponseCode.SYSTEM_BUSY
-        )
-        if not is_not_stored:
+        is_busy = isinstance(result, Frame) and result.code == ResponseCode.SYSTEM_BUSY
+        if not (is_busy or isinstance(error, NotSentError)):
             self._doubtful.add(position)
 
     def committed(self, lane: _Lane, count: int) -> None:
