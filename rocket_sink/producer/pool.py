@@ -93,13 +93,6 @@ class ProducerPool:
         for engine, _ in entries:
             engine.close()
 
-    @property
-    def idle(self) -> int:
-        return len(self._idle)
-
-    def __repr__(self) -> str:
-        return f"<ProducerPool {len(self._leased)} leased, {self.idle} idle>"
-
     def _take_expired(self) -> list[SendEngine]:
         """Remove and return the idle engines that are broken, or were idle for too long."""
         now_s = self._clock()

@@ -110,10 +110,10 @@ def test_broken_or_busy_ones_are_not_kept(pool):
 def test_an_exception_drops_the_engine(pool):
     with pytest.raises(ZeroDivisionError), pool.engine(A) as engine:
         raise ZeroDivisionError
-    assert engine.closed == 1 and pool.idle == 0
+    assert engine.closed == 1 and not pool._idle
     with pool.engine(A) as engine:
         pass
-    assert not engine.closed and pool.idle == 1
+    assert not engine.closed and len(pool._idle) == 1
 
 
 def test_a_fork_starts_with_nothing(pool, monkeypatch):
