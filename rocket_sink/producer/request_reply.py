@@ -35,12 +35,6 @@ _LOG: Final = log.logger(__name__)
 _ANNOUNCE_S: Final = 0.5
 """Longest wait for connections to all brokers, because a broker may be down."""
 
-_NOT_ENABLED: Final = (
-    "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
-    "default)"
-)
-"""Added to the broker's remark, which only says that the operation is forbidden."""
-
 
 class RequestReply:
     """Requests, replies and recalls of one client."""
@@ -113,7 +107,10 @@ class RequestReply:
         answer = self._driver.invoke(address, frame)
         remark = answer.remark
         if answer.code == ResponseCode.NO_PERMISSION and "operation is forbidden" in (remark or ""):
-            remark = f"{remark}; {_NOT_ENABLED}"
+            remark = (
+                f"{remark}; a broker recalls messages only with recallMessageEnable=true in its "
+                "configuration (false by default)"
+            )
         error = error_for_answer(
             answer.code, remark, topic=topic, broker_name=name, broker_address=address
         )
