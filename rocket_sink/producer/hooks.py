@@ -87,10 +87,8 @@ class Hooks:
 
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
-    ) -> SendContext | None:
-        """Call `before_send` of each hook, and return the context; None if there are no hooks."""
-        if not self.hooks:
-            return None
+    ) -> SendContext:
+        """Call `before_send` of each hook, and return the context."""
         now_ms = time.time_ns() // 1_000_000
         context = SendContext(mode, self._group, topic, messages, message_ids, now_ms)
         call_each("send", self.hooks, lambda hook: hook.before_send(context))
