@@ -249,7 +249,7 @@ class Driver:
         self._wakeup = engine.client.wakeup
         self._timeout_s = engine.options.send_msg_timeout_ms / 1000
         self._submissions = SubmissionQueue(engine)
-        self._tasks: tuple[TimerTask, ...] = ()
+        self.tasks: list[TimerTask] = []
         self._leader: int | None = None
         self._leadership = 0
         """Counts the changes of `_leader` to a new thread. A thread that led resets `_leader` only
@@ -509,9 +509,6 @@ class Driver:
 
     # --- timer tasks, thread, end ------------------------------------------------------------
 
-    def add_task(self, task: TimerTask) -> None:
-        self._tasks = (*self._tasks, task)
-
     def reschedule(self) -> None:
         """Make the leader read the due times of the tasks again. If the producer's thread cannot
         start, run the tasks now."""
@@ -712,7 +709,7 @@ class Driver:
                     if self._submissions.requests:
                         self._submissions.drain()
                     next_s = until_s
-                    for task in self._tasks:
+                    for task in self.tasks:
                         next_s = min(next_s, task.due_s)
                     wait_s = engine.prepare(max(0.0, next_s - engine.clock()))
                     wakeup.waiting = True
@@ -733,7 +730,7 @@ class Driver:
                 called_back = bool(done)
                 if done:
                     _call_back(done)
-                if self._tasks:
+                if self.tasks:
                     self._run_tasks(engine.clock())
                 if stop or (called_back and is_over()):
                     return
@@ -789,7 +786,7 @@ class Driver:
         end_all((future, None, _lost()) for future in lost)
 
     def _run_tasks(self, now_s: float) -> None:
-        for task in self._tasks:
+        for task in self.tasks:
             if task.due_s <= now_s:
                 try:
                     task.run(now_s)

@@ -31,7 +31,6 @@ from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.brokers import BrokerHealth
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.headers import CredentialsProvider
-from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.future import Callback, SendFuture
 from rocket_sink.producer.hooks import Hooks, SendHook
 from rocket_sink.producer.process_end import finish_at_end
@@ -528,7 +527,6 @@ class ClientSession:
         """Make the parts, without connecting; raises OptionError or ConfigurationError."""
         self.engine = engine = SendEngine(
             options,
-            shared=SharedBrokerState.in_process(),
             record_attempts=False,
             credentials=credentials,
             on_request=self._serve,
@@ -548,11 +546,11 @@ class ClientSession:
         self.accumulator: BatchAccumulator | None = None
         if options.auto_batch:
             self.accumulator = BatchAccumulator(options, builder, driver)
-            driver.add_task(self.accumulator)
+            driver.tasks.append(self.accumulator)
         self.tracer: Tracer | None = None
         if options.enable_trace:
             self.tracer = Tracer(options, builder, driver)
-            driver.add_task(self.tracer)
+            driver.tasks.append(self.tracer)
         finish_at_end(self)
 
     def finish(self) -> None:
