@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocket_sink.cluster.jars import IvyRun, Progress, cache_folder, only_one
+from rocket_sink.cluster.jars import FLAT, IvyRun, Progress, cache_folder, only_one
 from rocket_sink.java import find_java
 
 
@@ -31,7 +31,8 @@ def _fill(folder: Path, modules: Sequence[str]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         jars = scratch / "jars"
-        IvyRun(find_java(), scratch / "ivy", _ignored).resolve_modules(modules, jars)
+        ivy = IvyRun(find_java(), scratch / "ivy", _ignored)
+        ivy.resolve(modules, jars / FLAT, ", ".join(modules))
         jars.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

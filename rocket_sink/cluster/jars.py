@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 import platformdirs
 
@@ -50,8 +49,10 @@ SETTINGS_ENV = "ROCKET_SINK_IVY_SETTINGS"
 ROOTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-tools")
 """The modules of org.apache.rocketmq that the cluster runs."""
 
-_FLAT = "[artifact]-[revision](-[classifier]).[ext]"
-_NESTED = "[organisation]/[module]/[revision]/" + _FLAT
+FLAT = "[artifact]-[revision](-[classifier]).[ext]"
+"""Ivy's pattern for the file name of a jar."""
+_NESTED = f"[organisation]/[module]/[revision]/{FLAT}"
+_ROCKETMQ = "Apache RocketMQ"
 
 _HINTS = {
     "PKIX": "Java does not trust the certificate that it was shown, maybe a proxy's: set "
@@ -97,26 +98,20 @@ class IvyRun:
 
         def fetch_part(number: int) -> None:
             module = locked_module(artifacts[number::processes])
-            self._run(f"part-{number}", module, into / _FLAT, poms=False)
+            self._run(f"part-{number}", module, into / FLAT, poms=False)
 
         with ThreadPoolExecutor(processes) as pool:
             list(pool.map(fetch_part, range(min(processes, len(artifacts)))))
 
-    def resolve(self, version: str, into: Path) -> None:
-        """Fetch all dependencies as `into/group/name/version/name-version[-classifier].jar`.
+    def resolve(self, modules: Sequence[str], pattern: Path, label: str = _ROCKETMQ) -> None:
+        """Fetch `group:name:version` modules and their dependencies to paths of Ivy's `pattern`.
 
-        Raises ClusterError with Ivy's last lines if Ivy fails.
+        Raises ClusterError with `label` and Ivy's last lines if Ivy fails.
         """
-        modules = [f"org.apache.rocketmq:{root}:{version}" for root in ROOTS]
-        self._run("whole", graph_module(modules), into / _NESTED, poms=True)
-
-    def resolve_modules(self, modules: Sequence[str], into: Path) -> None:
-        """Fetch `group:name:version` modules and their dependencies, as `into/<file name>`."""
-        pattern = into / _FLAT
-        self._run("modules", graph_module(modules), pattern, poms=True, label=", ".join(modules))
+        self._run("modules", graph_module(modules), pattern, poms=True, label=label)
 
     def _run(
-        self, name: str, module: str, pattern: Path, *, poms: bool, label: str = "Apache RocketMQ"
+        self, name: str, module: str, pattern: Path, *, poms: bool, label: str = _ROCKETMQ
     ) -> None:
         folder = self.work / name
         folder.mkdir(parents=True)
@@ -175,10 +170,8 @@ def locked_module(artifacts: Iterable[Artifact]) -> str:
     for key, group in itertools.groupby(ordered, lambda a: (a.group, a.name, a.version)):
         lines.append(f'    <dependency {_module(*key)} transitive="false" conf="default">')
         for artifact in group:
-            classifier = artifact.classifier
-            extra = f" m:classifier={quoteattr(classifier)}" if classifier else ""
-            name = quoteattr(artifact.name)
-            lines.append(f'      <artifact name={name} type="jar" ext="jar"{extra}/>')
+            extra = f' m:classifier="{artifact.classifier}"' if artifact.classifier else ""
+            lines.append(f'      <artifact name="{artifact.name}" type="jar" ext="jar"{extra}/>')
         lines.append("    </dependency>")
     return _MODULE.format(dependencies="\n".join(lines))
 
@@ -191,7 +184,7 @@ def graph_module(modules: Iterable[str]) -> str:
 
 
 def _module(group: str, name: str, version: str) -> str:
-    return f"org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)}"
+    return f'org="{group}" name="{name}" rev="{version}"'
 
 
 def _settings_file(folder: Path, *, poms: bool) -> Path:
@@ -294,18 +287,12 @@ def resolve_jars(
         raise ClusterError(f"{version!r} is no version of RocketMQ, as {DEFAULT_VERSION} is one.")
     base = cache_folder(cache)
     folder = base / f"rocketmq-{version}"
-    cached = _cached(folder, version)
-    if cached is not None:
+    if cached := _cached(folder, version):
         return cached
     tell = progress or (lambda text: None)
     with only_one(base / f"rocketmq-{version}.lock", tell):
-        cached = _cached(folder, version)
-        if cached is None:
-            _fill(folder, version, java or find_java(), tell)
-            cached = _cached(folder, version)
-    if cached is None:
-        raise ClusterError(f"{folder} is still incomplete: delete it and try again.")
-    return cached
+        # Another process may have filled the cache during the wait.
+        return _cached(folder, version) or _fill(folder, version, java or find_java(), tell)
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -329,18 +316,18 @@ def _cached(folder: Path, version: str) -> list[Path] | None:
     return paths if are_right else None
 
 
-def _fill(folder: Path, version: str, java: Java, tell: Progress) -> None:
+def _fill(folder: Path, version: str, java: Java, tell: Progress) -> list[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    jars = scratch / "jars"
+    jars.mkdir()
     try:
-        locked = load_lock(version)
-        if locked is None:
+        artifacts = load_lock(version)
+        if artifacts is None:
             tell(f"RocketMQ {version} has no lock file: resolving it whole, which takes minutes")
-            artifacts: Sequence[Artifact] = _resolve_all(scratch, version, java, tell)
+            artifacts = _resolve_all(scratch, jars, version, java, tell)
         else:
-            artifacts = locked
-            tell(f"fetching RocketMQ {version}: {len(locked)} jars, once")
-            _fetch_locked(scratch, version, locked, java, tell)
-        jars = scratch / "jars"
+            tell(f"fetching RocketMQ {version}: {len(artifacts)} jars, once")
+            _fetch_locked(scratch, jars, version, artifacts, java, tell)
         lines = "\n".join(artifact.line for artifact in artifacts)
         (jars / _LISTING).write_text(lines + "\n", encoding="utf-8")
         jars.chmod(0o755)
@@ -349,20 +336,19 @@ def _fill(folder: Path, version: str, java: Java, tell: Progress) -> None:
         jars.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    return [folder / artifact.file_name for artifact in artifacts]
 
 
 def _fetch_locked(
-    scratch: Path, version: str, artifacts: Sequence[Artifact], java: Java, tell: Progress
-) -> None:
-    jars = scratch / "jars"
-    jars.mkdir()
+    scratch: Path, jars: Path, version: str, artifacts: Sequence[Artifact], java: Java,
+    tell: Progress,
+) -> None:  # fmt: skip
     missing = list(artifacts)
     for attempt in range(_ROUNDS):
         count = _counter(f"fetching RocketMQ {version}", len(missing), tell)
-        run = IvyRun(java, scratch / f"round-{attempt}", count)
         failure: ClusterError | None = None
         try:
-            run.fetch(missing, jars, _PROCESSES)
+            IvyRun(java, scratch / f"round-{attempt}", count).fetch(missing, jars, _PROCESSES)
         except ClusterError as error:
             failure = error
         missing = [each for each in missing if not each.matches(jars / each.file_name)]
@@ -370,20 +356,20 @@ def _fetch_locked(
             return
         for each in missing:
             (jars / each.file_name).unlink(missing_ok=True)
-    if failure is not None:
-        raise failure
-    raise ClusterError(
+    raise failure or ClusterError(
         f"The digests of {len(missing)} jars are not those of the lock file, twice: "
         f"{', '.join(each.file_name for each in missing[:5])}. Check what stands between this "
         "machine and the registry (a proxy, a mirror); nothing was kept."
     )
 
 
-def _resolve_all(scratch: Path, version: str, java: Java, tell: Progress) -> list[Artifact]:
-    nested, jars = scratch / "nested", scratch / "jars"
+def _resolve_all(
+    scratch: Path, jars: Path, version: str, java: Java, tell: Progress
+) -> tuple[Artifact, ...]:
+    nested = scratch / "nested"
     count = _counter(f"fetching RocketMQ {version}", None, tell)
-    IvyRun(java, scratch / "ivy", count).resolve(version, nested)
-    jars.mkdir()
+    modules = [f"org.apache.rocketmq:{root}:{version}" for root in ROOTS]
+    IvyRun(java, scratch / "ivy", count).resolve(modules, nested / _NESTED)
     artifacts = []
     for path in sorted(nested.glob("*/*/*/*.jar")):
         group, name, revision = path.relative_to(nested).parts[:3]
@@ -391,7 +377,7 @@ def _resolve_all(scratch: Path, version: str, java: Java, tell: Progress) -> lis
         artifact = Artifact(group, name, revision, classifier, sha256_of(path))
         path.rename(jars / artifact.file_name)
         artifacts.append(artifact)
-    return artifacts
+    return tuple(artifacts)
 
 
 def _counter(what: str, total: int | None, tell: Progress) -> Callable[[], None]:

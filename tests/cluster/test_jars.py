@@ -94,9 +94,9 @@ def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(
     assert [jar.read_bytes() for jar in resolve(tmp_path)] == [BODY] * 3
 
 
-def resolve_three(run: jars.IvyRun, version: str, into: Path) -> None:
+def resolve_three(run: jars.IvyRun, modules: Sequence[str], pattern: Path) -> None:
     for artifact in ARTIFACTS:
-        folder = into / artifact.group / artifact.name / artifact.version
+        folder = run.work.parent / "nested" / artifact.group / artifact.name / artifact.version
         folder.mkdir(parents=True)
         (folder / artifact.file_name).write_bytes(BODY)
 
@@ -115,7 +115,7 @@ def test_what_no_lock_checks_the_registrys_checksums_do(
     monkeypatch.setattr(jars.IvyRun, "_watch", watch)
     run = jars.IvyRun(JAVA, tmp_path / "work", lambda: None)
     if whole:
-        run.resolve("9.9.9", tmp_path)
+        run.resolve(["org.x:thing:9.9.9"], tmp_path / jars.FLAT)
     else:
         run.fetch(ARTIFACTS, tmp_path, 1)
     assert f'name="ivy.checksums" value="{checksums}"' in settings[0]
@@ -142,7 +142,7 @@ def test_the_users_own_ivy_settings_must_exist(
 ) -> None:
     monkeypatch.setenv(jars.SETTINGS_ENV, str(tmp_path / "none.xml"))
     with pytest.raises(ClusterError, match=jars.SETTINGS_ENV):
-        jars.IvyRun(JAVA, tmp_path / "work", lambda: None).resolve("9.9.9", tmp_path)
+        jars.IvyRun(JAVA, tmp_path / "work", lambda: None).fetch(ARTIFACTS, tmp_path, 1)
 
 
 def test_a_failure_of_ivy_has_its_last_lines(tmp_path: Path) -> None:
