@@ -36,16 +36,12 @@ class Ports:
 
     def all(self) -> list[int]:
         """Return all ports that the cluster binds."""
-        return [self.name_server, *(p for broker in self.brokers for p in broker_ports(broker))]
+        bound = [port for listen in self.brokers for port in (listen - 2, listen, listen + 1)]
+        return [self.name_server, *bound]
 
     def save(self, file: Path) -> None:
         """Write the ports to `file`, for the next start in the same home."""
         file.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-
-def broker_ports(listen: int) -> tuple[int, int, int]:
-    """Return a broker's fast, listen and replication port."""
-    return listen - 2, listen, listen + 1
 
 
 def load_ports(file: Path) -> Ports | None:
@@ -229,7 +225,8 @@ def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
 
 def properties_text(lines: Mapping[str, str]) -> str:
     """Return the settings as the text of a Java properties file."""
-    return "".join(f"{key}={_escaped(value)}\n" for key, value in lines.items())
+    # Java reads properties files as Latin-1, and understands the escapes of JSON.
+    return "".join(f"{key}={json.dumps(value)[1:-1]}\n" for key, value in lines.items())
 
 
 def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> None:
@@ -245,13 +242,10 @@ def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> 
         (conf / name).write_text(_LOGBACK, encoding="utf-8")
     if secrets is None:
         return
-    keys = (
-        f"accessKey: {json.dumps(secrets.access_key)}",
-        f"secretKey: {json.dumps(secrets.secret_key)}",
-    )
-    account = f"accounts:\n- {keys[0]}\n  {keys[1]}\n  admin: true\n"
-    for name, text in (("tools.yml", "\n".join(keys) + "\n"), ("plain_acl.yml", account)):
-        write_private(conf / name, text)
+    keys = {"accessKey": secrets.access_key, "secretKey": secrets.secret_key}
+    # These files are YAML, and JSON is YAML.
+    write_private(conf / "tools.yml", json.dumps(keys))
+    write_private(conf / "plain_acl.yml", json.dumps({"accounts": [{**keys, "admin": True}]}))
 
 
 def write_private(file: Path, text: str) -> None:
@@ -295,8 +289,3 @@ def jvm_command(
 def is_4x(version: str) -> bool:
     """Return whether the version is one of RocketMQ 4."""
     return version.startswith("4.")
-
-
-def _escaped(value: str) -> str:
-    # Java reads properties files as Latin-1, and understands the escapes of JSON.
-    return json.dumps(value)[1:-1]

@@ -156,17 +156,15 @@ def up(
         runtime = Runtime.make(wanted, folder, cache, progress)
         try:
             nodes = launch(
-                wanted,
                 runtime,
                 lambda: {"start_new_session": True},
                 timeout_s=timeout_s,
-                progress=progress,
                 # Save each process at once: if this process is killed, `down` finds the others.
-                spawned=lambda nodes: _save(runtime, wanted, nodes, alive, ready=False),
+                spawned=lambda nodes: _save(runtime, nodes, alive, ready=False),
                 ports=ports,
                 alive={node.name for node in alive},
             )
-            state = _save(runtime, wanted, nodes, alive, ready=True)
+            state = _save(runtime, nodes, alive, ready=True)
         except BaseException:
             if not alive:
                 (folder / _STATE_FILE).unlink(missing_ok=True)
@@ -198,8 +196,9 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
 
 
 def _save(
-    runtime: Runtime, wanted: Wanted, nodes: Nodes, kept: Sequence[NodeState], *, ready: bool
+    runtime: Runtime, nodes: Nodes, kept: Sequence[NodeState], *, ready: bool
 ) -> ClusterState:
+    wanted = runtime.wanted
     states = {node.name: node for node in kept}
     for node in nodes:
         if node.alive:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,17 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Values shared by the processes of one start."""
+    """Values shared by the processes of one start. `tell` gets lines of text."""
 
+    wanted: Wanted
+    home: Path
     java: Java
     class_path: str
-    home: Path
     mark: str
-    certificates: TestCertificates | None
-    tls_flags: tuple[str, ...]
+    tell: Progress
+    certificates: TestCertificates | None = None
+    tls_flags: Sequence[str] = ("-Dtls.server.mode=disabled",)
+    """Without TLS disable it: by default each server makes a certificate, a second of CPU."""
 
     @classmethod
     def make(
@@ -84,22 +87,22 @@ class Runtime:
             )
         java = find_java()
         jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
-        # Disable TLS: by default each server makes a certificate, which takes a second of CPU.
-        certificates, flags = None, ["-Dtls.server.mode=disabled"]
-        if wanted.tls:
-            certificates = make_certificates(home / "tls")
-            settings = home / "tls" / "tls.properties"
-            flags = certificates.jvm_flags(wanted.tls, settings, wanted.tls_client_auth)
         loopback = write_loopback_jar(jars, home)
         class_path = os.pathsep.join(map(str, (loopback, *jars)))
-        return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
+        tell = progress or (lambda text: None)
+        runtime = cls(wanted, home, java, class_path, uuid.uuid4().hex, tell)
+        if not wanted.tls:
+            return runtime
+        certificates = make_certificates(home / "tls")
+        settings = home / "tls" / "tls.properties"
+        flags = certificates.jvm_flags(wanted.tls, settings, wanted.tls_client_auth)
+        return replace(runtime, certificates=certificates, tls_flags=flags)
 
     def spec(
-        self, wanted: Wanted, role: str, name: str, port: int, memory: Sequence[str],
-        settings: Mapping[str, str],
-    ) -> NodeSpec:  # fmt: skip
+        self, role: str, name: str, port: int, memory: Sequence[str], settings: Mapping[str, str]
+    ) -> NodeSpec:
         """Write the files that process `name` needs; return its command line and settings."""
-        folder = self.home / name
+        folder, wanted = self.home / name, self.wanted
         conf.write_rocketmq_home(folder, wanted.version, wanted.acl)
         command = conf.jvm_command(
             role,
@@ -133,13 +136,11 @@ class Nodes:
 
 
 def launch(
-    wanted: Wanted,
     runtime: Runtime,
     popen_options: Callable[[], dict[str, Any]],
     *,
     timeout_s: float,
-    progress: Progress | None,
-    spawned: Callable[[Nodes], object] | None = None,
+    spawned: Callable[[Nodes], object] = lambda nodes: None,
     ports: Ports | None = None,
     alive: Collection[str] = (),
 ) -> Nodes:
@@ -152,12 +153,10 @@ def launch(
     wanted_ports = load_ports(runtime.home / "ports.json")
     failures = 0
     while True:
-        chosen = ports or choose_ports(wanted.brokers, wanted=wanted_ports)
-        nodes = build(wanted, runtime, chosen, popen_options)
+        chosen = ports or choose_ports(runtime.wanted.brokers, wanted=wanted_ports)
+        nodes = build(runtime, chosen, popen_options)
         try:
-            _start(
-                nodes, alive, timeout_s, progress or (lambda _: None), spawned or (lambda _: None)
-            )
+            _start(nodes, alive, timeout_s, runtime.tell, spawned)
         except BaseException as error:
             nodes.kill()
             failures += 1
@@ -169,9 +168,7 @@ def launch(
             return nodes
 
 
-def build(
-    wanted: Wanted, runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]
-) -> Nodes:
+def build(runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]) -> Nodes:
     """Write all configuration files; return the processes. The caller has to start them."""
     free_mb = shutil.disk_usage(runtime.home).free >> 20
     if free_mb < conf.LEAST_FREE_MB:
@@ -179,16 +176,18 @@ def build(
             f"The disk of {runtime.home} has {free_mb} MiB left and a cluster needs "
             f"{conf.LEAST_FREE_MB}: free some, or choose a home (or TMPDIR) on another disk."
         )
-    tls = runtime.certificates
-    probe = Probe(wanted.acl, tls.ca, tls.client) if tls else Probe(wanted.acl)
+    acl, tls = runtime.wanted.acl, runtime.certificates
+    probe = Probe(acl, tls.ca, tls.client) if tls else Probe(acl)
     # A name server does little work: optimising its code costs more CPU than it saves.
     memory = ("-Xms32m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
     settings = {"listenPort": str(ports.name_server), "bindAddress": LOOPBACK}
-    spec = runtime.spec(wanted, NAME_SERVER, NAME_SERVER, ports.name_server, memory, settings)
+    spec = runtime.spec(NAME_SERVER, NAME_SERVER, ports.name_server, memory, settings)
     server = NameServer(spec, popen_options)
-    specs = [_broker_spec(wanted, runtime, index, ports) for index in range(wanted.brokers)]
-    brokers = [Broker(spec, popen_options, server.address, probe) for spec in specs]
-    return Nodes(server, brokers)
+    specs = [
+        _broker_spec(runtime, conf.broker_name(index), listen, server.address)
+        for index, listen in enumerate(ports.brokers)
+    ]
+    return Nodes(server, [Broker(spec, popen_options, server.address, probe) for spec in specs])
 
 
 def _start(
@@ -212,21 +211,20 @@ def _start(
         tell(f"{broker.name} is ready at {broker.address}")
 
 
-def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> NodeSpec:
-    name, listen = conf.broker_name(index), ports.brokers[index]
+def _broker_spec(runtime: Runtime, name: str, listen: int, name_server: str) -> NodeSpec:
+    wanted, home = runtime.wanted, runtime.home
     memory = (
         f"-Xms{min(256, wanted.heap_mb)}m",
         f"-Xmx{wanted.heap_mb}m",
         f"-XX:MaxDirectMemorySize={wanted.heap_mb}m",
     )
     extra = {"defaultTopicQueueNums": str(wanted.queues)}
-    usage = shutil.disk_usage(runtime.home)
+    usage = shutil.disk_usage(home)
     # Brokers use the same formula (UtilAll.getDiskPartitionSpaceUsedPercent).
     if usage.used / max(1, usage.used + usage.free) > conf.DISK_NEARLY_FULL_RATIO:
         extra.update(conf.NEARLY_FULL_DISK)
     if wanted.acl is not None:
         extra.update(conf.acl_conf(wanted.version, wanted.acl))
     extra.update(wanted.broker_config)
-    server, store = f"{LOOPBACK}:{ports.name_server}", runtime.home / name / "store"
-    settings = conf.broker_conf(name, listen, server, store, extra)
-    return runtime.spec(wanted, "broker", name, listen, memory, settings)
+    settings = conf.broker_conf(name, listen, name_server, home / name / "store", extra)
+    return runtime.spec("broker", name, listen, memory, settings)

@@ -89,13 +89,7 @@ class LocalCluster:
         home = self._make_home()
         try:
             self._runtime = Runtime.make(self._wanted, home, self._cache, self._progress)
-            self._nodes = launch(
-                self._wanted,
-                self._runtime,
-                self._guard.join,
-                timeout_s=timeout_s,
-                progress=self._progress,
-            )
+            self._nodes = launch(self._runtime, self._guard.join, timeout_s=timeout_s)
         except BaseException as error:
             self._guard.close()
             # Keep even a temporary home after an error, which names the logs in it. A user who has
@@ -107,19 +101,16 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop the cluster and remove a temporary home. Idempotent."""
-        if self._owner != os.getpid():
+        if self._nodes is None or self._owner != os.getpid():
             return
         nodes, self._nodes = self._nodes, None
-        if nodes is None:
-            return
         # A temporary store needs no clean shutdown, which takes brokers some seconds.
         if self._asked_home is None:
             nodes.kill()
         else:
             nodes.stop()
         self._guard.close()
-        if self._runtime:
-            self._remove_home(self._runtime.home)
+        self._remove_home(self.home)
 
     @property
     def version(self) -> str:
@@ -230,15 +221,12 @@ class LocalCluster:
         self.admin("deleteTopic", "-c", CLUSTER_NAME, "-t", name)
 
     def _chosen(self, names: Iterable[str] | None) -> list[Broker]:
-        running = self._running().brokers
-        if names is None:
-            return running
-        by_name = {broker.name: broker for broker in running}
-        wanted_names = list(names)
-        for name in wanted_names:
+        by_name = {broker.name: broker for broker in self._running().brokers}
+        chosen = list(by_name if names is None else names)
+        for name in chosen:
             if name not in by_name:
                 raise ClusterError(f"No broker {name!r} here: there are {', '.join(by_name)}.")
-        return [by_name[name] for name in wanted_names]
+        return [by_name[name] for name in chosen]
 
     def _make_home(self) -> Path:
         if self._asked_home is None:
@@ -299,15 +287,11 @@ def admin(
             memory=("-Xmx192m", "-XX:TieredStopAtLevel=1"),
             extra=extra,
         )
-        environ = {
-            **os.environ,
-            "CLASSPATH": os.pathsep.join(map(str, jars)),
-            "NAMESRV_ADDR": name_server,
-        }
+        own_environ = {"CLASSPATH": os.pathsep.join(map(str, jars)), "NAMESRV_ADDR": name_server}
         try:
             done = subprocess.run(
                 [*command, *arguments],
-                env=environ,
+                env=os.environ | own_environ,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

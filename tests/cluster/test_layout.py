@@ -30,11 +30,12 @@ class Keys:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Runtime:
-    return Runtime(Java(Path("/jdk"), 17, "test"), "/jars/a.jar", tmp_path, "the-mark", None, ())
+    java = Java(Path("/jdk"), 17, "test")
+    return Runtime(Wanted(), tmp_path, java, "/jars/a.jar", "the-mark", print)
 
 
 def built(wanted: Wanted, runtime: Runtime) -> layout.Nodes:
-    return build(wanted, runtime, PORTS, dict)
+    return build(replace(runtime, wanted=wanted), PORTS, dict)
 
 
 def test_each_broker_has_its_own_ports_and_store(runtime: Runtime) -> None:

@@ -8,19 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster.conf import (
-    RANGE,
-    Ports,
-    broker_ports,
-    choose_ports,
-    is_free,
-    load_ports,
-)
+from rocket_sink.cluster.conf import RANGE, Ports, choose_ports, is_free, load_ports
 from rocket_sink.errors import ClusterError
 
 
 def test_the_ports_of_a_broker_are_java_s() -> None:
-    assert broker_ports(10911) == (10909, 10911, 10912)
+    assert Ports(9876, (10911,)).all() == [9876, 10909, 10911, 10912]
 
 
 @pytest.mark.parametrize("brokers", [1, 2, 64])
