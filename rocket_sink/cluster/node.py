@@ -24,6 +24,8 @@ _REGISTERS_WITHIN_S = 0.5
 _READ_AND_WRITE = 6
 _LOG_LINES = 20
 _TAIL_BYTES = 32_768
+_CONSOLE = "console.log"
+"""The file of the process's output."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,6 @@ class NodeSpec:
     def address(self) -> str:
         """The host:port that clients use."""
         return f"{self.host}:{self.port}"
-
-    @property
-    def console(self) -> Path:
-        """The file of the process's output."""
-        return self.folder / "console.log"
 
 
 class PortTakenError(ClusterError):
@@ -95,13 +92,11 @@ class Node:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds (user and system) of all starts so far."""
-        if not self.alive:
-            return self._earlier_cpu_s
-        try:
-            times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
-            return self._earlier_cpu_s
-        return float(self._earlier_cpu_s + times.user + times.system)
+        if self.alive:
+            with suppress(psutil.Error):
+                times = psutil.Process(self.pid).cpu_times()
+                return float(self._earlier_cpu_s + times.user + times.system)
+        return self._earlier_cpu_s
 
     def freeze(self) -> None:
         """Send SIGSTOP: sockets stay open, nothing is answered."""
@@ -140,7 +135,7 @@ class Node:
         for name in ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "NAMESRV_ADDR"):
             environ.pop(name, None)
         write_private(self.spec.settings_file, properties_text(self.spec.settings))
-        with self.spec.console.open("wb") as console:
+        with (self.spec.folder / _CONSOLE).open("wb") as console:
             self._process = subprocess.Popen(
                 [*self.spec.command, "-c", str(self.spec.settings_file)],
                 cwd=self.spec.folder,
@@ -214,7 +209,8 @@ class Node:
     def log_tail(self) -> str:
         """Return the last lines of the process's output and log."""
         lines: list[str] = []
-        for file in (self.spec.console, self.spec.folder / LOG_FILE):
+        for name in (_CONSOLE, LOG_FILE):
+            file = self.spec.folder / name
             with suppress(OSError), file.open("rb") as log:
                 log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
                 text = log.read().decode("utf-8", errors="replace")

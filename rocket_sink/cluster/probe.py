@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from rocket_sink.cluster.conf import Secrets
 
@@ -132,19 +133,17 @@ def _exchange(
     # A frame begins with its length, and a word of serialise type (0 = JSON) and header length.
     prefix = struct.pack(">II", 4 + len(header) + len(body), len(header))
     sock.sendall(prefix + header + body)
-    total, header_word = struct.unpack(">II", _read(sock, 8))
-    header_length = header_word & 0xFFFFFF
-    if not header_length <= total - 4 <= _FRAME_LIMIT_BYTES:
-        raise ValueError(f"an answer of {total} bytes with a header of {header_length}")
-    frame = _read(sock, total - 4)
+    with sock.makefile("rb") as answer:
+        total, header_word = struct.unpack(">II", _read(answer, 8))
+        header_length = header_word & 0xFFFFFF
+        if not header_length <= total - 4 <= _FRAME_LIMIT_BYTES:
+            raise ValueError(f"an answer of {total} bytes with a header of {header_length}")
+        frame = _read(answer, total - 4)
     return int(json.loads(frame[:header_length])["code"]), frame[header_length:]
 
 
-def _read(sock: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        chunk = sock.recv(count - len(parts))
-        if not chunk:
-            raise ValueError("the connection was closed in the middle of an answer")
-        parts += chunk
-    return bytes(parts)
+def _read(answer: BinaryIO, count: int) -> bytes:
+    data = answer.read(count)
+    if len(data) < count:
+        raise ValueError("the connection was closed in the middle of an answer")
+    return data
