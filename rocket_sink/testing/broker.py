@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send, perform, unsupported
+from rocket_sink.testing.script import SEND_CODES, Scripted, perform, unsupported
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import Halves, MemoryStore, now_ms
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
@@ -32,7 +32,7 @@ class TopicConfig:
 _WRITES = SEND_CODES | {RequestCode.END_TRANSACTION}
 
 
-class FakeBroker:
+class FakeBroker(Scripted):
     """A broker of a `FakeCluster`.
 
     Attributes:
@@ -44,13 +44,13 @@ class FakeBroker:
     """
 
     def __init__(self, loop: Loop, name: str, topics: dict[str, TopicConfig], *, seed: int) -> None:
+        super().__init__(seed)
         self.name = name
         self.requests: list[Frame] = []
         self.version = CURRENT_VERSION
         self.is_master = True
         self._loop = loop
         self.topics = topics
-        self._script = Script(seed)
         self._port = Port(loop, self._handle)
         loop.call(self._port.open)
         self.store = MemoryStore(("127.0.0.1", self._port.number))
@@ -81,18 +81,6 @@ class FakeBroker:
 
     # --- for tests --------------------------------------------------------------------------
 
-    def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
-        """Apply a behaviour to the next `times` sends (None: all), each with this chance."""
-        self._script.add(behaviour, matches=is_send, times=times, chance=chance)
-
-    def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
-        """Apply a behaviour to the next `times` requests of this code."""
-        self._script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
-
-    def behave(self) -> None:
-        """Remove all behaviours."""
-        self._script.clear()
-
     def freeze(self) -> None:
         """Answer nothing, as after SIGSTOP; the kernel still accepts bytes."""
         self._loop.call(self._port.freeze)
@@ -121,7 +109,13 @@ class FakeBroker:
 
     def send_request(self, frame: Frame) -> None:
         """Send a request to every connected client."""
-        self._loop.call(lambda: self._send_all(encode_frame(frame)))
+        data = encode_frame(frame)
+
+        def send_all() -> None:
+            for peer in list(self._port.peers):
+                peer.send(data)
+
+        self._loop.call(send_all)
 
     def half_messages(self) -> list[StoredMessage]:
         """Return the transactional messages that are neither committed nor rolled back."""
@@ -138,17 +132,13 @@ class FakeBroker:
     def _check_transactions(self) -> None:
         # Run in the loop's thread, which also ends transactions.
         for half in self._halves.messages():
-            self._send_all(encode_frame(self._halves.check(half)))
-
-    def _send_all(self, data: bytes) -> None:
-        for peer in list(self._port.peers):
-            peer.send(data)
+            self.send_request(self._halves.check(half))
 
     # --- requests ---------------------------------------------------------------------------
 
     def _handle(self, peer: Peer, request: Frame) -> None:
         self.requests.append(request)
-        behaviour = self._script.decide(request)
+        behaviour = self.script.decide(request)
         if behaviour and request.code in _WRITES and not behaviour.keeps_message:
             answer: Frame | None = response_to(request, ResponseCode.SYSTEM_ERROR)
         else:
@@ -196,7 +186,7 @@ class FakeBroker:
             remark = "Required message key is missing"
             return response_to(request, ResponseCode.MESSAGE_ILLEGAL, remark=remark)
         target = self._halves if self._halves.is_half(request) else self.store
-        stored = target.put(request, max(queue_id, 0), now_ms())
+        stored = target.put(request, max(queue_id, 0))
         return _ok(
             request,
             {
@@ -216,9 +206,8 @@ class FakeBroker:
             ext = request.ext or {}
             fields = {long: ext.get(short, "0") for long, short in _HEADER.items()}
             fields["storeTimestamp"] = str(now_ms())
-            frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, request.body)
-            frame.flag |= ONEWAY_FLAG
-            self.send_request(frame)
+            code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+            self.send_request(Frame(code, fields, request.body, flag=ONEWAY_FLAG))
         return answer
 
     def _recall(self, request: Frame) -> Frame:

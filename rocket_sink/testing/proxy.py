@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.testing.script import Behaviour, Script, is_send, perform
+from rocket_sink.testing.script import Behaviour, Scripted, perform
 from rocket_sink.testing.server import Connection, Loop, reset
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
@@ -106,8 +106,11 @@ _CHUNK_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 5.0
 
 
-class FaultProxy:
+class FaultProxy(Scripted):
     """Forwards a free loopback port to `address` ("host:port"); the module has an example.
+
+    A request is not forwarded if its behaviour has `stores=False` (the default of Answer).
+    Otherwise the request is forwarded, and only the answer is changed.
 
     Args:
         seed: the seed of the random generator of `on_send`.
@@ -118,6 +121,7 @@ class FaultProxy:
     """
 
     def __init__(self, address: str, *, seed: int = 0) -> None:
+        super().__init__(seed)
         host, _, port = address.rpartition(":")
         self._target = (host, int(port))
         self.address = ""
@@ -126,10 +130,8 @@ class FaultProxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._refusing = False
-        self._budgets: dict[Direction, int | None] = {"request": None, "answer": None}
+        self._budgets: dict[Direction, int] = {}
         self._connections: set[_Connection] = set()
-        self.script = Script(seed)
-        self._scripted = False
         self.change_route: Callable[[Frame], Frame] | None = None
         self._loop = Loop("fault-proxy")
         self._loop.call(self._listen)
@@ -142,28 +144,9 @@ class FaultProxy:
 
     # --- for tests --------------------------------------------------------------------------
 
-    def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
-        """Apply a behaviour to the next `times` sends (None: all), each with this chance.
-
-        A request is not forwarded if the behaviour has `stores=False` (the default of Answer).
-        Otherwise the request is forwarded, and only the answer is changed.
-        """
-        self.script.add(behaviour, matches=is_send, times=times, chance=chance)
-        self._scripted = True
-
-    def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
-        """Apply a behaviour to the next `times` requests of this code."""
-        self.script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
-        self._scripted = True
-
     def on_route(self, change: Callable[[Frame], Frame]) -> None:
         """Forward `change(answer)` for each answer to a route query."""
         self.change_route = change
-        self._scripted = True
-
-    def behave(self) -> None:
-        """Remove the behaviours of `on_send` and `on`."""
-        self.script.clear()
 
     def freeze(self) -> None:
         """Hold all bytes in both directions, until `thaw`."""
@@ -235,7 +218,8 @@ class FaultProxy:
                     await asyncio.sleep(self.delay_ms / 1000)
                 if self.bytes_per_s:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
-                for piece in cutter.cut(data, whole=self._scripted):
+                whole = self.script.is_used or self.change_route is not None
+                for piece in cutter.cut(data, whole=whole):
                     if piece.frame is None or not handle(piece.frame):
                         self._forward(connection, piece.data, direction)
                 await sink[1].drain()
@@ -243,19 +227,18 @@ class FaultProxy:
             writer.close()
 
     def _forward(self, connection: _Connection, data: bytes, direction: Direction) -> None:
-        budget = self._budgets[direction]
-        allowed = len(data) if budget is None else min(len(data), budget)
+        budget = self._budgets.get(direction)
         if direction == "answer":
-            connection.send(data[:allowed])
+            connection.send(data[:budget])
         else:
-            connection.server[1].write(data[:allowed])
+            connection.server[1].write(data[:budget])
         if budget is None:
             return
-        if allowed < len(data):
-            self._budgets[direction] = None
+        self._budgets[direction] = budget - len(data)
+        if budget < len(data):
+            del self._budgets[direction]
             self._reset()
             raise ConnectionResetError
-        self._budgets[direction] = budget - allowed
 
 
 class _Connection(Connection):

@@ -26,10 +26,6 @@ SEND_CODES = frozenset(
 _DEGRADED = (10, 11, 12)
 
 
-def is_send(frame: Frame) -> bool:
-    return frame.code in SEND_CODES
-
-
 @dataclass(frozen=True)
 class Behaviour:
     """Base of all behaviours. `stores` says whether the message of a send is stored, even if the
@@ -126,6 +122,8 @@ class Script:
 
     def __init__(self, seed: int = 0) -> None:
         self._rules: list[_Rule] = []
+        self.is_used = False
+        """Whether a rule was ever added."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -142,6 +140,7 @@ class Script:
             return
         with self._lock:
             self._rules.append(_Rule(behaviour, matches, times, chance))
+            self.is_used = True
 
     def clear(self) -> None:
         with self._lock:
@@ -159,6 +158,27 @@ class Script:
                         self._rules.remove(rule)
                 return rule.behaviour
         return None
+
+
+class Scripted:
+    """A server with a script."""
+
+    def __init__(self, seed: int) -> None:
+        self.script = Script(seed)
+
+    def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
+        """Apply a behaviour to the next `times` sends (None: all), each with this chance."""
+        self.script.add(
+            behaviour, matches=lambda frame: frame.code in SEND_CODES, times=times, chance=chance
+        )
+
+    def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
+        """Apply a behaviour to the next `times` requests of this code."""
+        self.script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
+
+    def behave(self) -> None:
+        """Remove all behaviours."""
+        self.script.clear()
 
 
 def perform(client: Connection, behaviour: Behaviour | None, answer: Frame) -> None:

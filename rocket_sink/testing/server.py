@@ -24,8 +24,6 @@ _CALL_TIMEOUT_S: Final = 10.0
 _TURNS: Final = 5
 """Turns of the loop in which asyncio accepts a connection, or closes one; and one more."""
 
-Handler = Callable[["Peer", Frame], None]
-
 
 class Connection:
     """A connection to a client, to which `perform` sends; only for the loop's thread."""
@@ -102,17 +100,14 @@ class Peer(Connection, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.receive_data(data)
-            self.handle_frames()
+            while self.port.reads and not self.transport.is_closing():
+                frame = self._reader.next_frame()
+                if frame is None:
+                    return
+                assert isinstance(frame, Frame)
+                self.port.handler(self, frame)
         except RemoteProtocolError:
             self.drop()
-
-    def handle_frames(self) -> None:
-        while self.port.reads and not self.transport.is_closing():
-            frame = self._reader.next_frame()
-            if frame is None:
-                return
-            assert isinstance(frame, Frame)
-            self.port.handler(self, frame)
 
     def write(self, data: bytes) -> None:
         self._outgoing += data
@@ -127,7 +122,7 @@ class Peer(Connection, asyncio.Protocol):
 class Port:
     """A listening loopback port whose frames go to `handler`."""
 
-    def __init__(self, loop: Loop, handler: Handler) -> None:
+    def __init__(self, loop: Loop, handler: Callable[[Peer, Frame], None]) -> None:
         self.loop = loop
         self.handler = handler
         self.peers: set[Peer] = set()

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rocket_sink.wire.batch import iter_batch
+from rocket_sink.wire.batch import InnerMessage, iter_batch
 from rocket_sink.wire.codes import RequestCode, ResponseCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers import Frame, response_to
+from rocket_sink.wire.headers import ONEWAY_FLAG, Frame, response_to
 from rocket_sink.wire.properties import (
     CLUSTER,
     PGROUP,
@@ -40,38 +40,36 @@ class MemoryStore:
         self._log: dict[int, StoredMessage] = {}
         self._end = 0
 
-    def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
+    def put(self, request: Frame, queue_id: int) -> list[StoredMessage]:
         """Append the message or batch of a request with the field names of SEND_MESSAGE_V2."""
         ext = request.ext or {}
         body = bytes(request.body or b"")
         sys_flag = int(ext.get("f", "0"))
-        base = StoredMessage(
-            topic=ext["b"],
-            body=b"",
-            queue_id=queue_id,
-            sys_flag=sys_flag,
-            born_ms=int(ext.get("g", "0")),
-            store_ms=now_ms,
-            store_host=self._host,
-        )
         if ext.get("m") == "true":
-            return [
-                self.append(
-                    replace(
-                        base,
-                        body=inner.body,
-                        flag=inner.flag,
-                        properties={**inner.properties, CLUSTER: CLUSTER_NAME},
-                    )
+            messages = list(iter_batch(body))
+        else:
+            if sys_flag & SysFlag.COMPRESSED:
+                kind = CompressionType.of_sys_flag(sys_flag)
+                body = inflate(body, kind, cap=_INFLATED_MAX_BYTES)
+            properties = decode_properties(ext.get("i", ""))
+            messages = [InnerMessage(int(ext.get("h", "0")), body, properties)]
+        store_ms = now_ms()
+        return [
+            self.append(
+                StoredMessage(
+                    topic=ext["b"],
+                    body=message.body,
+                    flag=message.flag,
+                    properties={**message.properties, CLUSTER: CLUSTER_NAME},
+                    queue_id=queue_id,
+                    sys_flag=sys_flag,
+                    born_ms=int(ext.get("g", "0")),
+                    store_ms=store_ms,
+                    store_host=self._host,
                 )
-                for inner in iter_batch(body)
-            ]
-        if sys_flag & SysFlag.COMPRESSED:
-            kind = CompressionType.of_sys_flag(sys_flag)
-            body = inflate(body, kind, cap=_INFLATED_MAX_BYTES)
-        properties = {**decode_properties(ext.get("i", "")), CLUSTER: CLUSTER_NAME}
-        flag = int(ext.get("h", "0"))
-        return [self.append(replace(base, body=body, flag=flag, properties=properties))]
+            )
+            for message in messages
+        ]
 
     def at(self, commit_log_offset: int) -> StoredMessage | None:
         return self._log.get(commit_log_offset)
@@ -116,16 +114,14 @@ class MemoryStore:
     # --- read requests ----------------------------------------------------------------------
 
     def min_offset(self, request: Frame) -> Frame:
-        return response_to(request, ResponseCode.SUCCESS, ext={"offset": "0"})
+        return _offset(request, 0)
 
     def max_offset(self, request: Frame) -> Frame:
-        offset = str(len(self._queue(request)))
-        return response_to(request, ResponseCode.SUCCESS, ext={"offset": offset})
+        return _offset(request, len(self._queue(request)))
 
     def offset_by_time(self, request: Frame) -> Frame:
         time_ms = int((request.ext or {})["timestamp"])
-        offset = str(sum(message.store_ms < time_ms for message in self._queue(request)))
-        return response_to(request, ResponseCode.SUCCESS, ext={"offset": offset})
+        return _offset(request, sum(m.store_ms < time_ms for m in self._queue(request)))
 
     def pull(self, request: Frame) -> Frame:
         ext = request.ext or {}
@@ -166,13 +162,14 @@ class MemoryStore:
         return self._queues.get((ext["topic"], int(ext["queueId"])), [])
 
 
+def _offset(request: Frame, offset: int) -> Frame:
+    return response_to(request, ResponseCode.SUCCESS, ext={"offset": str(offset)})
+
+
 def encode_message(message: StoredMessage) -> bytes:
     """Return the bytes of the message in an answer, without compression."""
-    return encode_stored(
-        replace(
-            message, sys_flag=message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
-        )
-    )
+    sys_flag = message.sys_flag & ~(SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
+    return encode_stored(replace(message, sys_flag=sys_flag))
 
 
 def _body(messages: list[StoredMessage]) -> bytes | None:
@@ -200,12 +197,12 @@ class Halves:
         properties = decode_properties((request.ext or {}).get("i", ""))
         return properties.get(TRAN_MSG, "").lower() == "true"
 
-    def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
+    def put(self, request: Frame, queue_id: int) -> list[StoredMessage]:
         """Store a message in the half topic (TransactionalMessageBridge)."""
         ext = dict(request.ext or {})
         real = f"{_REAL_TOPIC}\x01{ext['b']}\x02{_REAL_QID}\x01{queue_id}\x02"
         hidden = replace(request, ext={**ext, "b": HALF_TOPIC, "i": ext.get("i", "") + real})
-        stored = self._store.put(hidden, 0, now_ms)
+        stored = self._store.put(hidden, 0)
         self._open |= {half.commit_log_offset: half for half in stored}
         return stored
 
@@ -237,22 +234,17 @@ class Halves:
         del self._open[half.commit_log_offset]
         half = self._store.append(half)
         self._open[half.commit_log_offset] = half
-        shown = replace(
-            half,
-            topic=half.properties[_REAL_TOPIC],
-            queue_id=int(half.properties[_REAL_QID]),
-        )
+        topic, queue_id = half.properties[_REAL_TOPIC], int(half.properties[_REAL_QID])
         ext = {
-            "topic": shown.topic,
+            "topic": topic,
             "tranStateTableOffset": str(half.queue_offset),
             "commitLogOffset": str(half.commit_log_offset),
             "msgId": half.properties[UNIQ_KEY],
             "transactionId": half.properties[UNIQ_KEY],
             "offsetMsgId": half.offset_message_id,
         }
-        frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, ext, encode_message(shown))
-        frame.flag |= 2  # oneway
-        return frame
+        body = encode_message(replace(half, topic=topic, queue_id=queue_id))
+        return Frame(RequestCode.CHECK_TRANSACTION_STATE, ext, body, flag=ONEWAY_FLAG)
 
 
 def _wrong(half: StoredMessage | None, ext: Mapping[str, str]) -> str:

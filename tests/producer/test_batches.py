@@ -22,7 +22,7 @@ def sent(cluster, code):
 def limit_bodies(cluster, most):
     """Let brokers refuse larger bodies, as with a smaller maxMessageSize of their own."""
     for broker in cluster.brokers:
-        broker._script.add(
+        broker.script.add(
             Answer(13, "the message body is too large"),
             matches=lambda frame: len(frame.body or b"") > most,
             times=None,
@@ -70,7 +70,7 @@ def test_an_id_with_a_comma_is_one_id(cluster, make_producer):
     first, second = (Message("orders", b"x", message_id=f"order,{n}") for n in range(2))
     producer.send(first)
     for broker in cluster.brokers:
-        broker._script.add(Answer(13), matches=lambda f: f.code == RequestCode.SEND_BATCH_MESSAGE)
+        broker.script.add(Answer(13), matches=lambda f: f.code == RequestCode.SEND_BATCH_MESSAGE)
     producer.send_batch([first, second])
     assert hook.ids == [("order,0",), ("order,0", "order,1"), ("order,0",), ("order,1",)]
     stored = [message.message_id for message in cluster.messages("orders")]

@@ -204,8 +204,8 @@ def _store_in_part(
     """Store so many messages of the next request, and of the following only these properties."""
     put, pending = broker.store.put, [1]
 
-    def cut(request: Any, queue_id: int, now_ms: int) -> Any:
-        stored = put(request, queue_id, now_ms)
+    def cut(request: Any, queue_id: int) -> Any:
+        stored = put(request, queue_id)
         if pending and (len(stored) > 2 or head is not None):
             pending.clear()
             kept_count = len(stored) // 2 if head is None else head

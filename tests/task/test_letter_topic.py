@@ -28,7 +28,7 @@ def cluster() -> Any:
 
 def refuse(cluster: FakeCluster, topic: str, behaviour: Behaviour | None = None) -> None:
     for broker in cluster.brokers:
-        broker._script.add(
+        broker.script.add(
             behaviour or Answer(13, "the message is illegal"),
             matches=lambda frame: (frame.ext or {}).get("b") == topic, times=None,
         )  # fmt: skip

@@ -93,7 +93,7 @@ def test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back(orderin
     """The broker stored the batch and answered with an error; sent singly, the first row fails."""
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
-        script = cluster.brokers[0]._script
+        script = cluster.brokers[0].script
         script.add(
             Answer(1, "java.lang.IllegalStateException: x", stores=True),
             matches=lambda frame: frame.code == RequestCode.SEND_BATCH_MESSAGE, times=1,

@@ -93,7 +93,7 @@ def test_a_trace_fails_and_delays_nothing(
     """Where `behaviour` is None, the topic of traces has no route, and brokers make none."""
     options = {"requestMaxMessages": 1, "retryTimesWhenSendFailed": 0, "traceTopic": TOPIC}
     for broker in cluster.brokers if behaviour is not None else ():
-        broker._script.add(
+        broker.script.add(
             behaviour, matches=lambda frame: (frame.ext or {}).get("b") == TOPIC, times=None
         )
     if behaviour is None:
