@@ -11,7 +11,8 @@ numbers are `integer`, all strings are `string`, and a decimal is `decimal`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,41 +56,17 @@ class ColumnPlan:
 
 HALF_BYTES: Final = 1024
 """Bytes of a half message's properties that are reserved for its transaction properties."""
-_LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
-    (pa.types.is_string, "string"),
-    (pa.types.is_large_string, "string"),
-    (pa.types.is_string_view, "string"),
-    (pa.types.is_binary, "binary"),
-    (pa.types.is_large_binary, "binary"),
-    (pa.types.is_binary_view, "binary"),
-    (pa.types.is_fixed_size_binary, "binary"),
-    (pa.types.is_boolean, "boolean"),
-    (pa.types.is_uint64, "uint64"),
-    (pa.types.is_integer, "integer"),
-    (pa.types.is_decimal, "decimal"),
-    (pa.types.is_null, "void"),
-    (pa.types.is_float64, "double"),
-    (pa.types.is_float32, "float"),
-    (pa.types.is_date, "date"),
-)
-_LISTS: Final = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
-_SPARK_LEAVES: Final = {
-    "tinyint": "integer", "smallint": "integer", "int": "integer", "bigint": "integer",
-    "char": "string", "varchar": "string",
-}  # fmt: skip
-
-
-def fields_of(schema: Any) -> list[tuple[str, Any]]:
-    """Return (name, type) of each column of a `pa.Schema` or a pyspark `StructType`."""
-    if isinstance(schema, pa.Schema):
-        return [(field.name, field.type) for field in schema]
-    return [(field.name, field.dataType) for field in schema.fields]
+_LEAVES: Final = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), "integer"),
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "integer"),
+    **dict.fromkeys(("large_string", "string_view", "char", "varchar"), "string"),
+    **dict.fromkeys(("large_binary", "binary_view", "fixed_size_binary"), "binary"),
+    **dict.fromkeys(("decimal32", "decimal64", "decimal128", "decimal256"), "decimal"),
+    **dict.fromkeys(("date32", "date64"), "date"),
+    "bool": "boolean",
+    "null": "void",
+}
+"""{name in Arrow or Spark, without parameters: name here}; other types keep their names"""
 
 
 def kind_of(kind: Any) -> str:
@@ -106,12 +83,13 @@ def _arrow_kind(kind: pa.DataType) -> str:
         return "timestamp_ntz" if kind.tz is None else "timestamp"
     if pa.types.is_map(kind):
         return f"map<{_arrow_kind(kind.key_type)},{_arrow_kind(kind.item_type)}>"
-    if any(is_list(kind) for is_list in _LISTS):
+    if hasattr(kind, "value_field"):
         return f"array<{_arrow_kind(kind.value_type)}>"
     if pa.types.is_struct(kind):
         inner = (f"{field.name}:{_arrow_kind(field.type)}" for field in kind)
         return f"struct<{','.join(inner)}>"
-    return next((name for test, name in _LEAVES if test(kind)), str(kind))
+    # Cut parameters: "decimal128(10, 2)", "fixed_size_binary[16]".
+    return _LEAVES.get(re.split(r"[(\[]", str(kind))[0], str(kind))
 
 
 def _spark_kind(kind: Any) -> str:
@@ -125,7 +103,7 @@ def _spark_kind(kind: Any) -> str:
     text = str(kind.simpleString())
     # Cut parameters: "decimal(10,2)", "varchar(20)", "string collate UTF8_LCASE".
     name = text.partition("(")[0].split()[0]
-    return _SPARK_LEAVES.get(name, name)
+    return _LEAVES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -141,11 +119,6 @@ class ContractColumn:
         if not self.kinds:
             return not kind.startswith(("array", "map", "struct", "variant"))
         return kind in self.kinds or (kind == "void" and self.name != "body")
-
-    @property
-    def wanted(self) -> str:
-        """The legal types, as text for an error."""
-        return " or ".join(self.kinds).replace("integer", "a whole number (int, bigint)")
 
 
 CONTRACT: Final = (
@@ -190,11 +163,10 @@ def resolve_columns(
 ) -> ColumnPlan:
     """Find the contract's columns in a pyspark `StructType` or a `pa.Schema`.
 
-    Raises:
-        ColumnError: a column is missing, ambiguous, misspelt or of a wrong type.
-        OptionError: the option `topic` is illegal.
+    Raises ColumnError if a column is missing, ambiguous, misspelt or of a wrong type, and
+    OptionError if the option `topic` is illegal.
     """
-    finder = _Finder(fields_of(schema), case_sensitive)
+    finder = _Finder(schema, case_sensitive)
     named = finder.named(json=options.body_format == "json")
     mapped = finder.mapped(options)
     sources, named_sources = {**named, **mapped}, set(named.values())
@@ -225,9 +197,10 @@ def resolve_columns(
 class _Finder:
     """Finds the frame's columns by name, by default regardless of case, as Spark does."""
 
-    def __init__(self, columns: list[tuple[str, Any]], case_sensitive: bool) -> None:
-        self.names = [name for name, _ in columns]
-        self._kinds = {name: kind_of(kind) for name, kind in columns}
+    def __init__(self, schema: Any, case_sensitive: bool) -> None:
+        attribute = "type" if isinstance(schema, pa.Schema) else "dataType"
+        self.names = [field.name for field in schema]
+        self._kinds = {field.name: kind_of(getattr(field, attribute)) for field in schema}
         self._fold = str if case_sensitive else str.lower
         self._by_name: dict[str, list[str]] = {}
         for name in self.names:
@@ -291,7 +264,8 @@ class _Finder:
 
 
 def _wrong_kind(column: ContractColumn, source: str, kind: str) -> str:
-    wanted = column.wanted or "a type that can be sorted"
+    kinds = " or ".join(column.kinds) or "a type that can be sorted"
+    wanted = kinds.replace("integer", "a whole number (int, bigint)")
     hint = f"cast it, or set option columns='{column.name}=<another column>'"
     if kind == "timestamp_ntz":
         hint = "a time without a zone is ambiguous: cast it to timestamp in the zone it is meant in"

@@ -22,15 +22,13 @@ from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, as_binary, lengths_of, nulls_of
 from rocket_sink.wire.columns.properties import entries_of
 
-_PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
+_PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+_MOST_S: Final = (1 << 63) // 1000 - 1
 
 
 def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
-    """Return the rows of `batch` in the standard form.
-
-    Raises:
-        ColumnError: the batch lacks a column of the plan, or has it twice.
-    """
+    """Return the rows of `batch` in the standard form. Raises ColumnError if the batch lacks a
+    column of the plan, or has it twice."""
     columns = {name: _plain(_column(batch, source, plan)) for name, source in plan.sources}
     body = columns.pop("body")
     topic = plan.topic or _all_text(columns.pop("topic"))
@@ -165,18 +163,13 @@ def _millis(array: pa.Array) -> pa.Array:
     """Return times or whole numbers as milliseconds since 1970, rounded down."""
     if not pa.types.is_timestamp(array.type):
         return _integers(array)
-    unit = array.type.unit
-    ticks = array.cast(pa.int64())
-    if unit in _PER_MS:
-        values = ticks.fill_null(0).to_numpy(zero_copy_only=False) // _PER_MS[unit]
-        return pa.array(values, pa.int64(), mask=nulls_of(ticks))
-    if unit != "s":
-        return ticks
-    # Clip seconds whose milliseconds need more than 64 bits; such times are refused later.
-    most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
-    for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
-        ticks = bound(ticks, limit, skip_nulls=False)
-    return pc.multiply(ticks, 1000)
+    values = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    if array.type.unit == "s":
+        # Clip seconds whose milliseconds need more than 64 bits; such times are refused later.
+        values = np.clip(values, -_MOST_S, _MOST_S) * 1000
+    else:
+        values = values // _PER_MS[array.type.unit]
+    return pa.array(values, pa.int64(), mask=nulls_of(array))
 
 
 def _properties(array: pa.Array) -> pa.MapArray | None:

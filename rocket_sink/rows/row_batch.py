@@ -125,9 +125,8 @@ class RowBatch:
     ) -> EncodedBatch:
         """Return the rows as encoded messages, in order. All rows must have one topic.
 
-        Args:
-            ids: a message id per row, which counts if the row has no `message_id`.
-            properties: the rows' property strings, if the caller has them already.
+        `ids` are as in `property_columns`. `properties` are the rows' property strings, if the
+        caller has them already.
         """
         assert isinstance(self.topic, str)
         if properties is None:
@@ -136,11 +135,7 @@ class RowBatch:
         return encode_columns(self.body, properties, flags)
 
     def message(self, row: int) -> Message:
-        """Return a row as a `Message`.
-
-        Raises:
-            MessageError: the row breaks a rule of `Message`.
-        """
+        """Return a row as a `Message`; raise MessageError if it breaks a rule of `Message`."""
         level = self._value("delay_level", row)
         wait = self._value("wait_store", row)
         return Message(

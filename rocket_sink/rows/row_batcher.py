@@ -34,17 +34,11 @@ GATHER_BYTES: Final = 16 << 20
 """Limit of the gathered bodies in bytes. Without it 8,000 rows of 16 KiB would take 130 MB, and the
 Arrow batch as much again."""
 _LOOK_ROWS: Final = 100
-_FIRST_LOOK: Final = 1
-"""Number of rows before the first call of `is_full`. The owner then notes the time of the oldest
-row, so the number is 1."""
 
 
 class RowBatcher:
-    """Turns lists of rows into record batches for a `TaskSender`.
-
-    Args:
-        plan: the driver's plan. None: the driver saw no schema, so the first rows give the plan.
-    """
+    """Turns lists of rows into record batches for a `TaskSender`. If `plan` is None, the driver saw
+    no schema, and the first rows give the plan."""
 
     def __init__(self, options: SinkOptions, plan: ColumnPlan | None = None) -> None:
         self._options = options
@@ -59,11 +53,8 @@ class RowBatcher:
         return self._plan
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Return the columns that the plan needs, as one record batch.
-
-        Raises:
-            ColumnError: the rows do not fit the row contract.
-        """
+        """Return the columns that the plan needs, as one record batch. Raises ColumnError if the
+        rows do not fit the row contract."""
         names = _names(rows[0])
         columns = list(zip(*rows, strict=True))
         if self._plan is None:
@@ -140,7 +131,7 @@ class RowBuffer:
 
     def _begin(self) -> None:
         self._seen = self._size = 0
-        self._look_in(_FIRST_LOOK)
+        self._look_in(1)  # The owner then notes the time of the oldest row.
 
     def _look_in(self, rows: int) -> None:
         """Let the next call of `is_full` come after `rows` more rows, or after fewer: as many rows,
@@ -162,11 +153,8 @@ class RowBuffer:
         return self._seen >= self._limit or self._size >= GATHER_BYTES
 
     def take(self) -> pa.RecordBatch | None:
-        """Remove the rows and return them as a batch; None if there are none.
-
-        Raises:
-            ColumnError: the rows do not fit the row contract.
-        """
+        """Remove the rows and return them as a batch; None if there are none. Raises ColumnError if
+        the rows do not fit the row contract."""
         if not self.rows:
             return None
         rows = self.rows[:]
@@ -205,11 +193,7 @@ def type_of(value: Any) -> pa.DataType:
 
 
 def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return a column of Python values as an array of this type.
-
-    Raises:
-        ColumnError: a value of another type.
-    """
+    """Return Python values as an array of this type; raise ColumnError if one does not fit."""
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
     try:
