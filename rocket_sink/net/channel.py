@@ -214,13 +214,9 @@ class Channel:
     def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
         """Read and dispatch received bytes; return whether there may be more.
 
-        Args:
-            to_the_end: read on after a short read (one more system call), to detect the stream's
-                end.
-
-        Raises:
-            StreamEnded: the stream ended, or is not RocketMQ's protocol.
-            TlsError: the server refuses our certificate.
+        With `to_the_end`, read on after a short read (one more system call), to detect the stream's
+        end. Raises StreamEnded if the stream ended or is not RocketMQ's protocol, and TlsError if
+        the server refuses our certificate.
         """
         unasked = 0
         for _ in range(_READS):

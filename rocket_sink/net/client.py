@@ -291,10 +291,8 @@ class NetworkClient:
     ) -> int:
         """Send requests that differ in some header fields; return the first opaque id.
 
-        The owner gets each answer, and one error for all requests without an answer.
-
-        Args:
-            columns: {header field: its text in each frame} (`fill_frames`).
+        The owner gets each answer, and one error for all requests without an answer. `columns` is
+        {header field: its text in each frame} (`fill_frames`).
         """
         try:
             channel = self.channel(address, now_s)
@@ -501,11 +499,8 @@ class NetworkClient:
 
 
 def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) -> Frame:
-    """Send a request, and return the answer, whatever its code.
-
-    Raises:
-        NotSentError, UnknownOutcomeError: the connection failed, before or after the send.
-    """
+    """Send a request, and return the answer, whatever its code. Raises NotSentError or
+    UnknownOutcomeError if the connection failed, before or after the send."""
     results: list[tuple[Frame | None, SendError | None]] = []
     now_s = client.clock()
     call = Call(lambda answer, error, _: results.append((answer, error)))

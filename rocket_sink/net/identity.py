@@ -56,9 +56,7 @@ class Identity:
 
         Brokers identify a client by id and group. If two clients shared them, the first to close
         would unregister the other, too. The other would get no more transaction checks and replies.
-
-        Raises:
-            ConfigurationError: another client has them (Java: MQClientInstance.registerProducer).
+        Raises ConfigurationError if another client has them (MQClientInstance.registerProducer).
         """
         key = (self.of_pid, self.client_id, self.group)
         with _claiming:

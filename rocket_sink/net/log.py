@@ -45,11 +45,8 @@ _has_printed = False
 
 def tell(module_logger: logging.Logger, text: str, *args: object, html: str = "") -> None:
     """Log at INFO. If the program had set up no logging at the first call, print the text to stderr
-    unless INFO is logged: py4j calls `logging.error`, which makes a handler for warnings.
-
-    Args:
-        html: the text for notebooks without logging.
-    """
+    unless INFO is logged: py4j calls `logging.error`, which makes a handler for warnings. Notebooks
+    without logging show `html`."""
     global _has_printed
     if module_logger.disabled:
         return

@@ -41,11 +41,8 @@ class LookUp:
 
 
 class Resolver:
-    """The look-ups of one client.
-
-    Args:
-        wake: ends the selector's wait; the thread of a look-up calls it.
-    """
+    """The look-ups of one client. The thread of a look-up calls `wake`, which ends the selector's
+    wait."""
 
     def __init__(
         self, wake: Callable[[], None], *, clock: Callable[[], float] = time.monotonic

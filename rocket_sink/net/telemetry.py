@@ -61,11 +61,8 @@ class ClientMetrics:
         result: SendResult | None,
         error: RocketSinkError | None,
     ) -> None:
-        """Record the end of a send, of one message or a batch.
-
-        Args:
-            address: the last attempt's broker, `host:port`.
-        """
+        """Record the end of a send, of one message or a batch. `address` is the `host:port` of the
+        last attempt's broker."""
         attributes: dict[str, str | int] = {
             "messaging.system": "rocketmq",
             "messaging.operation.name": "send",

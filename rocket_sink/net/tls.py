@@ -45,11 +45,8 @@ class Security:
 
 
 def _new_context(options: SinkOptions) -> ssl.SSLContext:
-    """Read the files, and return a new context.
-
-    Raises:
-        OptionError: a file, or the source of the password, is missing or invalid.
-    """
+    """Read the files, and return a new context. Raises OptionError if a file, or the source of the
+    password, is missing or invalid."""
     try:
         context = ssl.create_default_context(cafile=options.tls_ca or None)
     except (OSError, ssl.SSLError) as error:
@@ -76,15 +73,13 @@ def _new_context(options: SinkOptions) -> ssl.SSLContext:
     return context
 
 
-def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:
-    stamps: list[tuple[int, int, int] | None] = []
+def _stamps(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Return the identity of each file's content; missing files are left out."""
+    stamps: dict[str, tuple[int, int, int]] = {}
     for path in paths:
-        try:
+        with contextlib.suppress(OSError):
             state = Path(path).stat()
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((state.st_mtime_ns, state.st_size, state.st_ino))
+            stamps[path] = (state.st_mtime_ns, state.st_size, state.st_ino)
     return stamps
 
 
@@ -136,12 +131,8 @@ def is_final(error: OSError) -> bool:
 
 
 def explain(error: OSError, name: str, *, answered: bool) -> str:
-    """Return the reason of a failed handshake.
-
-    Args:
-        name: the expected name of the server.
-        answered: whether the server has sent bytes.
-    """
+    """Return the reason of a failed handshake with the server of this name. `answered` says whether
+    the server has sent bytes."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, name)
     if isinstance(error, NoTlsError):
@@ -217,10 +208,8 @@ class TlsStream:
     def handshake(self) -> bool:
         """Continue the handshake; return whether it is done.
 
-        Raises:
-            NoTlsError: the peer's answer is not TLS.
-            ConnectionAbortedError: the peer closed the connection.
-            OSError: the socket failed, or TLS failed (ssl.SSLError).
+        Raises NoTlsError if the peer's answer is not TLS, ConnectionAbortedError if the peer closed
+        the connection, and OSError if the socket or TLS failed (ssl.SSLError).
         """
         while True:
             try:
@@ -243,12 +232,8 @@ class TlsStream:
                 return False
 
     def recv(self, size: int) -> bytes:
-        """Return at most `size` bytes; `b""` after the peer has closed its side.
-
-        Raises:
-            BlockingIOError: nothing was received.
-            OSError: the socket failed, or TLS failed (ssl.SSLError).
-        """
+        """Return at most `size` bytes; `b""` after the peer has closed its side. Raises
+        BlockingIOError if nothing was received, and OSError if the socket or TLS failed."""
         while True:
             try:
                 return self._tls.read(size)
@@ -263,10 +248,8 @@ class TlsStream:
         """Encrypt and write at most one record; return the number of bytes taken.
 
         If the kernel does not take all encrypted bytes, the next call first writes the `unsent`
-        rest. While some of it remains, calls take no new bytes.
-
-        Raises:
-            OSError: the socket or TLS failed; the peer got none of this call's bytes.
+        rest. While some of it remains, calls take no new bytes. Raises OSError if the socket or TLS
+        failed; the peer got none of this call's bytes.
         """
         if self._unsent and not self._send():
             return 0

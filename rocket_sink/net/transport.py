@@ -35,8 +35,6 @@ USER_TIMEOUT_MS: Final = 10_000
 """TCP_USER_TIMEOUT (Linux): the kernel closes a connection whose peer acknowledges nothing for this
 time. It does not detect a frozen process, because the kernel of its host acknowledges."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
-
-
 PATIENCE_S: Final = 0.25
 """Time after which the next address is tried (Connection Attempt Delay, RFC 8305)."""
 _ONLY_TLS: Final = "; it has sent nothing: if it speaks TLS only, set tlsMode"
@@ -64,11 +62,8 @@ class Transport:
     """
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
-        """Begin to connect.
-
-        Raises:
-            ConnectError: the address is malformed or unknown, or connecting failed at once.
-        """
+        """Begin to connect. Raises ConnectError if the address is malformed or unknown, or
+        connecting failed at once."""
         self.address = address
         self.state = StreamState.RESOLVING
         self.wants_write = True
@@ -117,16 +112,12 @@ class Transport:
     def advance(self, *, skip: bool = False) -> bool:
         """Continue to connect; return whether the stream is open now.
 
-        Args:
-            skip: try the next address, because the present one `is_silent`.
-
-        Raises:
-            ConnectError, UnknownHostError, TlsError
+        With `skip`, try the next address, because the present one `is_silent`. Raises ConnectError,
+        UnknownHostError or TlsError.
         """
         if skip:
             self._silent.append(self._target)
-            self._socket.close()
-            self._note(works=False)
+            self._leave_target()
             self.state, self._tls = StreamState.CONNECTING, None
             self.wants_write, self.unsent = True, False
             self._next_target()
@@ -138,9 +129,7 @@ class Transport:
         if self.state is StreamState.CONNECTING:
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self._failure = OSError(code, errno.errorcode.get(code, ""))
-                self._socket.close()
-                self._note(works=False)
+                self._leave_target(code)
                 self._next_target()
                 return False
             self._connected()
@@ -152,10 +141,8 @@ class Transport:
         """Write, and return the number of bytes taken: 0 if the kernel takes none.
 
         TLS takes at most one record per call, and nothing while the last record is partly `unsent`.
-
-        Raises:
-            StreamEnded
-            TlsError: the server refuses our certificate; it has read no request.
+        Raises StreamEnded, or TlsError if the server refuses our certificate and has read no
+        request.
         """
         try:
             count = int(self._stream.sendmsg(buffers))
@@ -171,9 +158,8 @@ class Transport:
     def read(self, size: int = READ_BYTES) -> bytes | None:
         """Return at most `size` received bytes; None if there are none.
 
-        Raises:
-            StreamEnded: the stream failed, or the peer closed its side.
-            TlsError: the server refuses our certificate; it has read no request.
+        Raises StreamEnded if the stream failed or the peer closed its side, and TlsError if the
+        server refuses our certificate; the server has then read no request.
         """
         try:
             data: bytes = self._stream.recv(size)
@@ -266,6 +252,13 @@ class Transport:
         if self._target is not None and len(self.look_up.targets) > 1:
             self._resolver.note(self._host, self._port, self._target[4], works=works)
 
+    def _leave_target(self, code: int = 0) -> None:
+        """Give up the present address. `code` is the errno of its failure."""
+        if code:
+            self._failure = OSError(code, errno.errorcode.get(code, ""))
+        self._socket.close()
+        self._note(works=False)
+
     def _next_target(self) -> None:
         self._since_s = None
         while self._targets or self._silent:
@@ -285,9 +278,7 @@ class Transport:
             code = self._socket.connect_ex(target)
             if code in (0, errno.EINPROGRESS):
                 return
-            self._failure = OSError(code, errno.errorcode.get(code, ""))
-            self._socket.close()
-            self._note(works=False)
+            self._leave_target(code)
         self.state = StreamState.CLOSED
         self._resolver.forget(self._host, self._port)
         raise ConnectError(
