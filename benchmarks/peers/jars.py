@@ -7,7 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocket_sink.cluster.jars import FLAT, IvyRun, Progress, cache_folder, only_one
+from rocket_sink.cluster.jars import (
+    FLAT,
+    Progress,
+    cache_folder,
+    graph_module,
+    only_one,
+    run_ivy,
+)
 from rocket_sink.java import find_java
 
 
@@ -31,12 +38,10 @@ def _fill(folder: Path, modules: Sequence[str]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         jars = scratch / "jars"
-        ivy = IvyRun(find_java(), scratch / "ivy", _ignored)
-        ivy.resolve(modules, jars / FLAT, ", ".join(modules))
+        run_ivy(
+            find_java(), scratch / "ivy", graph_module(modules), jars / FLAT, lambda: None,
+            poms=True, label=", ".join(modules),
+        )  # fmt: skip
         jars.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _ignored() -> None:
-    return None

@@ -52,7 +52,6 @@ ROOTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-tools")
 FLAT = "[artifact]-[revision](-[classifier]).[ext]"
 """Ivy's pattern for the file name of a jar."""
 _NESTED = f"[organisation]/[module]/[revision]/{FLAT}"
-_ROCKETMQ = "Apache RocketMQ"
 
 _HINTS = {
     "PKIX": "Java does not trust the certificate that it was shown, maybe a proxy's: set "
@@ -82,72 +81,59 @@ _MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"
 """
 
 
-@dataclass(frozen=True)
-class IvyRun:
-    """Runs Ivy. `work` is a scratch folder, `on_jar` is called for each fetched jar."""
+def run_ivy(
+    java: Java, folder: Path, module: str, pattern: Path, on_jar: Callable[[], None], *,
+    poms: bool, label: str = "Apache RocketMQ",
+) -> None:  # fmt: skip
+    """Fetch the jars of an ivy.xml to paths of Ivy's `pattern`, and call `on_jar` after each.
 
-    java: Java
-    work: Path
-    on_jar: Callable[[], None]
+    `folder` is a new scratch folder. With `poms`, fetch dependencies too, and check the registry's
+    SHA-1; otherwise no digest is checked. Raises ClusterError with `label` and Ivy's last lines if
+    Ivy fails.
+    """
+    folder.mkdir(parents=True)
+    ivy_file = folder / "ivy.xml"
+    ivy_file.write_text(module, encoding="utf-8")
+    command = [
+        *(str(java.executable), "-jar", str(find_ivy())),
+        *("-settings", str(_settings_file(folder, poms=poms)), "-cache", str(folder / "cache")),
+        *("-ivy", str(ivy_file), "-types", "jar", "bundle", "-retrieve", str(pattern)),
+    ]
+    last_lines: deque[str] = deque(maxlen=25)
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last_lines.append(line.rstrip())
+            if "[SUCCESSFUL ]" in line:
+                on_jar()
+    if process.returncode != 0:
+        printed = "\n".join(last_lines)
+        hint = "".join(text for sign, text in _HINTS.items() if sign in printed)
+        raise ClusterError(
+            f"Ivy could not fetch {label} (exit code {process.returncode}). Check the network; "
+            f"behind a mirror or proxy set {SETTINGS_ENV} to your ivysettings.xml. "
+            f"{hint}Its last lines:\n{printed}"
+        )
 
-    def fetch(self, artifacts: Sequence[Artifact], into: Path, processes: int) -> None:
-        """Fetch the artifacts as `into/<file name>`, by up to `processes` parallel Ivy processes.
 
-        No digest is checked. Raises ClusterError with Ivy's last lines if Ivy fails.
-        """
+def fetch_parts(
+    java: Java, work: Path, artifacts: Sequence[Artifact], into: Path, on_jar: Callable[[], None]
+) -> None:
+    """Fetch the artifacts as `into/<file name>`, by parallel Ivy processes; as `run_ivy`."""
 
-        def fetch_part(number: int) -> None:
-            module = locked_module(artifacts[number::processes])
-            self._run(f"part-{number}", module, into / FLAT, poms=False)
+    def fetch_part(number: int) -> None:
+        module = locked_module(artifacts[number::_PROCESSES])
+        run_ivy(java, work / f"part-{number}", module, into / FLAT, on_jar, poms=False)
 
-        with ThreadPoolExecutor(processes) as pool:
-            list(pool.map(fetch_part, range(min(processes, len(artifacts)))))
-
-    def resolve(self, modules: Sequence[str], pattern: Path, label: str = _ROCKETMQ) -> None:
-        """Fetch `group:name:version` modules and their dependencies to paths of Ivy's `pattern`.
-
-        Raises ClusterError with `label` and Ivy's last lines if Ivy fails.
-        """
-        self._run("modules", graph_module(modules), pattern, poms=True, label=label)
-
-    def _run(
-        self, name: str, module: str, pattern: Path, *, poms: bool, label: str = _ROCKETMQ
-    ) -> None:
-        folder = self.work / name
-        folder.mkdir(parents=True)
-        ivy_file = folder / "ivy.xml"
-        ivy_file.write_text(module, encoding="utf-8")
-        command = [
-            *(str(self.java.executable), "-jar", str(find_ivy())),
-            *("-settings", str(_settings_file(folder, poms=poms)), "-cache", str(folder / "cache")),
-            *("-ivy", str(ivy_file), "-types", "jar", "bundle", "-retrieve", str(pattern)),
-        ]
-        code, last_lines = self._watch(command)
-        if code != 0:
-            printed = "\n".join(last_lines)
-            hint = "".join(text for sign, text in _HINTS.items() if sign in printed)
-            raise ClusterError(
-                f"Ivy could not fetch {label} (exit code {code}). Check the network; "
-                f"behind a mirror or proxy set {SETTINGS_ENV} to your ivysettings.xml. "
-                f"{hint}Its last lines:\n{printed}"
-            )
-
-    def _watch(self, command: list[str]) -> tuple[int, list[str]]:
-        last: deque[str] = deque(maxlen=25)
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                last.append(line.rstrip())
-                if "[SUCCESSFUL ]" in line:
-                    self.on_jar()
-        return process.returncode, list(last)
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        list(pool.map(fetch_part, range(min(_PROCESSES, len(artifacts)))))
 
 
 def find_ivy() -> Path:
@@ -267,6 +253,7 @@ def sha256_of(path: Path) -> str:
 
 
 _PROCESSES = 6
+"""The number of parallel Ivy processes."""
 _ROUNDS = 2
 _LISTING = "jars.lock"
 
@@ -348,7 +335,7 @@ def _fetch_locked(
         count = _counter(f"fetching RocketMQ {version}", len(missing), tell)
         failure: ClusterError | None = None
         try:
-            IvyRun(java, scratch / f"round-{attempt}", count).fetch(missing, jars, _PROCESSES)
+            fetch_parts(java, scratch / f"round-{attempt}", missing, jars, count)
         except ClusterError as error:
             failure = error
         missing = [each for each in missing if not each.matches(jars / each.file_name)]
@@ -368,8 +355,8 @@ def _resolve_all(
 ) -> tuple[Artifact, ...]:
     nested = scratch / "nested"
     count = _counter(f"fetching RocketMQ {version}", None, tell)
-    modules = [f"org.apache.rocketmq:{root}:{version}" for root in ROOTS]
-    IvyRun(java, scratch / "ivy", count).resolve(modules, nested / _NESTED)
+    module = graph_module(f"org.apache.rocketmq:{root}:{version}" for root in ROOTS)
+    run_ivy(java, scratch / "ivy", module, nested / _NESTED, count, poms=True)
     artifacts = []
     for path in sorted(nested.glob("*/*/*/*.jar")):
         group, name, revision = path.relative_to(nested).parts[:3]

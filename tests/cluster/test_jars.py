@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,22 +28,21 @@ class FakeRegistry:
         self.rounds: list[list[str]] = []
 
     def fetch(
-        self, run: jars.IvyRun, artifacts: Sequence[Artifact], into: Path, processes: int
-    ) -> None:
+        self, java: Java, work: Path, artifacts: Sequence[Artifact], into: Path,
+        on_jar: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.rounds.append([a.name for a in artifacts])
         for artifact in artifacts:
             bodies = self.bodies.get(artifact.name)
             (into / artifact.file_name).write_bytes(bodies.pop(0) if bodies else BODY)
-            run.on_jar()
+            on_jar()
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     fake = FakeRegistry()
     monkeypatch.setattr(jars, "load_lock", lambda _version: ARTIFACTS)
-    monkeypatch.setattr(
-        jars.IvyRun, "fetch", lambda run, wanted, into, processes: fake.fetch(run, wanted, into, 1)
-    )
+    monkeypatch.setattr(jars, "fetch_parts", fake.fetch)
     return fake
 
 
@@ -88,15 +87,15 @@ def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(
     """A version without a lock file keeps the digests of its first fetch."""
     if not locked:
         monkeypatch.setattr(jars, "load_lock", lambda _version: None)
-        monkeypatch.setattr(jars.IvyRun, "resolve", resolve_three)
+        monkeypatch.setattr(jars, "run_ivy", resolve_three)
     changed = resolve(tmp_path)[1]
     changed.write_bytes(b"another jar")
     assert [jar.read_bytes() for jar in resolve(tmp_path)] == [BODY] * 3
 
 
-def resolve_three(run: jars.IvyRun, modules: Sequence[str], pattern: Path) -> None:
+def resolve_three(java: Java, work: Path, *_: object, **options: object) -> None:
     for artifact in ARTIFACTS:
-        folder = run.work.parent / "nested" / artifact.group / artifact.name / artifact.version
+        folder = work.parent / "nested" / artifact.group / artifact.name / artifact.version
         folder.mkdir(parents=True)
         (folder / artifact.file_name).write_bytes(BODY)
 
@@ -105,20 +104,15 @@ def resolve_three(run: jars.IvyRun, modules: Sequence[str], pattern: Path) -> No
 def test_what_no_lock_checks_the_registrys_checksums_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, checksums: str
 ) -> None:
-    settings: list[str] = []
-
-    def watch(run: jars.IvyRun, command: list[str]) -> tuple[int, list[str]]:
-        settings.append(Path(command[command.index("-settings") + 1]).read_text())
-        return 0, []
-
+    settings = tmp_path / "settings"
+    java = java_that(tmp_path, f'cp "$4" {settings}')
     monkeypatch.delenv(jars.SETTINGS_ENV, raising=False)
-    monkeypatch.setattr(jars.IvyRun, "_watch", watch)
-    run = jars.IvyRun(JAVA, tmp_path / "work", lambda: None)
     if whole:
-        run.resolve(["org.x:thing:9.9.9"], tmp_path / jars.FLAT)
+        module = jars.graph_module(["org.x:thing:9.9.9"])
+        jars.run_ivy(java, tmp_path / "work", module, tmp_path, lambda: None, poms=True)
     else:
-        run.fetch(ARTIFACTS, tmp_path, 1)
-    assert f'name="ivy.checksums" value="{checksums}"' in settings[0]
+        jars.fetch_parts(java, tmp_path / "work", ARTIFACTS[:1], tmp_path, lambda: None)
+    assert f'name="ivy.checksums" value="{checksums}"' in settings.read_text()
 
 
 def test_the_cache_folder_is_the_argument_then_the_environment(
@@ -142,17 +136,22 @@ def test_the_users_own_ivy_settings_must_exist(
 ) -> None:
     monkeypatch.setenv(jars.SETTINGS_ENV, str(tmp_path / "none.xml"))
     with pytest.raises(ClusterError, match=jars.SETTINGS_ENV):
-        jars.IvyRun(JAVA, tmp_path / "work", lambda: None).fetch(ARTIFACTS, tmp_path, 1)
+        jars.fetch_parts(JAVA, tmp_path / "work", ARTIFACTS, tmp_path, lambda: None)
+
+
+def java_that(folder: Path, script: str) -> Java:
+    """Return a Java whose launcher runs this shell script with the arguments of Ivy."""
+    launcher = folder / "java" / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(f"#!/bin/sh\n{script}\n")
+    launcher.chmod(0o755)
+    return Java(folder / "java", 17, "test")
 
 
 def test_a_failure_of_ivy_has_its_last_lines(tmp_path: Path) -> None:
-    launcher = tmp_path / "java" / "bin" / "java"
-    launcher.parent.mkdir(parents=True)
-    launcher.write_text("#!/bin/sh\necho 'unknown host'\nexit 3\n")
-    launcher.chmod(0o755)
-    run = jars.IvyRun(Java(tmp_path / "java", 17, "test"), tmp_path / "work", lambda: None)
+    java = java_that(tmp_path, "echo 'unknown host'\nexit 3")
     with pytest.raises(ClusterError, match=r"(?s)exit code 3.*unknown host"):
-        run.fetch(ARTIFACTS, tmp_path, 2)
+        jars.fetch_parts(java, tmp_path / "work", ARTIFACTS, tmp_path, lambda: None)
 
 
 @pytest.mark.parametrize("version", ["latest", "v5.5.0", "5", "5.5.0 ", "5.5.0/../x", "../../x"])
