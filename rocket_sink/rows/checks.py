@@ -156,9 +156,7 @@ def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
     if longest <= limit:
         return np.zeros(len(batch), np.int64)
     sizes = property_pieces(len(batch), **batch.property_columns()).sizes
-    lacks_id = (
-        np.ones(len(batch), np.bool_) if batch.message_id is None else nulls_of(batch.message_id)
-    )
+    lacks_id = batch.message_id is None or nulls_of(batch.message_id)
     sizes = sizes + np.where(lacks_id, _ID_BYTES, 0)
     over: Int64s = np.where(sizes > limit, sizes, 0)
     return over

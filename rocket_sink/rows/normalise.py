@@ -134,15 +134,15 @@ def _tags(array: pa.Array) -> pa.Array | None:
 def _keys(array: pa.Array) -> pa.Array | None:
     if _is_string(array.type):
         return _text(array)
-    counts = _list_lengths(array)
     flat = _text(pc.list_flatten(array))
-    offsets, kept = _without(flat, nulls_of(flat), np.concatenate(([0], np.cumsum(counts))))
+    offsets, kept = _without(flat, nulls_of(flat), _list_offsets(array))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), kept) if len(kept) else None
 
 
-def _list_lengths(array: pa.Array) -> Int64s:
-    lengths: Int64s = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    return lengths.astype(np.int64)
+def _list_offsets(array: pa.Array) -> Int64s:
+    """Return the n + 1 offsets of n lists into `pc.list_flatten(array)`."""
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def _without(
@@ -177,9 +177,8 @@ def _properties(array: pa.Array) -> pa.MapArray | None:
     if pa.types.is_map(array.type):
         entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
         array = array.view(pa.list_(entry))
-    counts = _list_lengths(array)
     names, values = (_entry_text(part) for part in pc.list_flatten(array).flatten())
-    offsets = np.concatenate(([0], np.cumsum(counts)))
+    offsets = _list_offsets(array)
     dropped = nulls_of(values)
     _, names = _without(names, dropped, offsets)
     offsets, values = _without(values, dropped, offsets)
