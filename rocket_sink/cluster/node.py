@@ -56,15 +56,15 @@ class PortTakenError(ClusterError):
     """Another process has bound a port between its choice and its use; try other ports."""
 
 
+@dataclass(eq=False, repr=False)
 class Node:
     """A process of the cluster. `popen_options` is called at each start and returns further
     arguments for Popen: the process's group or session."""
 
-    def __init__(self, spec: NodeSpec, popen_options: Callable[[], dict[str, Any]]) -> None:
-        self.spec = spec
-        self._popen_options = popen_options
-        self._process: subprocess.Popen[bytes] | None = None
-        self._earlier_cpu_s = 0.0
+    spec: NodeSpec
+    popen_options: Callable[[], dict[str, Any]]
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _earlier_cpu_s: float = field(default=0.0, init=False)
 
     def __repr__(self) -> str:
         state = "running" if self.alive else "not running"
@@ -145,7 +145,7 @@ class Node:
                 stderr=subprocess.STDOUT,
                 # The process's files contain credentials and messages.
                 umask=0o077,
-                **self._popen_options(),
+                **self.popen_options(),
             )
 
     def wait_for(self, check: Callable[[], None], timeout_s: float) -> None:
@@ -231,30 +231,23 @@ class NameServer(Node):
         self.wait_for(check, timeout_s)
 
 
+@dataclass(eq=False, repr=False)
 class Broker(Node):
-    """A broker of a cluster."""
+    """A broker of a cluster. `probe` asks the name server at the address `name_server`."""
 
-    def __init__(
-        self,
-        spec: NodeSpec,
-        popen_options: Callable[[], dict[str, Any]],
-        name_server: str,
-        probe: Probe,
-    ) -> None:
-        super().__init__(spec, popen_options)
-        self._name_server = name_server
-        self._probe = probe
+    name_server: str
+    probe: Probe
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the broker is registered and has stored a message; errors as `wait_for`."""
         self._wait_registered(
-            lambda: self._probe.check_broker(self._name_server, self.name, self.address), timeout_s
+            lambda: self.probe.check_broker(self.name_server, self.name, self.address), timeout_s
         )
 
     def wait_routed(self, topic: str, timeout_s: float) -> None:
         """Wait until the topic's route has the broker; errors as `wait_for`."""
         self._wait_registered(
-            lambda: self._probe.check_route(self._name_server, topic, self.address), timeout_s
+            lambda: self.probe.check_route(self.name_server, topic, self.address), timeout_s
         )
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
@@ -272,7 +265,7 @@ class Broker(Node):
                     if time.monotonic() - listens_since_s > _REGISTERS_WITHIN_S:
                         listens_since_s = 0.0
                         permission = self.spec.settings.get("brokerPermission", _READ_AND_WRITE)
-                        self._probe.register_now(self.address, int(permission))
+                        self.probe.register_now(self.address, int(permission))
                 raise
 
         self.wait_for(registered, timeout_s)
