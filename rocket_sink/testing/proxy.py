@@ -242,43 +242,40 @@ class FaultProxy(Scripted):
 
 
 class _Connection(Connection):
-    """A connection through the proxy. It keeps {opaque id: behaviour of the answer}."""
+    """A connection through the proxy."""
 
     def __init__(self, client: _Stream, server: _Stream, proxy: FaultProxy) -> None:
         super().__init__()
         self.client, self.server, self._proxy = client, server, proxy
         self.transport = client[1].transport
-        self._planned: dict[int, Behaviour] = {}
-        self._routes: set[int] = set()
+        self._waiting: dict[int, tuple[int, Behaviour | None]] = {}
+        """{opaque id of a request: its code, and the behaviour of the answer}"""
 
     def on_request(self, request: Frame) -> bool:
         """Apply the behaviours to a request; return True if the request must not be forwarded."""
         if request.is_response:
             return False
-        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-            self._routes.add(request.opaque)
         behaviour = self._proxy.script.decide(request)
-        if behaviour is None:
-            return False
-        if not behaviour.keeps_message:
+        if behaviour is not None and not behaviour.keeps_message:
             perform(self, behaviour, response_to(request, ResponseCode.SYSTEM_ERROR))
             return True
         if not request.is_oneway:
-            self._planned[request.opaque] = behaviour
+            self._waiting[request.opaque] = request.code, behaviour
         return False
 
     def on_answer(self, answer: Frame) -> bool:
         """Apply the behaviours to an answer; return True if the answer must not be forwarded."""
-        if not answer.is_response:
+        if not answer.is_response or answer.opaque not in self._waiting:
             return False
-        behaviour = self._planned.pop(answer.opaque, None)
+        code, behaviour = self._waiting.pop(answer.opaque)
         if behaviour is not None:
             perform(self, behaviour, answer)
             return True
-        routed = answer.opaque in self._routes
-        self._routes.discard(answer.opaque)
         change = self._proxy.change_route
-        if routed and change is not None and answer.code == ResponseCode.SUCCESS:
+        is_route = (
+            code == RequestCode.GET_ROUTEINFO_BY_TOPIC and answer.code == ResponseCode.SUCCESS
+        )
+        if is_route and change is not None:
             self.send(encode_frame(change(answer)))
             return True
         return False
