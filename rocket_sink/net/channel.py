@@ -22,8 +22,6 @@ from rocket_sink.errors import (
     UnknownOutcomeError,
     UnwrittenError,
 )
-from rocket_sink.net.resolve import Resolver
-from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import (
     GATHER_BUFFERS,
     GATHER_BYTES,
@@ -143,18 +141,15 @@ class Channel:
 
     def __init__(
         self,
-        address: str,
-        security: Security | None,
+        transport: Transport,
         connection: Connection,
         on_request: Callable[[Channel, Frame], None],
         *,
         now_s: float,
         connect_deadline_s: float,
-        resolver: Resolver,
     ) -> None:
-        """Begin to connect; raises ConnectError if connecting fails at once."""
-        self.address = address
-        self.transport = Transport(address, security, resolver)
+        self.address = transport.address
+        self.transport = transport
         self.connection = connection
         self.write_queue = WriteQueue()
         self.opened_s = now_s

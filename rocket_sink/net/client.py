@@ -21,7 +21,7 @@ from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security
-from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
+from rocket_sink.net.transport import StreamEnded, StreamState, Transport, no_resources
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.answers import AnswerShapes
 from rocket_sink.wire.codes import ResponseCode
@@ -207,8 +207,7 @@ class NetworkClient:
     def _open(self, address: str, now_s: float) -> Channel:
         try:
             channel = Channel(
-                address,
-                self._security,
+                Transport(address, self._security, self._resolver),
                 Connection(
                     # Begin with a random id, because a proxy gives its error answers ids from 0 on.
                     # Use at most nine digits: longer ids are not read as columns
@@ -222,7 +221,6 @@ class NetworkClient:
                 self._serve,
                 now_s=now_s,
                 connect_deadline_s=now_s + self._connect_timeout_s,
-                resolver=self._resolver,
             )
         except ConnectError:
             raise
