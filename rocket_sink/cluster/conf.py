@@ -177,7 +177,7 @@ _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
 
 class Secrets(Protocol):
-    """A user's name and password, such as `rocket_sink.Credentials`."""
+    """A user's name and password. `rocket_sink.Credentials` does not show its secret."""
 
     @property
     def access_key(self) -> str: ...

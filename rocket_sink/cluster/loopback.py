@@ -113,8 +113,7 @@ class _ConstantPool:
             self._indices[data[self.end : self.end + size]] = struct.pack(">H", index)
             self.end += size
             index += 2 if tag in _TWO_PLACES else 1
-        self._added = bytearray()
-        self._original = data[_POOL_START : self.end]
+        self._content = bytearray(data[_POOL_START : self.end])
 
     def __len__(self) -> int:
         return int(self._count)
@@ -135,10 +134,10 @@ class _ConstantPool:
         raw = bytes([tag]) + b"".join(parts)
         if raw not in self._indices:
             self._indices[raw] = struct.pack(">H", self._count)
-            self._added += raw
+            self._content += raw
             self._count += 1
         return self._indices[raw]
 
     def to_bytes(self) -> bytes:
         """Return the count and all constants in the form of a class file."""
-        return struct.pack(">H", self._count) + self._original + self._added
+        return struct.pack(">H", self._count) + self._content

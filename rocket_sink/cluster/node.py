@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,15 +241,13 @@ class Broker(Node):
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the broker is registered and has stored a message; errors as `wait_for`."""
-        self._wait_registered(
-            lambda: self.probe.check_broker(self.name_server, self.name, self.address), timeout_s
-        )
+        check = partial(self.probe.check_broker, self.name_server, self.name, self.address)
+        self._wait_registered(check, timeout_s)
 
     def wait_routed(self, topic: str, timeout_s: float) -> None:
         """Wait until the topic's route has the broker; errors as `wait_for`."""
-        self._wait_registered(
-            lambda: self.probe.check_route(self.name_server, topic, self.address), timeout_s
-        )
+        check = partial(self.probe.check_route, self.name_server, topic, self.address)
+        self._wait_registered(check, timeout_s)
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
         """Wait until `check` passes. If it keeps failing while the broker listens, register the
