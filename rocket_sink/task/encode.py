@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -115,22 +115,16 @@ _GROUPS: Final = 4
 _NOT_A_QUEUE: Final = -1
 
 
-class Assignment(NamedTuple):
-    """The destinations of n rows of one topic, as group numbers for `wire.columns.group_by_queue`.
-
-    If the topic has q queues, groups 0 to q-1 are home queues, group q is "the engine chooses", and
-    groups q+1 to 2q are queues that rows name.
-    """
-
-    groups: Int64s
-    queues: Sequence[MessageQueue]
-
-
 def place_rows(
     rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
-) -> tuple[RowBatch, Assignment, list[Refused]]:
+) -> tuple[RowBatch, Int64s, list[Refused]]:
     """Return the rows that can be sent, their destinations, and the rows that name unknown queues.
-    All rows have the topic `info.topic`."""
+    All rows have the topic `info.topic`.
+
+    Destinations are group numbers for `wire.columns.group_by_queue`. If the topic has q queues,
+    groups 0 to q-1 are home queues, group q is "the engine chooses", and groups q+1 to 2q are
+    queues that rows name.
+    """
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
     for keys, hash_name in (
@@ -141,10 +135,10 @@ def place_rows(
             present = ~nulls_of(keys)
             groups[present] = queues_for_keys(info, keys, hash_name)[present]
     if rows.queue_id is None:
-        return rows, Assignment(groups, queues), []
+        return rows, groups, []
     unknown = _place_fixed(groups, rows, queues)
     refused = [Refused(int(row), "INVALID_QUEUE", _no_such_queue(info)) for row in unknown]
-    return without_rows(rows, unknown), Assignment(np.delete(groups, unknown), queues), refused
+    return without_rows(rows, unknown), np.delete(groups, unknown), refused
 
 
 def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
@@ -179,12 +173,13 @@ def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | Non
 
 
 def encode_requests(
-    rows: RowBatch, placed: Assignment, options: SinkOptions, ids: MessageIds, *,
-    alone: bool = False,
+    rows: RowBatch, destinations: Int64s, queues: Sequence[MessageQueue], options: SinkOptions,
+    ids: MessageIds, *, alone: bool,
 ) -> list[PendingRequest]:  # fmt: skip
     """Return the requests for a group of `split_rows`; requests of one queue are in row order.
 
     Args:
+        destinations: see `place_rows`.
         alone: send each row as a single message, not in a batch.
     """
     assert isinstance(rows.topic, str)
@@ -196,9 +191,10 @@ def encode_requests(
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
     # The bodies of a request are all compressed or all not. So separate them, if order allows.
     kinds = 2 if sys_flags is not None and options.ordering == "none" else 1
-    queues = placed.groups if kinds == 1 else 2 * placed.groups + (sys_flags != 0)
-    queue_count = len(placed.queues)
-    groups = group_by_queue(queues, kinds * (2 * queue_count + 1))
+    if kinds == 2:
+        destinations = 2 * destinations + (sys_flags != 0)
+    queue_count = len(queues)
+    groups = group_by_queue(destinations, kinds * (2 * queue_count + 1))
     singles: SingleColumns | None = None
     lacking = np.zeros(len(rows) + 1, np.int64)
     if timed or alone:
@@ -225,7 +221,7 @@ def encode_requests(
         place = group // kinds
         request = PendingRequest(
             rows.topic,
-            None if place == queue_count else placed.queues[place % (queue_count + 1)],
+            None if place == queue_count else queues[place % (queue_count + 1)],
             [Piece(data, offsets[first : last + 1])],
             fixed=place > queue_count,
             sharded=place < queue_count,

@@ -199,11 +199,12 @@ class TaskSender:
             return
         if self._replay is not None:
             rows = self._replay.unsent(rows, info, self._totals)
-        rows_placed, placed, refused = place_rows(rows, info, self._options.sharding_hash)
+        sendable, destinations, refused = place_rows(rows, info, self._options.sharding_hash)
         self._refuse(rows, refused)
         for request in encode_requests(
-            rows_placed, placed, self._options, self._ids, alone=topic in self._unbatched
-        ):
+            sendable, destinations, info.queues, self._options, self._ids,
+            alone=topic in self._unbatched
+        ):  # fmt: skip
             self._dispatch(request)
 
     def _route(self, topic: str, rows: RowBatch) -> TopicPublishInfo | None:
