@@ -181,12 +181,13 @@ class ContentIds:
         self._dated = dated
         text = json.dumps([ctx.query_id, ctx.epoch, ctx.partition])
         self._base = _digest(text.encode())
-        self._seen = _Seen()
+        self._runs: list[UInt64s] = []
+        """Digests of earlier rows, in sorted arrays that are merged as they grow."""
 
     def ids(self, rows: RowBatch) -> pa.Array:
         digests = self._digests(rows).reshape(len(rows), _DIGEST_BYTES)
         halves = digests.view(np.uint64)
-        ordinals = self._seen.ordinals(halves[:, 0])
+        ordinals = self._ordinals(halves[:, 0])
         halves[:, 0 if self._dated else 1] += ordinals.astype(np.uint64) * _SPREAD
         if self._dated:
             digests[:, 10:14] = 0
@@ -205,14 +206,7 @@ class ContentIds:
             digests += hasher.digest()
         return np.frombuffer(digests, np.uint8)
 
-
-class _Seen:
-    """Counts equal digests, in sorted arrays that are merged as they grow."""
-
-    def __init__(self) -> None:
-        self._runs: list[UInt64s] = []
-
-    def ordinals(self, digests: UInt64s) -> Int64s:
+    def _ordinals(self, digests: UInt64s) -> Int64s:
         """Return the number of equal digests before each digest, in this and earlier calls."""
         order = np.argsort(digests, kind="stable")
         ranked = digests[order]

@@ -19,12 +19,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.tables import html_table
 from rocket_sink.text import clean
 
-COUNTS: Final = (
-    "rows_in", "acked", "degraded", "dead", "unknown", "filtered", "invalid", "held_back",
-    "duplicates_possible", "found_stored", "requests", "attempts",
-)  # fmt: skip
-"""The counts in the ledger's epoch rows."""
-
 _WORDS: Final = {
     "rows_in": "rows in",
     "acked": "acknowledged",
@@ -39,15 +33,15 @@ _WORDS: Final = {
     "requests": "requests",
     "attempts": "attempts",
 }
+COUNTS: Final = tuple(_WORDS)
+"""The counts in the ledger's epoch rows."""
+_ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
 
 
 def exceeds(given_up: int, ratio: float, rows: int) -> bool:
     """Return whether more than this ratio of the rows was given up. Fractions are exact; with
     floats, 29 is more than 0.29 * 100."""
     return given_up > Fraction(str(ratio)) * rows
-
-
-_ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,6 @@ def test_many_batches_keep_few_runs():
     maker = ContentIds(CTX)
     for start in range(0, 6400, 100):
         maker.ids(rows_of(body=[str(i).encode() for i in range(start, start + 100)]))
-    runs = maker._seen._runs
+    runs = maker._runs
     assert sum(map(len, runs)) == 6400 and len(runs) <= 8
     assert all(np.all(run[1:] >= run[:-1]) for run in runs)
