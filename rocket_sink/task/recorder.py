@@ -133,55 +133,40 @@ class LedgerRecorder:
 
     def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
         """Record the counts of the task attempt as its last row."""
-        self.flush()
+        self.flush_intents()
+        self._flush_attempts()
         counts = summary.as_dict()
         if self._again:
             counts["duplicates_possible"] = summary.acked + summary.degraded
-        self._emit(
-            epoch_row(
-                counts,
-                self.ctx,
-                complete=complete,
-                duration_ms=duration_s * 1000,
-                secrets=self._secrets,
-            )
-        )
+        row = epoch_row(
+            counts, self.ctx, complete=complete, duration_ms=duration_s * 1000,
+            secrets=self._secrets,
+        )  # fmt: skip
+        self._emit(row)
 
     def flush_intents(self) -> None:
         """Write a row for each submitted request; call this before waiting for answers."""
         requests, self._intents = self._intents, [] if self._intents is not None else None
         if requests:
-            self._emit(
-                in_flight_rows(
-                    [request.number for request in requests],
-                    self.ctx,
-                    topic=[request.topic for request in requests],
-                    message_count=[request.message_count for request in requests],
-                    body_bytes=[request.byte_count for request in requests],
-                    message_id=[request.first_message_id for request in requests],
-                )
-            )
-
-    def flush(self) -> None:
-        """Write all gathered rows."""
-        self.flush_intents()
-        self._flush_attempts()
+            rows = in_flight_rows(
+                [request.number for request in requests], self.ctx,
+                topic=[request.topic for request in requests],
+                message_count=[request.message_count for request in requests],
+                body_bytes=[request.byte_count for request in requests],
+                message_id=[request.first_message_id for request in requests],
+            )  # fmt: skip
+            self._emit(rows)
 
     def _flush_attempts(self) -> None:
         gathered, self._attempts = self._attempts, []
         if gathered:
             attempts, numbers, doubtful, groups = zip(*gathered, strict=True)
-            self._emit(
-                send_rows(
-                    attempts,
-                    self.ctx,
-                    requests=numbers,
-                    maybe_duplicate=doubtful,
-                    half=[number > 0 for number in numbers] if self._halves else None,
-                    groups=groups,
-                    secrets=self._secrets,
-                )
-            )
+            rows = send_rows(
+                attempts, self.ctx, requests=numbers, maybe_duplicate=doubtful,
+                half=[number > 0 for number in numbers] if self._halves else None,
+                groups=groups, secrets=self._secrets,
+            )  # fmt: skip
+            self._emit(rows)
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:

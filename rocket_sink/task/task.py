@@ -168,7 +168,6 @@ class TaskSender:
         self._recorder.isolations(self._engine.isolations())
         duration_s = self._clock() - self._started_s
         self._recorder.account(self.summary, complete=complete, duration_s=duration_s)
-        self._recorder.flush()
         self._letter_topic.close()
         if self._traces is not None:
             self._traces.close()
