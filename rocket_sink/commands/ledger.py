@@ -198,7 +198,7 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
     are deleted at once, for every version of the table. Look first at what --where matches:
     `rocket-sink ledger show dead-letters --all-letters --where ...`.
     """
-    from rocket_sink.spark.backfill.erasure import erase as erase_letters
+    from rocket_sink.spark.backfill.parking import erase as erase_letters
 
     with opened("ledger erase", path, **spark) as (session, opened_ledger):
         done = erase_letters(session, opened_ledger, where=where, reason=reason)

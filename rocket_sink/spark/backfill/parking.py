@@ -1,18 +1,21 @@
-"""Parking: users set dead letters aside, or take them back, by resolutions in the ledger."""
+"""What users do with dead letters besides sending them: park, drop, take back, erase."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.pending_keys import forget
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
+from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.views import view
 from rocket_sink.spark.backfill.sources import filtered
 
@@ -66,6 +69,29 @@ def unpark(
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
     parked = every.join(view(ledger.rows(spark), "parked"), "letter_id", "left_semi")
     return _resolve(spark, ledger, parked, letters, where, note, UNPARKED)
+
+
+def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
+    """Erase bodies, keys, tags, properties and error texts of dead letters, pending or settled.
+
+    Pending letters are first noted as dropped, because they cannot be sent any more. If an erasure
+    is killed, the next one finishes it, whatever the condition.
+
+    Raises:
+        OptionError: the condition cannot be used.
+        LedgerError: there is no ledger, or Spark's Delta commits to it.
+    """
+    ledger.sync_fully(spark)
+    every = ledger.dead_letters(spark, pending=False)
+    matches = filtered(every, where, of="the dead letters' columns")
+    rows = matches.select("letter_id", "topic", "sharding_key").distinct().collect()
+    dropped = park(spark, ledger, where=where, note=reason, resolution="dropped").count
+    place = resolve_path(ledger.uri)
+    erased = erase_letters(place, {row.letter_id for row in rows}, reason)
+    erased_keys = {(row.topic, row.sharding_key) for row in rows}
+    pending = ledger.dead_letters(spark).select("topic", "sharding_key").collect()
+    forget(place, erased_keys - {tuple(row) for row in pending})
+    return replace(erased, dropped=dropped, quarantined=tuple(ledger.quarantined()))
 
 
 def _resolve(
