@@ -12,7 +12,6 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -74,48 +73,37 @@ _NO_FILES: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Send:
-    """The function for `mapInArrow`: sends batches of rows, and yields batches of ledger rows.
+def _sent(
+    options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
+    batches: Iterator[pa.RecordBatch], *, check_group: str, again: bool, token: LedgerToken | None,
+    sequence: int | None,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Send batches of rows, and yield batches of ledger rows; for `mapInArrow`.
 
     Args:
         again: an earlier attempt has begun the epoch, and the ledger lacks its sends.
         token: proves that tasks have the driver's ledger; None if only Spark writes the ledger.
         sequence: the append's number in the table's order; all rows of the append have it.
     """
+    ctx = run_context(options, lane, epoch=epoch, query_id=query, run_id=run)
+    rows: list[pa.RecordBatch] = []
 
-    options: SinkOptions
-    plan: ColumnPlan
-    lane: str
-    epoch: int
-    query: str
-    run: str
-    check_group: str = ""
-    again: bool = False
-    token: LedgerToken | None = None
-    sequence: int | None = None
+    def drained() -> Iterator[pa.RecordBatch]:
+        made, rows[:] = list(rows), []
+        for batch in made:
+            yield batch if sequence is None else placed(batch, sequence)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        ctx = run_context(
-            self.options, self.lane, epoch=self.epoch, query_id=self.query, run_id=self.run
-        )
-        rows: list[pa.RecordBatch] = []
-        # The runner aborts after GeneratorExit, too: a killed task must leave no request in the
-        # engine, which later tasks reuse.
-        with TaskRunner(
-            self.options, ctx, emit=rows.append, check_group=self.check_group, again=self.again,
-            token=self.token, streaming_query=streaming_query(),
-        ) as run:  # fmt: skip
-            for batch in batches:
-                run.feed(batch, self.plan)
-                yield from self._drained(rows)
-            run.finish()
-        yield from self._drained(rows)
-
-    def _drained(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        batches, rows[:] = list(rows), []
+    # The runner aborts after GeneratorExit, too: a killed task must leave no request in the
+    # engine, which later tasks reuse.
+    with TaskRunner(
+        options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
+        streaming_query=streaming_query(),
+    ) as runner:  # fmt: skip
         for batch in batches:
-            yield batch if self.sequence is None else placed(batch, self.sequence)
+            runner.feed(batch, plan)
+            yield from drained()
+        runner.finish()
+    yield from drained()
 
 
 class BatchWriter:
@@ -248,14 +236,15 @@ class BatchWriter:
         check_session(self._options, session)
         check_rights(self._options)
         needed, plan = select_needed(df, plan_of(df, self._options))
-        send = Send(
-            with_task_rate(self._options, session), plan, lane, epoch, query, run, group,
-            again=again, token=token, sequence=append.sequence if append is not None else None,
+        send = partial(
+            _sent, with_task_rate(self._options, session), plan, lane, epoch, query, run,
+            check_group=group, again=again, token=token,
+            sequence=append.sequence if append is not None else None,
         )  # fmt: skip
         if append is not None:
-            _append(append.made_by_tasks(needed, send.__call__), append)
+            _append(append.made_by_tasks(needed, send), append)
             return lambda: sums_of(append.accounts(_ACCOUNTS, query, run, epoch))
-        results = needed.mapInArrow(send.__call__, ledger_ddl()).where(f"kind = '{EPOCH}'")
+        results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
         accounts = results.select(*_ACCOUNTS).collect()
         return lambda: sums_of(accounts)
 
