@@ -48,7 +48,6 @@ from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.spool import SpoolWriter
-from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
@@ -65,44 +64,6 @@ _ADVICE: Final = (
     "the dead letters without them."
 )
 _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
-
-
-class StoredLetters:
-    """Asks brokers which dead letters they have stored already (see the module's docstring). The
-    column `unknown_at` names the broker that did not answer a letter's send, and that may be in no
-    route now; it is not asked if the resend goes to another topic, where the message is new. Before
-    the first question to a broker, wait `storedCheckDelay`, so that earlier requests have
-    arrived."""
-
-    def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
-        self._options = options
-        self._silent: dict[str, set[str]] = {}
-        # Ask for messages of any time, because a dead letter does not record when it was sent.
-        self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
-
-    def of(self, letters: pa.RecordBatch) -> set[str]:
-        """Return the message ids that a broker has stored. A topic without a route has none.
-
-        Raises:
-            DeliveryError: a broker gave no answer within `storedCheckTimeout`.
-            SendError: the error is fatal, or no name server answers.
-        """
-        ids: dict[tuple[str, bool], list[str]] = {}
-        options, stored_ids = self._options, set[str]()
-        names = ("topic", "message_id", "unknown_at", *_TIMES)
-        present = [name for name in names if name in letters.schema.names]
-        for letter in letters.select(present).to_pylist():
-            topic = with_namespace(options.namespace, options.topic or letter["topic"])
-            timed = any(letter.get(time) is not None for time in _TIMES)
-            ids.setdefault((topic, timed), []).append(letter["message_id"])
-            broker = letter.get("unknown_at")
-            if broker and options.delivery == "effectively_once" and not options.topic:
-                self._silent.setdefault(topic, set()).add(broker)
-        for (topic, timed), topic_ids in ids.items():
-            with contextlib.suppress(NoRouteError):
-                self._stored.settle(topic)
-                stored_ids |= self._stored.find(topic, topic_ids, timed=timed)
-        return stored_ids
 
 
 CHUNK: Final = 2000
@@ -209,7 +170,10 @@ class Resender:
     check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self._stored = StoredLetters(self.options, self.engine)
+        self._silent: dict[str, set[str]] = {}
+        """{topic: brokers that did not answer a letter's send, and that may be in no route now}"""
+        # Ask for messages of any time, because a dead letter does not record when it was sent.
+        self._stored = StoredMessages(self.engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
         self._homes = HomeQueues(self.options, self.engine, pin_new=self.pin_new)
         # The recorder numbers the requests, so all chunks share it.
         self._recorder = LedgerRecorder(self.options, self.ctx, self._take)
@@ -278,7 +242,7 @@ class Resender:
         if self.ask_all:
             doubtful = pc.invert(chunk["was_stored"])
         try:
-            stored_ids = self._stored.of(chunk.filter(doubtful))
+            stored_ids = self._stored_ids(chunk.filter(doubtful))
         except (DeliveryError, SendError) as error:
             self._hopeless = True
             self.total.codes[error.code] += 1
@@ -292,6 +256,33 @@ class Resender:
         self._resolve(stored, FOUND)
         self.total.found += stored.num_rows
         return chunk.filter(pc.invert(is_found))
+
+    def _stored_ids(self, letters: pa.RecordBatch) -> set[str]:
+        """Return the message ids that a broker has stored. A topic without a route has none. Before
+        the first question to a broker, wait `storedCheckDelay`, so that earlier requests have
+        arrived. The broker `unknown_at` is not asked if the resend goes to another topic, where the
+        message is new.
+
+        Raises:
+            DeliveryError: a broker gave no answer within `storedCheckTimeout`.
+            SendError: the error is fatal, or no name server answers.
+        """
+        ids: dict[tuple[str, bool], list[str]] = {}
+        options, stored_ids = self.options, set[str]()
+        names = ("topic", "message_id", "unknown_at", *_TIMES)
+        present = [name for name in names if name in letters.schema.names]
+        for letter in letters.select(present).to_pylist():
+            topic = self._homes.topic_of(letter["topic"])
+            timed = any(letter.get(time) is not None for time in _TIMES)
+            ids.setdefault((topic, timed), []).append(letter["message_id"])
+            broker = letter.get("unknown_at")
+            if broker and options.delivery == "effectively_once" and not options.topic:
+                self._silent.setdefault(topic, set()).add(broker)
+        for (topic, timed), topic_ids in ids.items():
+            with contextlib.suppress(NoRouteError):
+                self._stored.settle(topic)
+                stored_ids |= self._stored.find(topic, topic_ids, timed=timed)
+        return stored_ids
 
     def _deliver(self, chunk: pa.RecordBatch, lists: Lists) -> None:
         """Send a chunk. Afterwards, the letters that are not in `_failed` are stored. Rows without
