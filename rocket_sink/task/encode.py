@@ -28,7 +28,7 @@ from rocket_sink.rows.row_batch import KINDS, RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
 from rocket_sink.task.request_factory import compressed_column
-from rocket_sink.wire.columns.buffers import Int64s, Mask, as_binary, ints_of, nulls_of
+from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of, nulls_of
 from rocket_sink.wire.columns.encode import RequestSlice, cut_requests, group_by_queue
 from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.properties import least_version
@@ -134,7 +134,7 @@ def place_rows(
         if keys is not None:
             present = ~nulls_of(keys)
             groups[present] = queues_for_keys(info, keys, hash_name)[present]
-    if rows.queue_id is None:
+    if rows.queue_id is None or rows.broker_name is None:
         return rows, groups, []
     unknown = _place_fixed(groups, rows, queues)
     refused = [Refused(int(row), "INVALID_QUEUE", _no_such_queue(info)) for row in unknown]
@@ -142,34 +142,21 @@ def place_rows(
 
 
 def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
-    """Set the groups of rows that name a queue; return the indices of rows with unknown queues."""
-    assert rows.queue_id is not None
-    present = ~nulls_of(rows.queue_id)
+    """Set the groups of rows that name a queue; return the indices of rows with unknown queues. A
+    row has both `queue_id` and `broker_name`, or none of them (`rows.checks`)."""
+    assert rows.queue_id is not None and rows.broker_name is not None
     ids = ints_of(rows.queue_id, _NOT_A_QUEUE)
     queue_indices = np.full(len(rows), _NOT_A_QUEUE, np.int64)
-    for broker, mask in _broker_masks(rows.broker_name, present):
-        own = [i for i, queue in enumerate(queues) if broker in (None, queue.broker_name)]
-        table = {queues[i].queue_id: i for i in own}
-        if broker is None and len({queues[i].broker_name for i in own}) > 1:
-            continue
-        wanted = ids[mask]
-        index_by_id = np.array(
-            [table.get(int(q), _NOT_A_QUEUE) for q in np.unique(wanted)], np.int64
-        )
-        queue_indices[mask] = index_by_id[np.searchsorted(np.unique(wanted), wanted)]
+    for broker in pc.unique(rows.broker_name.drop_null()).to_pylist():
+        same = pc.equal(rows.broker_name, broker).fill_null(False)
+        mask = same.to_numpy(zero_copy_only=False)
+        table = {queue.queue_id: i for i, queue in enumerate(queues) if queue.broker_name == broker}
+        own_ids, inverse = np.unique(ids[mask], return_inverse=True)
+        indices = np.array([table.get(int(q), _NOT_A_QUEUE) for q in own_ids], np.int64)
+        queue_indices[mask] = indices[inverse]
     placed = queue_indices >= 0
     groups[placed] = queue_indices[placed] + len(queues) + 1
-    return np.flatnonzero(present & ~placed)
-
-
-def _broker_masks(names: pa.Array | None, present: Mask) -> list[tuple[str | None, Mask]]:
-    if names is None:
-        return [(None, present)]
-    masks: list[tuple[str | None, Mask]] = []
-    for name in pc.unique(names).to_pylist():
-        same = pc.equal(names, name) if name is not None else names.is_null()
-        masks.append((name, same.fill_null(False).to_numpy(zero_copy_only=False) & present))
-    return masks
+    return np.flatnonzero(~nulls_of(rows.queue_id) & ~placed)
 
 
 def encode_requests(

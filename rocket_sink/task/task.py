@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rocket_sink.errors import DeliveryError, MessageError, NoRouteError, Outcome
+from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_no_system_topic, with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
@@ -246,15 +247,17 @@ class TaskSender:
             self._totals.invalid(Counter(refusal.code for refusal in refused), refused[0].text)
 
     def _dispatch(self, request: PendingRequest) -> None:
-        if not self._waits_in_order(request):
+        queue = self._ordered_queue(request)
+        if queue is None:
             self._submit(request)
-        elif request.queue is not None and self._ordered.closed_by(request.queue):
+        elif self._ordered.closed_by(queue):
             self._dead_letters.hold_back(request)
         else:
             self._submit(self._ordered.add(request))
 
-    def _waits_in_order(self, request: PendingRequest) -> bool:
-        return self._options.ordering != "none" and request.queue is not None
+    def _ordered_queue(self, request: PendingRequest) -> MessageQueue | None:
+        """Return the queue whose requests are sent one after another; None without an order."""
+        return request.queue if self._options.ordering != "none" else None
 
     def _submit(self, request: PendingRequest | None) -> None:
         if request is None:
@@ -296,9 +299,9 @@ class TaskSender:
             self._delivered(request, completion)
         else:
             again = self._failed(request, completion)
-        if self._waits_in_order(request):
-            assert request.queue is not None
-            self._submit(self._ordered.answered(request.queue, again))
+        queue = self._ordered_queue(request)
+        if queue is not None:
+            self._submit(self._ordered.answered(queue, again))
         else:
             for part in again:
                 self._submit(part)
