@@ -7,6 +7,7 @@ are decoded from these bytes, so the rows are freed as soon as they are encoded.
 from __future__ import annotations
 
 import enum
+import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,10 +52,6 @@ class Piece(NamedTuple):
     def detached(self) -> Piece:
         """Return a copy in a buffer of its own, so that the batch's buffer can be freed."""
         return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
-
-    def singles(self) -> Iterator[Piece]:
-        for index in range(self.message_count):
-            yield Piece(self.data, self.offsets[index : index + 2])
 
 
 class DecodedMessage(NamedTuple):
@@ -219,14 +216,11 @@ class PendingRequest:
 
     def split(self) -> list[PendingRequest]:
         """Return a request per message, in order, marked `alone`."""
-        return [
-            self._like([single], alone=True) for piece in self.pieces for single in piece.singles()
-        ]
+        return [self._like([single], alone=True) for single in self._singles()]
 
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
         """Return a request of the messages whose flag is true; None if no flag is."""
-        singles = [single for piece in self.pieces for single in piece.singles()]
-        kept = [single for single, keep in zip(singles, wanted, strict=True) if keep]
+        kept = list(itertools.compress(self._singles(), wanted))
         return self._like(kept, alone=self.alone) if kept else None
 
     def take_part(self, first: int, last: int) -> PendingRequest:
@@ -239,6 +233,11 @@ class PendingRequest:
         self.message_count -= part.message_count
         self.byte_count -= part.byte_count
         return part
+
+    def _singles(self) -> Iterator[Piece]:
+        for piece in self.pieces:
+            for index in range(piece.message_count):
+                yield Piece(piece.data, piece.offsets[index : index + 2])
 
     def _like(self, pieces: list[Piece], *, alone: bool) -> PendingRequest:
         return PendingRequest(
