@@ -79,10 +79,9 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 
 def check_rights(options: SinkOptions) -> None:
-    """Raise a ConfigurationError, before anything is sent, if `delivery` cannot work: this user may
-    not look messages up, or there is a proxy, behind which nobody can. A repeated epoch of
-    effectively_once needs the look-up, and would fail for ever. If no broker answers now, the first
-    send reports it. Do nothing if this host has checked within `_ASK_AGAIN_S`."""
+    """Raise a ConfigurationError if `delivery` cannot work: this user may not look messages up, or
+    there is a proxy, behind which nobody can. A repeated epoch of effectively_once would fail for
+    ever. If no broker answers now, the first send reports it. Check every `_ASK_AGAIN_S` only."""
     if options.delivery == "at_least_once":
         return
     # Import here: most processes that plan or commit an epoch do not get here.
@@ -176,16 +175,14 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
 def refuse_query(
     session: Any, query_id: str, ledgers: Iterable[str]
 ) -> tuple[SinkOptions, str] | None:
-    """Check a query of the sink when it starts. Make it fail before its first epoch if it would
-    lose rows or read its own files, if its columns do not fit, or if no name server answers.
+    """Make a query of the sink fail before its first epoch if it would lose rows or read its own
+    files, if its columns do not fit, or if no name server answers.
 
     Return the options and the lane (`datasource` or `foreach`) of a query that may run. Return None
-    for a failed query, for foreachBatch, for hidden or illegal options, and for a query without the
-    sink.
+    for a failed query, for foreachBatch, for hidden or illegal options, and without the sink.
 
-    Under a continuous trigger Spark commits epochs whose rows nobody has sent. It never calls
-    `write` of a Python data source there, and Python's foreach fails in a thread that Spark does
-    not watch.
+    Under a continuous trigger Spark commits epochs whose rows nobody has sent: it calls no `write`
+    of a Python data source, and Python's foreach fails in a thread that Spark does not watch.
 
     Args:
         ledgers: URIs of the ledgers that the session's queries write to.
@@ -234,7 +231,7 @@ def refuse_query(
 
 def _source_options(query: Any) -> SinkOptions | None:
     """Return the options of a query with `format("rocketmq")`; None if Spark hides them, or if they
-    are illegal. The query itself raises the error of illegal options."""
+    are illegal, of which the query itself raises the error."""
     try:
         field = query.getClass().getDeclaredField("extraOptions")
         field.setAccessible(True)
@@ -271,25 +268,24 @@ refused_queries: Final[dict[str, str]] = {}
 """The foreachBatch queries that must send nothing: {query id: reason}."""
 
 
-class ForeachSink(NamedTuple):
-    """A sink that was pickled for `foreach`; it has a plan if `RocketSink.stream` made it."""
-
+class _ForeachSink(NamedTuple):
     options: SinkOptions
     plan: ColumnPlan | None
+    """The plan of a sink that `RocketSink.stream` made."""
 
 
-_foreach_sinks: Final[dict[str, ForeachSink]] = {}
+_foreach_sinks: Final[dict[str, _ForeachSink]] = {}
+"""The sinks that were pickled for `foreach`, by a mark in the pickled function."""
 
 
 def note_sink(options: SinkOptions, plan: ColumnPlan | None) -> str:
-    """Remember a sink and return a random mark, to be pickled with the sink. By the mark the driver
-    recognises the sink in a query's pickled function."""
+    """Remember a sink, and return the random mark to be pickled with it."""
     mark = uuid.uuid4().hex
-    _foreach_sinks[mark] = ForeachSink(options, plan)
+    _foreach_sinks[mark] = _ForeachSink(options, plan)
     return mark
 
 
-def _foreach_sink(writer: Any) -> ForeachSink | None:
+def _foreach_sink(writer: Any) -> _ForeachSink | None:
     """Return the sink of a foreach query; None if the query calls another function."""
     if not _foreach_sinks or writer.getClass().getSimpleName() != "PythonForeachWriter":
         return None
@@ -328,11 +324,8 @@ def _wrong_columns(plan: Any, options: SinkOptions) -> str:
 
 
 def _refuse_objects(session: Any) -> None:
-    """Make `foreachBatch(sink)` raise an error that says what to write instead; Spark's own error
-    only says that the sink is not callable.
-
-    A `RocketSink` cannot be callable: in `foreach(sink)` Spark would call it for each row.
-    """
+    """Make `foreachBatch(sink)` raise an error that says what to write instead. A `RocketSink`
+    cannot be callable: in `foreach(sink)` Spark would call it for each row."""
     with contextlib.suppress(AttributeError):  # another py4j may keep functions elsewhere
         for proxy in list(session.sparkContext._gateway.gateway_property.pool.dict.values()):
             function = getattr(proxy, "func", None)
@@ -368,9 +361,8 @@ def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
 
 
 def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
-    """Return whether an input folder, or a pattern of folders, includes the folder `place`; the
-    arguments are the parts of the paths. Spark skips names that begin with `_` or `.`, except
-    partitions (`_a=1`)."""
+    """Return whether an input folder, or a pattern of folders, includes the folder `place` (parts
+    of paths). Spark skips names that begin with `_` or `.`, except partitions (`_a=1`)."""
     below = place[len(pattern) :]
     is_hidden = any(part.startswith(("_", ".")) and "=" not in part for part in below)
     is_inside = len(pattern) <= len(place) and all(map(fnmatchcase, place, pattern))
@@ -402,8 +394,7 @@ def _input_folders(plan: Any) -> list[str]:
 
 
 def warn_of_settings(session: Any) -> None:
-    """Warn once of each harmful setting: a wheel in --py-files, which workers cannot import;
-    `killOnIdleTimeout`, by which Spark kills waiting workers; and Arrow batches without a limit."""
+    """Warn once of each harmful setting."""
     for file in setting(session, "spark.submit.pyFiles").split(","):
         if file.endswith(".whl") and "rocket_sink" in file:
             _warn_once(
@@ -584,11 +575,8 @@ def without_files(options: SinkOptions) -> SinkOptions:
 
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
     """Return the token for tasks of foreachBatch and batch writes, whose rows Spark itself appends;
-    None if they need no token.
-
-    With the token, tasks check that they share a local folder with the driver. In an object store,
-    Spark proves its access by making the table. There only options that need files beside the table
-    need a token.
+    None in an object store, to which Spark proves its access by making the table, unless an option
+    needs files beside the table.
 
     Args:
         on_driver: whether this process is on the driver's host; a Connect client may be elsewhere.
