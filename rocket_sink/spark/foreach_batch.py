@@ -61,7 +61,7 @@ from rocket_sink.spark.session_checks import (
     refused_queries,
     with_task_rate,
 )
-from rocket_sink.spark.transactions import Transactions
+from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of
 
@@ -142,7 +142,9 @@ class BatchWriter:
             first = query not in self._started
             if first:
                 ensure_table(session, place)
-                self._claim(session, place)
+                # Claim on the driver, too: if Delta skips the epoch, no task runs to do so.
+                if self._options.app_id and (query_id := _local(session, QUERY_ID)):
+                    claim_app_id(place, self._options.app_id, query_id)
                 check_not_ahead(session, place, query, epoch)
             transactions = self._transactions(session)
             if transactions is not None and first:
@@ -256,11 +258,12 @@ class BatchWriter:
             if last_txn_version(session, place, txn_app_id(query)) is None:
                 withdraw(place, query)
 
-    def _transactions(self, session: SparkSession) -> Transactions | None:
+    def _transactions(self, session: SparkSession) -> TransactionCommitter | None:
         if self._options.delivery != "transactional":
             return None
-        transactions = Transactions(session, self._options)
-        transactions.listen()
+        transactions = TransactionCommitter(session, self._options)
+        if self._options.topic:
+            transactions.listen(self._options.topic)
         return transactions
 
     def _ledger(
@@ -299,13 +302,6 @@ class BatchWriter:
     def _forget_tasks(self, place: LedgerPath, query: str) -> None:
         if self._options.delivery == "effectively_once":
             forget_tasks(place, query)
-
-    def _claim(self, session: SparkSession, place: LedgerPath) -> None:
-        """Claim the `appId` on the driver, too: if Delta skips the epoch, no task runs to claim
-        it."""
-        query = _local(session, QUERY_ID)
-        if self._options.app_id and query:
-            claim_app_id(place, self._options.app_id, query)
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
         """Return the ids of query and run; raise an error if the listener refused the query."""

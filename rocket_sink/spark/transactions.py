@@ -58,6 +58,8 @@ _ALARM_S: Final = 300
 """A warning is logged if half messages are older than this when they are committed. By default
 brokers ask for 450 s (transactionCheckMax 15, transactionCheckInterval 30 s). Then they move the
 half message away and ask no more."""
+_WAIT_S: Final = 600.0
+"""Longest wait while another process ends epochs of the ledger."""
 Progress = Callable[[int, int], None]
 
 
@@ -144,6 +146,37 @@ class TransactionCommitter:
             if decision is None or (decision.is_ended and not again):
                 return EndReport(query_id, epoch)
             return self._end(decision, query_id, epoch, lock, again=again, progress=progress)
+
+    def listen(self, *topics: str) -> None:
+        """Answer the brokers' questions about these topics from now on. If that fails, only warn:
+        the half messages stay as they are while nobody answers."""
+        try:
+            driver_answerer(self.spark, self.options).watch(*topics)
+        except RocketSinkError as error:
+            _LOG.warning(
+                "brokers get no answers about half messages of %s: %s", ", ".join(topics), error
+            )
+
+    def end_earlier(self, query_id: str) -> None:
+        """End the decided epochs that an earlier run of the query has not ended.
+
+        Raises:
+            DeliveryError: a broker did not commit. The query must not go on: its later epochs would
+                become visible first.
+        """
+        for row in self.open_epochs(query_id):
+            self.finish(query_id, row.epoch)
+
+    def finish(self, query_id: str, epoch: int) -> None:
+        """Make the epoch's messages visible, and listen for questions about its topics.
+
+        Raises:
+            DeliveryError: a broker did not commit messages, or has lost some.
+        """
+        report = self.end(query_id, epoch, wait_s=_WAIT_S)
+        if report.topics:
+            self.listen(*report.topics)
+        check_ended(report)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
         """Return the ids of the half messages that the epoch commits; None if it is undecided."""
@@ -374,47 +407,3 @@ def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChe
         if key not in _answerers:
             _answerers[key] = TransactionChecker(spark, options)
         return _answerers[key]
-
-
-_WAIT_S: Final = 600.0
-"""Longest wait while another process ends epochs of the ledger."""
-
-
-class Transactions(TransactionCommitter):
-    """Ends the epochs of one query: call `listen` first, and `finish` after each append."""
-
-    def listen(self) -> None:
-        """Answer the brokers' questions about the option's topic from now on."""
-        if self.options.topic:
-            self._watch(self.options.topic)
-
-    def end_earlier(self, query_id: str) -> None:
-        """End the decided epochs that an earlier run of the query has not ended.
-
-        Raises:
-            DeliveryError: a broker did not commit. The query must not go on: its later epochs would
-                become visible first.
-        """
-        for row in self.open_epochs(query_id):
-            self.finish(query_id, row.epoch)
-
-    def finish(self, query_id: str, epoch: int) -> None:
-        """Make the epoch's messages visible.
-
-        Raises:
-            DeliveryError: a broker did not commit messages, or has lost some.
-        """
-        report = self.end(query_id, epoch, wait_s=_WAIT_S)
-        if report.topics:
-            self._watch(*report.topics)
-        check_ended(report)
-
-    def _watch(self, *topics: str) -> None:
-        """Answer the brokers' questions about these topics. If that fails, only warn: the half
-        messages stay as they are while nobody answers."""
-        try:
-            driver_answerer(self.spark, self.options).watch(*topics)
-        except RocketSinkError as error:
-            _LOG.warning(
-                "brokers get no answers about half messages of %s: %s", ", ".join(topics), error
-            )
