@@ -124,9 +124,8 @@ class FoldThread:
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Fold the rows of queries that have just ended, log the end of each query, and stop. If a
-        script does not call `awaitTermination`, Spark may report an epoch after Python's end. The
-        epoch's rows then wait in the spool."""
+        """Fold the rows of queries that have just ended, log the end of each query, and stop. Rows
+        of an epoch that Spark reports after Python's end wait in the spool."""
         is_alive = True
         try:
             self.await_ended(_LAST_S)
@@ -177,15 +176,15 @@ class FoldThread:
         if self._intervals:
             self._notify([progress], urgent=False)
 
-    def ended(self, run_id: str | None = None, error: str | None = None) -> None:
+    def ended(self, run_id: str = "", error: str = "") -> None:
         """Note the end of a query, and fold at once, so that its last rows do not wait."""
-        lineage.failed(run_id or "", error or "")
+        lineage.failed(run_id, error)
         if error:
-            self.sinks.pop(run_id or "", None)
-        self.begun.add(run_id or "")
+            self.sinks.pop(run_id, None)
+        self.begun.add(run_id)
         with self._wake:
-            self._running.discard(run_id or "")
-            self._ended.add(run_id or "")
+            self._running.discard(run_id)
+            self._ended.add(run_id)
         self._notify([], urgent=True)
 
     def await_ended(self, wait_s: float) -> None:
@@ -258,9 +257,8 @@ class FoldThread:
             _LOG.info("the ledger %s cannot be followed now: %s", place, first_line(error))
 
     def _say_ends(self, runs: set[str], *, without_rows: bool = True) -> None:
-        """Log the row counts of these runs, which have ended. `without_rows` is False if a fold
-        failed, for example because the session is stopped. Runs without rows are then left to
-        `finish`, which also looks into the spool."""
+        """Log the row counts of these runs, which have ended. After a failed fold (`without_rows`
+        is False) leave runs without rows to `finish`, which also looks into the spool."""
         runs &= set(self._queries)
         for run in runs:
             counts = Counter[str]()
@@ -478,4 +476,4 @@ class _Listener(StreamingQueryListener):
         self._folder.begun.add(str(event.runId))
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        self._folder.ended(str(event.runId), event.exception)
+        self._folder.ended(str(event.runId), event.exception or "")
