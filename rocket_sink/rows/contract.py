@@ -41,12 +41,12 @@ class ColumnPlan:
 
     @property
     def needs_to_json(self) -> bool:
-        """Whether the driver must apply `frames.pack_json` to the frame."""
+        """Whether the driver must pack the `json_columns` into `body`."""
         return bool(self.json_columns)
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The frame's columns that tasks read, after `pack_json`, each once."""
+        """The frame's columns that tasks read, each once; `body` may be packed by the driver."""
         return tuple(dict.fromkeys(source for _, source in self.sources))
 
     def source(self, column: str) -> str | None:

@@ -44,26 +44,21 @@ def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPla
     """Return a frame of the needed columns, and its plan. If the plan says so, pack columns into
     JSON. Replace names that are no identifiers: Spark's Arrow functions take `a.b` for a field of
     `a`."""
-    packed = pack_json(df, plan)
+    columns = {
+        name: json_body(plan) if plan.needs_to_json and name == "body" else df[quoted(name)]
+        for name in plan.needed
+    }
     aliases = {
         name: name if name.isidentifier() else f"_column_{number}"
         for number, name in enumerate(plan.needed)
     }
-    columns = [packed[quoted(name)].alias(alias) for name, alias in aliases.items()]
+    needed = df.select(*(columns[name].alias(alias) for name, alias in aliases.items()))
     sources = tuple((column, aliases[source]) for column, source in plan.sources)
-    return packed.select(*columns), replace(plan, sources=sources)
-
-
-def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
-    """Return the frame with its `json_columns` packed into `body` by Spark's own to_json."""
-    if not plan.needs_to_json:
-        return frame
-    columns = [name for name in plan.needed if name != "body"]
-    return frame.select(json_body(plan), *(frame[quoted(name)] for name in columns))
+    return needed, replace(plan, sources=sources)
 
 
 def json_body(plan: ColumnPlan) -> Column:
-    """Return the column `body`: the frame's `json_columns` as JSON."""
+    """Return the column `body`: the frame's `json_columns` as JSON, by Spark's own to_json."""
     fields = F.struct(*(F.col(quoted(name)) for name in plan.json_columns))
     return F.to_json(fields, {"ignoreNullFields": str(not plan.keeps_nulls)}).alias("body")
 

@@ -17,7 +17,7 @@ from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, kind_of, resolve_columns
 from rocket_sink.rows.normalise import normalise
-from rocket_sink.spark.frames import pack_json
+from rocket_sink.spark.frames import select_needed
 
 TEXT, BYTES, LONG = pa.string(), pa.binary(), pa.int64()
 UTC_US = pa.timestamp("us", "UTC")
@@ -347,12 +347,13 @@ def test_spark_packs_the_columns_as_json(spark: Any) -> None:
     resolved = resolve_columns(
         frame.schema, SinkOptions.parse(topic="t", bodyFormat="json", columns="keys=tail")
     )
-    packed = pack_json(frame, resolved)
+    packed, _ = select_needed(frame, resolved)
     assert packed.columns == ["body", "tags", "tail"]
     batch = packed.toArrow()
     made_rows = normalise(batch, resolved)
     assert made_rows.body.to_pylist() == [b'{"tail":"N1","odd.name":5}']
     assert made_rows.keys.to_pylist() == ["N1"]
     options = SinkOptions.parse(topic="t", bodyFormat="json", jsonNulls="keep")
-    (kept,) = pack_json(frame, resolve_columns(frame.schema, options)).select("body").collect()
+    packed, _ = select_needed(frame, resolve_columns(frame.schema, options))
+    (kept,) = packed.select("body").collect()
     assert kept.body == '{"tail":"N1","odd.name":5,"nothing":null}'
