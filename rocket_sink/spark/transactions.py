@@ -301,6 +301,10 @@ class CheckBacks:
         except RocketSinkError as error:
             _LOG.warning("cannot decide on the half message %s now: %s", message_id, error)
             state = UNKNOWN
+        except Exception as error:
+            # The session may have ended. The broker asks again, perhaps another client.
+            _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
+            return UNKNOWN
         self.on_decision(mark, message_id, state)
         return state
 
@@ -350,13 +354,12 @@ class TransactionChecker:
         self._committer = TransactionCommitter(self.spark, self.options, ordered=self.ordered)
         self._admin = Admin(self.options)
         self._watched: set[str] = set()
-        decide = CheckBacks(
-            self._committer.members, self._is_visible, self._end, on_decision=self.on_decision
-        )
         group = self._committer.group
         self._producer = Producer(
             self.options.with_(producerGroup=group, autoBatch=False, enableTrace=False),
-            transaction_listener=lambda message: _decided(decide, message),
+            transaction_listener=CheckBacks(
+                self._committer.members, self._is_visible, self._end, on_decision=self.on_decision
+            ),
         )
 
     def watch(self, *topics: str) -> None:
@@ -383,15 +386,6 @@ class TransactionChecker:
             )  # fmt: skip
         if report.committed or report.refused:
             self.on_end(report)
-
-
-def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
-    try:
-        return decide(message)
-    except Exception as error:
-        # The session may have ended. The broker asks again, perhaps another client.
-        _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
-        return UNKNOWN
 
 
 _answerers: dict[tuple[str, str], TransactionChecker] = {}
