@@ -56,10 +56,8 @@ _UNCOUNTED: Final = 10_000
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
     """Install the session's listener, once, and fold this ledger while queries make progress.
-
-    Return the thread that folds; None if the options have no ledger, or if there is no classic
-    session. Without a ledger the listener only checks queries at their start.
-    """
+    Return the thread that folds; None without a ledger, or without a classic session. Without a
+    ledger the listener only checks queries at their start."""
     session = session or active_session()
     if not is_classic(session):
         return None
@@ -71,7 +69,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         folder: FoldThread | None = folders.get(key)
         if folder is None:
             folder = folders[key] = FoldThread(session)
-            session.streams.addListener(_Listener(folder, session))
+            session.streams.addListener(folder)
     if not options.ledger:
         return None
     place = resolve_path(options.ledger)
@@ -90,8 +88,9 @@ _Epoch = tuple[str, str, int]
 """Query, run, epoch."""
 
 
-class FoldThread:
-    """Folds ledgers in the background, each no more often than its interval."""
+class FoldThread(StreamingQueryListener):
+    """Listens to a session's queries, and folds their ledgers in the background, each no more often
+    than its interval."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -159,6 +158,25 @@ class FoldThread:
         """The URIs of the ledgers that are folded."""
         with self._wake:
             return frozenset(place.uri for place in self._intervals)
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
+        query, run = str(event.id), str(event.runId)
+        self.started(run, query)
+        sink = refuse_query(self._session, query, self.ledgers)
+        if sink is not None:
+            say_start(*sink, query)
+            self.sinks[run] = sink[0].ledger
+            if lineage.is_on() and (schema := query_schema(self._session, query)):
+                lineage.started(sink[0], run, query, schema)
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        self.progressed(event.progress)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        self.begun.add(str(event.runId))
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        self.ended(str(event.runId), event.exception or "")
 
     def started(self, run_id: str, query_id: str = "") -> None:
         """Note the start of a query; Spark reports it before `start()` returns."""
@@ -452,28 +470,3 @@ def _is_stopped(session: SparkSession) -> bool:
         return context is None or bool(context.sc().isStopped())
     except (OSError, Py4JError):  # The JVM is gone.
         return True
-
-
-class _Listener(StreamingQueryListener):
-    def __init__(self, folder: FoldThread, session: SparkSession) -> None:
-        self._folder = folder
-        self._session = session
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
-        folder, session, query, run = self._folder, self._session, str(event.id), str(event.runId)
-        folder.started(run, query)
-        sink = refuse_query(session, query, folder.ledgers)
-        if sink is not None:
-            say_start(*sink, query)
-            folder.sinks[run] = sink[0].ledger
-            if lineage.is_on() and (schema := query_schema(session, query)):
-                lineage.started(sink[0], run, query, schema)
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        self._folder.progressed(event.progress)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        self._folder.begun.add(str(event.runId))
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        self._folder.ended(str(event.runId), event.exception or "")

@@ -2277,7 +2277,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "continuous-trigger-runs",
         "rocket_sink/spark/listener.py",
-        "        sink = refuse_query(session, query, folder.ledgers)\n",
+        "        sink = refuse_query(self._session, query, self.ledgers)\n",
         "        sink = None\n",
         (
             "tests/spark/test_listener.py::test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
