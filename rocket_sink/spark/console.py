@@ -88,11 +88,8 @@ class Accounts:
 
     def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
         """Add the table's new rows, with `is_last` also those in the spool. Warn of undelivered
-        rows of the given runs ({run: query}).
-
-        Raises:
-            OSError, ValueError: the table's log or one of its files cannot be read.
-        """
+        rows of the given runs ({run: query}). Raise OSError or ValueError if the table's log or one
+        of its files cannot be read."""
         epochs: dict[tuple[str, int], Counter[str]] = {}
         errors: dict[tuple[str, int], str] = {}
         parts = [rows for _, rows in self._follower.new_rows()]

@@ -101,11 +101,8 @@ def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
 
 
 def read_halves(sends: pa.Table) -> pa.Table:
-    """Return the half messages of `send` rows as a table with the schema `HALVES`.
-
-    Raises:
-        DeliveryError: a row does not say where its half message is.
-    """
+    """Return the half messages of `send` rows as a table with the schema `HALVES`; raise a
+    DeliveryError if a row does not say where its half message is."""
     is_group = pc.is_valid(sends.column("half_messages"))
     singles = sends.filter(pc.invert(is_group))
     groups = sends.filter(is_group)
@@ -144,11 +141,8 @@ _DIGITS: Final = 16
 
 
 def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
-    """Return the commit-log offset that each of the brokers' message ids contains.
-
-    Raises:
-        RemoteProtocolError: an id is malformed.
-    """
+    """Return the commit-log offset that each of the brokers' message ids contains; raise a
+    RemoteProtocolError for a malformed id."""
     is_good = pc.fill_null(pc.match_substring_regex(ids, _FORM), False)
     bad = pc.index(is_good, False).as_py()
     if bad >= 0:

@@ -18,12 +18,9 @@ _LOG: Final = log.logger(__name__)
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
-    """Return the plan, which maps the row contract's columns to the frame's columns.
-
-    Raises:
-        ColumnError: the columns do not fit; the text names the column or option to change.
-        ConfigurationError: the ledger is inside a folder that the frame reads.
-    """
+    """Return the plan, which maps the row contract's columns to the frame's columns. Raise a
+    ColumnError if the columns do not fit, or a ConfigurationError if the ledger is inside a folder
+    that the frame reads."""
     refuse_own_input(df, options.ledger)
     plan = resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
     if plan.source("keys") == "key" and plan.source("body") == "value":

@@ -91,12 +91,8 @@ def ended(run: str, counts: Mapping[str, int], error: str = "") -> None:
 def ended_elsewhere(
     run: str, state: Run | None, counts: Mapping[str, int], error: str = ""
 ) -> None:
-    """Send COMPLETE or FAIL of a run that another process has started, and wait for the collector.
-
-    Args:
-        state: the run, from `started`.
-        error: why the run failed; empty if it did not.
-    """
+    """Send COMPLETE or FAIL (with an `error`) of a run that another process has started, and wait
+    for the collector. `state` is the run, from `started`."""
     if state is not None:
         _runs[run] = state
         ended(run, counts, error)

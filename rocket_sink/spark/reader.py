@@ -54,13 +54,9 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> tuple[ReadOptions, SinkOptions]:
-        """Split a user's options into the reader's and the sink's, and check them. Any spelling of
-        names is allowed.
-
-        Raises:
-            OptionError: an unknown name, a bad value, contradictory options, no topic, no name
-                server.
-        """
+        """Split a user's options, with names in any spelling, into the reader's and the sink's.
+        Raise an OptionError for an unknown name, a bad value, contradictory options, or if there is
+        no topic or no name server."""
         read_options: dict[str, Any] = {}
         sink_options: dict[str, Any] = {}
         for name, value in given.items():

@@ -60,12 +60,8 @@ CONTINUOUS: Final = (
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
-    """Refuse settings that would break the sink's promises; warn once of settings that weaken them.
-
-    Raises:
-        ConfigurationError: spark.speculation is on without `allowSpeculation`, or the session was
-            stopped.
-    """
+    """Warn once of settings that weaken the sink's promises. Raise a ConfigurationError if
+    spark.speculation is on without `allowSpeculation`, or if the session was stopped."""
     session = session or active_session()
     if session is None:
         return
@@ -122,12 +118,9 @@ _PAUSES_S: Final = (1.0, 2.0)
 
 
 def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
-    """Check that a name server answers; otherwise tasks would wait for minutes and fail with long
-    traces. Only executors have to reach it: if the driver gets no answer, an executor tries.
-
-    Raises:
-        NameServerUnavailableError, TlsRefusedError: no name server answers.
-    """
+    """Raise a NameServerUnavailableError or TlsRefusedError if no name server answers; otherwise
+    tasks would wait for minutes and fail with long traces. Only executors have to reach it: if the
+    driver gets no answer, an executor tries."""
     if not is_classic(session) or options.digest in _reached:
         return
     assert session is not None
@@ -511,11 +504,8 @@ def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | N
 def over_budget(
     options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None
 ) -> DeliveryError | None:
-    """Return an error if more rows of the epoch (None: batch write) failed than is allowed.
-
-    Args:
-        counts: sums over the tasks of rows_in, dead and unknown, and the first_error.
-    """
+    """Return an error if more rows of the epoch (None: batch write) failed than is
+    allowed. `counts` has the tasks' sums of rows_in, dead and unknown, and the first_error."""
     given_up, rows_in = counts["dead"] + counts["unknown"], counts["rows_in"]
     limit, ratio = options.max_epoch_failures, options.max_epoch_failure_ratio
     if 0 <= limit < given_up:

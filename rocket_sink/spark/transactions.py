@@ -158,21 +158,14 @@ class TransactionCommitter:
             )
 
     def end_earlier(self, query_id: str) -> None:
-        """End the decided epochs that an earlier run of the query has not ended.
-
-        Raises:
-            DeliveryError: a broker did not commit. The query must not go on: its later epochs would
-                become visible first.
-        """
+        """End the decided epochs that an earlier run of the query has not ended. After an error the
+        query must not go on: its later epochs would become visible first."""
         for row in self.open_epochs(query_id):
             self.finish(query_id, row.epoch)
 
     def finish(self, query_id: str, epoch: int) -> None:
-        """Make the epoch's messages visible, and listen for questions about its topics.
-
-        Raises:
-            DeliveryError: a broker did not commit messages, or has lost some.
-        """
+        """Make the epoch's messages visible, and listen for questions about its topics. Raise a
+        DeliveryError if a broker did not commit messages, or has lost some."""
         report = self.end(query_id, epoch, wait_s=_WAIT_S)
         if report.topics:
             self.listen(*report.topics)

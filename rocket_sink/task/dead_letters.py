@@ -69,11 +69,8 @@ _COPIED: Final = ("body", "tags", "keys", "sharding_key", "properties")
 
 
 class DeadLetterTopic:
-    """Sends one task's dead letters to the `deadLetterTopic`, if that option is set.
-
-    Args:
-        others: collects the completions of other requests that `send` reads while it waits.
-    """
+    """Sends one task's dead letters to the `deadLetterTopic`, if that option is set. `others`
+    collects the completions of other requests that `send` reads while it waits."""
 
     def __init__(
         self, options: SinkOptions, engine: SendEngine, recorder: LedgerRecorder,
@@ -178,11 +175,8 @@ _MESSAGE_SCHEMA: Final = pa.schema(
 
 
 class DeadLetterWriter:
-    """Turns given-up rows and requests into dead letters, and holds back later messages.
-
-    Args:
-        pending: {topic: keys} that have pending dead letters from earlier epochs.
-    """
+    """Turns given-up rows and requests into dead letters, and holds back later messages of their
+    keys, and of the keys of earlier epochs' dead letters (`pending`: {topic: keys})."""
 
     def __init__(
         self, options: SinkOptions, recorder: LedgerRecorder, totals: RowTotals,
@@ -339,7 +333,7 @@ def _reason(error: SendError, outcome: Outcome) -> str:
 
 
 def _row(message: DecodedMessage) -> dict[str, Any]:
-    properties = dict(decode_properties(message.properties))
+    properties = decode_properties(message.properties)
     row: dict[str, Any] = {"body": message.body, "flag": message.flag}
     for name, column in _COLUMN_OF.items():
         text = properties.pop(name, None)

@@ -30,14 +30,8 @@ CODE: Final = "CONSUMER_GAVE_UP"
 
 
 def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
-    """Write the dead letters into the ledger, for their origin topics; return their number.
-
-    Args:
-        ledger: the ledger's path. The table need not exist yet.
-
-    Raises:
-        LedgerError: the ledger cannot be written.
-    """
+    """Write the dead letters, for their origin topics, into the ledger at this path, which need not
+    exist yet; return their number. Raise a LedgerError if the ledger cannot be written."""
     run_id = f"dlq-{uuid.uuid4()}"
     ctx = RunContext(run_id, run_id, 0, lane="export")
     spool = SpoolWriter(ledger, ctx)
@@ -55,10 +49,7 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
 
 def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
     """Write the messages as `.parquet`, or as `.json` with an object per line; return their number.
-
-    Raises:
-        ConfigurationError: the file's name has another suffix.
-    """
+    Raise a ConfigurationError for another suffix."""
     count = 0
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq

@@ -50,11 +50,8 @@ class MessageIds(Protocol):
 
 
 class FreshIds:
-    """Ids that are new in each attempt of a task, made as Java's client makes them.
-
-    Args:
-        salt: a text that differs between the tasks of a process (Java: the class loader's hash).
-    """
+    """Ids that are new in each attempt of a task, made as Java's client makes them. The `salt`
+    differs between the tasks of a process (Java: the class loader's hash)."""
 
     def __init__(self, salt: str) -> None:
         self._address = socket.inet_aton(local_ip())
@@ -171,11 +168,8 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ContentIds:
-    """Ids of one task that depend on the rows' contents (see the module).
-
-    Args:
-        dated: set the milliseconds since the month began to 0, as `TaskIds` does.
-    """
+    """Ids of one task that depend on the rows' contents (see the module). With `dated` the
+    milliseconds since the month began are 0, as in `TaskIds`."""
 
     def __init__(self, ctx: RunContext, *, dated: bool = False) -> None:
         self._dated = dated

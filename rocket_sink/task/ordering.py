@@ -37,11 +37,7 @@ _BATCHES_KEPT: Final = 2
 
 
 class SpillBuffer:
-    """The bytes of waiting requests, in memory up to a limit, else in a file.
-
-    Args:
-        memory_bytes: the limit of copies in memory.
-    """
+    """The bytes of waiting requests: copies up to `memory_bytes` in memory, more in a file."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._limit = memory_bytes

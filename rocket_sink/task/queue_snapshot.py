@@ -43,14 +43,8 @@ Queues = Callable[[TopicPublishInfo], QueueList]
 
 
 class QueueSnapshots:
-    """Pinned queue lists of one task, shared with the query's other tasks if there is a ledger.
-
-    Args:
-        query_id: id of the query, or of the batch.
-
-    Raises from all methods:
-        LedgerError: the note cannot be read or written.
-    """
+    """Pinned queue lists of one task, shared with other tasks of the query (or batch) if there is a
+    ledger. All methods raise a LedgerError if the note cannot be read or written."""
 
     def __init__(self, options: SinkOptions, query_id: str) -> None:
         self._allow = options.on_route_change == "allow"
@@ -60,12 +54,8 @@ class QueueSnapshots:
         self._pinned: dict[str, Pinned] = {}
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
-        """Return the pinned list of the topic's queues. If the queues have changed and
-        `onRouteChange=allow`, pin the present list first.
-
-        Raises:
-            DeliveryError: the topic's queues changed and `onRouteChange=fail`.
-        """
+        """Return the pinned list of the topic's queues. If the queues have changed, pin the present
+        list first with `onRouteChange=allow`, else raise a DeliveryError."""
         pinned = self._pinned.get(info.topic) or self.pin(info)
         self._pinned[info.topic] = pinned
         change = _change(pinned, _spans(info), self._hash)

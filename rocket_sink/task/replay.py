@@ -116,11 +116,8 @@ class ReplayCheck:
         return unsent_rows
 
     def check(self) -> None:
-        """Check before each request that the run may still send, and note new brokers.
-
-        Raises:
-            CheckpointError: a later run of the query has begun, so this run must send nothing more.
-        """
+        """Check before each request that the run may still send, and note new brokers. Raise a
+        CheckpointError if a later run of the query has begun: this run must send nothing more."""
         if self._starts is None:
             return
         self._starts.check()

@@ -28,11 +28,7 @@ _NO_WAIT: Final = encode_properties({WAIT: "false"})
 
 
 class RequestFactory:
-    """Makes the `SendRequest`s of one task.
-
-    Args:
-        half_properties: properties (wire text) that make half messages; empty for other messages.
-    """
+    """Makes the `SendRequest`s of one task; half messages with `half_properties` (wire text)."""
 
     def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
         self._options = options

@@ -52,11 +52,8 @@ def check_group(ledger_id: str, options: SinkOptions) -> str:
 
 
 def half_properties(ctx: RunContext, group: str) -> str:
-    """Return the properties (wire text) that make a task attempt's messages half messages.
-
-    Raises:
-        ConfigurationError: the query's name is too long for a property.
-    """
+    """Return the properties (wire text) that make a task attempt's messages half messages; raise a
+    ConfigurationError if the query's name is too long for them."""
     mark = str(HalfMark(ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id))
     text = encode_properties({TRAN_MSG: "true", PGROUP: group, TRANSACTION_PROPERTY: mark})
     if len(text.encode()) > HALF_BYTES:

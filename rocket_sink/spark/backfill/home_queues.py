@@ -40,7 +40,6 @@ class HomeQueues:
 
     Args:
         options: the backfill's options; a `topic` among them replaces the dead letters' topics.
-        engine: gives the topics' routes.
         pin_new: for rows of a table: note the queues of a topic that has no note yet.
 
     Raises from all methods:

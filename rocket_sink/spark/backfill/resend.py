@@ -146,13 +146,11 @@ class Resender:
 
     Args:
         options: the result of `backfill_options`.
-        engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
         ask_all: an earlier attempt of this task may have sent the letters, so ask brokers about all
             letters that are not `was_stored`.
         on_dead_letters: called after each chunk with its number of dead letters, sent or not.
-        pin_new: see `HomeQueues`.
-        move_keys: see `Backfill`.
+        pin_new, move_keys: see `HomeQueues` and `Backfill`.
         settled: ids of dead letters that are settled already.
         check: called before each chunk; raises when the task must send nothing more.
     """
