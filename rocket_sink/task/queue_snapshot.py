@@ -28,8 +28,6 @@ from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 
 _KIND: Final = "queues"
 
-Spans = tuple[tuple[str, int], ...]
-
 
 class Pinned(NamedTuple):
     """A pinned list of a topic's queues, and the `shardingHash` that it was pinned with."""
@@ -58,7 +56,8 @@ class QueueSnapshots:
         list first with `onRouteChange=allow`, else raise a DeliveryError."""
         pinned = self._pinned.get(info.topic) or self.pin(info)
         self._pinned[info.topic] = pinned
-        change = _change(pinned, _spans(info), self._hash)
+        present = Pinned(queues_of(info), self._hash)
+        change = _change(pinned, present)
         if not change:
             return pinned.queues
         if not self._allow:
@@ -69,8 +68,8 @@ class QueueSnapshots:
             )
         if self._place is not None:
             NoteStore(self._place, _KIND).write(self._name(info.topic), self._note(info))
-        self._pinned[info.topic] = Pinned(queues_of(info), self._hash)
-        return self._pinned[info.topic].queues
+        self._pinned[info.topic] = present
+        return present.queues
 
     def load(self, topic: str) -> Pinned | None:
         """Return the topic's queues from the ledger; None if no task has pinned any."""
@@ -100,7 +99,7 @@ class QueueSnapshots:
         )  # fmt: skip
 
     def _note(self, info: TopicPublishInfo) -> dict[str, Any]:
-        return {"topic": info.topic, "queues": _spans(info), "shardingHash": self._hash}
+        return {"topic": info.topic, "queues": queues_of(info).spans, "shardingHash": self._hash}
 
     def _name(self, topic: str) -> str:
         return f"{folder_part(self._query_id)}/{quote(topic, safe='')}"
@@ -116,32 +115,25 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
     return replace(info, queues=queues, queues_by_broker=queues.by_broker)
 
 
-def is_static(info: TopicPublishInfo) -> bool:
-    """Return whether the topic is static, so that its queues have logical brokers."""
-    return not isinstance(info.queues, QueueList)
-
-
 def queues_of(info: TopicPublishInfo) -> QueueList:
     """Return the queues of a route as a list, in which a static topic has logical brokers."""
-    return QueueList(info.topic, _spans(info))
+    if isinstance(info.queues, QueueList):
+        return info.queues
+    counts = Counter(queue.broker_name for queue in info.queues)
+    return QueueList(info.topic, tuple(counts.items()))
 
 
-def _spans(info: TopicPublishInfo) -> Spans:
-    if is_static(info):
-        return tuple(Counter(queue.broker_name for queue in info.queues).items())
-    return tuple((name, len(indices)) for name, indices in info.queues_by_broker.items())
-
-
-def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
+def _change(pinned: Pinned, present: Pinned) -> str:
     """Describe the changes of the queues, except missing brokers; empty if there are none."""
-    spans = pinned.queues.spans
-    pinned_counts, counts = dict(spans), dict(now)
-    new = [f"{name} has {count} queues" for name, count in now if name not in pinned_counts]
+    pinned_counts, counts = dict(pinned.queues.spans), dict(present.queues.spans)
+    new = [
+        f"{name} has {count} queues" for name, count in counts.items() if name not in pinned_counts
+    ]
     other = [
         f"{name} has {counts[name]} queues, not {count}"
-        for name, count in spans
+        for name, count in pinned_counts.items()
         if name in counts and counts[name] != count
     ]
-    if pinned.sharding_hash != sharding_hash:
-        other.append(f"shardingHash is {sharding_hash}, not {pinned.sharding_hash}")
+    if pinned.sharding_hash != present.sharding_hash:
+        other.append(f"shardingHash is {present.sharding_hash}, not {pinned.sharding_hash}")
     return "; ".join(new + other)

@@ -22,14 +22,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import NO_BROKER, QueueList, TopicPublishInfo
-from rocket_sink.task.queue_snapshot import (
-    Pinned,
-    Queues,
-    QueueSnapshots,
-    is_static,
-    queues_of,
-    with_queues,
-)
+from rocket_sink.task.queue_snapshot import Pinned, Queues, QueueSnapshots, queues_of, with_queues
 
 Lists = Mapping[str, Pinned]
 """{topic: its queues and the hash that finds a key's queue}"""
@@ -140,7 +133,7 @@ def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) 
 
 
 def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
-    if info is not None and is_static(info):
+    if info is not None and info.static:
         host = info.broker_of(queue) if info.index_of(queue) is not None else NO_BROKER
         return None if host in info.masters else f"{queue.broker_name} (queue {queue.queue_id})"
     there = info.queues_by_broker.get(queue.broker_name) if info is not None else None
