@@ -9,7 +9,7 @@ ran twice counts twice.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -83,14 +83,14 @@ class Accounts:
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
-        self._sums: dict[str, Counter[str]] = {}
+        self._sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
 
     def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
         """Add the table's new rows, with `is_last` also those in the spool. Warn of undelivered
         rows of the given runs ({run: query}). Raise OSError or ValueError if the table's log or one
         of its files cannot be read."""
-        epochs: dict[tuple[str, int], Counter[str]] = {}
+        epochs: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
         errors: dict[tuple[str, int], str] = {}
         parts = [rows for _, rows in self._follower.new_rows()]
         if is_last:
@@ -100,11 +100,8 @@ class Accounts:
             for row in rows.filter(pc.field("complete")).to_pylist():
                 run, key = row["run_id"], (row["run_id"], row["epoch"])
                 counts = {name: row[name] or 0 for name in _COUNTS}
-                for sums in (
-                    self._sums.setdefault(run, Counter()),
-                    epochs.setdefault(key, Counter()),
-                ):
-                    sums.update(counts)
+                self._sums[run].update(counts)
+                epochs[key].update(counts)
                 errors[key] = errors.get(key) or row["first_error"] or ""
         for (run, epoch), sums in epochs.items():
             if run in runs:
