@@ -40,7 +40,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import Accounts, say_no_rows, say_start
-from rocket_sink.spark.session_checks import query_schema, refuse_query
+from rocket_sink.spark.session_checks import refuse_query, schema_of
 
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
@@ -164,10 +164,11 @@ class FoldThread(StreamingQueryListener):
         self.started(run, query)
         sink = refuse_query(self._session, query, self.ledgers)
         if sink is not None:
-            say_start(*sink, query)
-            self.sinks[run] = sink[0].ledger
-            if lineage.is_on() and (schema := query_schema(self._session, query)):
-                lineage.started(sink[0], run, query, schema)
+            options, lane, plan = sink
+            say_start(options, lane, query)
+            self.sinks[run] = options.ledger
+            if lineage.is_on():
+                lineage.started(options, run, query, schema_of(plan))
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         self.progressed(event.progress)

@@ -167,12 +167,13 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
 
 def refuse_query(
     session: Any, query_id: str, ledgers: Iterable[str]
-) -> tuple[SinkOptions, str] | None:
+) -> tuple[SinkOptions, str, Any] | None:
     """Make a query of the sink fail before its first epoch if it would lose rows or read its own
     files, if its columns do not fit, or if no name server answers.
 
-    Return the options and the lane (`datasource` or `foreach`) of a query that may run. Return None
-    for a failed query, for foreachBatch, for hidden or illegal options, and without the sink.
+    Return the options, the lane (`datasource` or `foreach`) and the plan of a query that may run.
+    Return None for a failed query, for foreachBatch, for hidden or illegal options, and without the
+    sink.
 
     Under a continuous trigger Spark commits epochs whose rows nobody has sent: it calls no `write`
     of a Python data source, and Python's foreach fails in a thread that Spark does not watch.
@@ -209,7 +210,7 @@ def refuse_query(
         except SendError as error:
             reason = str(error)
     if not reason:
-        return (options, lane) if options is not None else None
+        return (options, lane, plan) if options is not None else None
     if kind == "ForeachBatchSink":
         # Spark hides the function of a foreachBatch query, and the function may not be ours. So let
         # `write_batch` raise the error.
@@ -294,15 +295,8 @@ def _foreach_sink(writer: Any) -> _ForeachSink | None:
     return next((_foreach_sinks[mark] for mark in marks), None)
 
 
-def query_schema(session: Any, query_id: str) -> StructType | None:
-    """Return the schema of a running query's frame; None if the query has ended."""
-    running = session._jsparkSession.streams().get(query_id)
-    return _schema_of(running.streamingQuery().analyzedPlan()) if running is not None else None
-
-
-def _schema_of(plan: Any) -> StructType:
-    from pyspark.sql.types import StructType
-
+def schema_of(plan: Any) -> StructType:
+    """Return the schema of a query's frame from its plan in the JVM."""
     return StructType.fromJson(json.loads(plan.schema().json()))
 
 
@@ -310,7 +304,7 @@ def _wrong_columns(plan: Any, options: SinkOptions) -> str:
     """Return an error text if a foreach query's columns do not fit the row contract. Tasks cannot
     check all of it: they see values, and a TIMESTAMP_NTZ value looks like a TIMESTAMP."""
     try:
-        resolve_columns(_schema_of(plan), options)
+        resolve_columns(schema_of(plan), options)
     except ColumnError as error:
         return error.text
     return ""
