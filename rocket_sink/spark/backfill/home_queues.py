@@ -21,7 +21,7 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.sharding import queues_for_keys
-from rocket_sink.routing.topic_publish_info import NO_BROKER, QueueList, TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import Pinned, Queues, QueueSnapshots, queues_of, with_queues
 
 Lists = Mapping[str, Pinned]
@@ -82,9 +82,12 @@ class HomeQueues:
             info = self._route(name)
             if pinned := lists.get(name):
                 absences[rows] = absent_homes(topic_letters["sharding_key"], pinned, info)
-            own = _absent_brokers(topic_letters, info)
             has_queue = has_own_queue(topic_letters)
-            absences[rows[has_queue]] = own[has_queue]
+            if has_queue.any():
+                # A static topic's rows name a logical broker.
+                brokers = dict(queues_of(info).spans) if info is not None else {}
+                own = topic_letters["broker_name"].filter(pa.array(has_queue)).to_pylist()
+                absences[rows[has_queue]] = [None if b in brokers else b for b in own]
         return pa.array(absences, pa.string())
 
     def queues(self, lists: Lists | None = None) -> Queues:
@@ -133,13 +136,14 @@ def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) 
 
 
 def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
-    if info is not None and info.static:
-        host = info.broker_of(queue) if info.index_of(queue) is not None else NO_BROKER
-        return None if host in info.masters else f"{queue.broker_name} (queue {queue.queue_id})"
-    there = info.queues_by_broker.get(queue.broker_name) if info is not None else None
-    if not there:
-        return str(queue.broker_name)
-    return None if queue.queue_id < len(there) else f"{queue.broker_name} (queue {queue.queue_id})"
+    broker = str(queue.broker_name)
+    if info is None:
+        return broker
+    has_host = not info.static or info.broker_of(queue) in info.masters
+    if has_host and info.index_of(queue) is not None:
+        return None
+    has_broker = info.static or broker in info.queues_by_broker
+    return f"{broker} (queue {queue.queue_id})" if has_broker else broker
 
 
 def has_own_queue(letters: pa.RecordBatch) -> Any:
@@ -148,13 +152,3 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
         return np.zeros(letters.num_rows, bool)
     has_queue = pc.and_(pc.is_valid(letters["queue_id"]), pc.is_valid(letters["broker_name"]))
     return has_queue.to_numpy(zero_copy_only=False)
-
-
-def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Return each row's broker (of a static topic, the logical one) if the route lacks it; None if
-    it lacks nothing."""
-    if "broker_name" not in letters.schema.names:
-        return np.full(letters.num_rows, None, object)
-    broker_names = {name for name, _ in queues_of(info).spans} if info is not None else set()
-    names = letters["broker_name"].to_numpy(zero_copy_only=False)
-    return np.array([None if name in broker_names else name for name in names], object)
