@@ -209,15 +209,14 @@ class FoldThread(StreamingQueryListener):
     def await_ended(self, wait_s: float) -> None:
         """Wait until the last epochs of ended queries are noted in the spool. `awaitTermination`
         returns before Spark has reported these epochs."""
-        until_s = time.monotonic() + wait_s
         active = {str(query.runId) for query in self._session.streams.active}
+
+        def is_noted() -> bool:
+            return not (self._running - active or self._events or self._is_confirming)
+
         with self._wake:
-            while self._running - active or self._events or self._is_confirming:
-                remaining_s = until_s - time.monotonic()
-                if remaining_s <= 0:
-                    self._running &= active  # Wait only once for runs without events.
-                    return
-                self._wake.wait(remaining_s)
+            if not self._wake.wait_for(is_noted, wait_s):
+                self._running &= active  # Wait only once for runs without events.
 
     def _notify(self, events: list[Any], *, urgent: bool) -> None:
         with self._wake:
@@ -235,8 +234,7 @@ class FoldThread(StreamingQueryListener):
         counted: dict[LedgerPath, float] = {}
         while True:
             with self._wake:
-                while not (self._events or self._urgent or self._is_finished):
-                    self._wake.wait()
+                self._wake.wait_for(lambda: self._events or self._urgent or self._is_finished)
                 urgent, self._urgent = self._urgent, False
                 ended_runs, self._ended = self._ended, set()
                 places = dict(self._intervals)
