@@ -48,7 +48,6 @@ from rocket_sink.spark.backfill.resend import (
     waiting_of,
 )
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Selection, Source, marked
-from rocket_sink.spark.context import run_context
 from rocket_sink.spark.session_checks import check_session, with_task_rate
 
 _SAMPLE: Final = 10
@@ -202,19 +201,12 @@ class Backfill:
         tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
         letter_counter = self.spark.sparkContext.accumulator(0)
         options = with_task_rate(self.options, self.spark, tasks=tasks)
-        run_id = f"{_QUERY}{uuid.uuid4()}"
-        send_with = partial(
-            send_partition, options, claim=self._claim.token, version=version,
-            token=ledger_token(resolve_path(options.ledger), spools=True),
+        send = partial(
+            send_partition, options, f"{_QUERY}{uuid.uuid4()}", claim=self._claim.token,
+            version=version, token=ledger_token(resolve_path(options.ledger), spools=True),
             on_dead_letters=letter_counter.add, pin_new=self._source.pins_new,
             move_keys=self.move_keys,
         )  # fmt: skip
-
-        def send(batches: Any) -> Any:
-            return send_with(
-                run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id), batches
-            )
-
         frame = self._ordered(self._chosen(letters), tasks)
         with _reporting(progress, letter_counter):
             for row in frame.mapInArrow(send, RESULT_DDL).collect():

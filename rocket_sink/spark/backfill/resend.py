@@ -55,6 +55,7 @@ from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.producer.pool import worker_pool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
+from rocket_sink.spark.context import run_context
 from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender
@@ -372,7 +373,7 @@ class Resender:
 
 
 def send_partition(
-    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *, claim: str,
+    options: SinkOptions, run_id: str, batches: Iterable[pa.RecordBatch], *, claim: str,
     version: int, token: LedgerToken | None = None, **more: Any,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Send all dead letters of a partition, and yield one row of RESULT_DDL.
@@ -390,6 +391,7 @@ def send_partition(
     place = resolve_path(options.ledger)
     check = ClaimCheck(place, claim)
     check()
+    ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
     spool = SpoolWriter(place, ctx)
     again = bool(ctx.attempt_number or ctx.stage_attempt)
     try:

@@ -617,7 +617,7 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
         raise ValueError("of what Spark runs before it")
 
     with pytest.raises(ValueError, match="Spark"):
-        list(send_partition(options, CTX, batches(), claim=claim.token, version=0))
+        list(send_partition(options, "backfill-1", batches(), claim=claim.token, version=0))
     claim.release()
     files = sealed_files(place, place.filesystem())
     batches_read = [b for info in files for b in read_batches(info.path, place.filesystem())]
