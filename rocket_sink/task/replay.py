@@ -79,7 +79,6 @@ class ReplayCheck:
         self._ids = ContentIds(ctx)
         self._mode = options.replay_check
         self._starts = EpochStarts(resolve_path(options.ledger), ctx) if options.ledger else None
-        self._begun = False
         self._noted: dict[str, frozenset[str]] = {}
         """{topic: brokers that a later attempt will look at}, as noted in the ledger."""
         self._stored: StoredMessages | None = None
@@ -92,7 +91,7 @@ class ReplayCheck:
             ids = self._ids.ids(rows)
             ids = ids if own is None else pc.coalesce(own, ids.cast(own.type))
             rows = rows.with_(message_id=ids)
-        if not self._begun:
+        if not self._noted:
             self._begin(topic, info)
         self._noted.setdefault(topic, frozenset())
         if self._stored is None or not len(rows):
@@ -166,7 +165,6 @@ class ReplayCheck:
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
         """Note in the ledger that this attempt begins; prepare look-ups if there was an earlier
         one."""
-        self._begun = True
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None
         if self._mode == "always":
