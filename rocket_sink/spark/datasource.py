@@ -202,7 +202,6 @@ class TaskMessage(WriterCommitMessage):
 
     query_id: str
     run_id: str
-    epoch: int
     summary: TaskSummary
     handed: HandedRows | None = None
 
@@ -236,7 +235,7 @@ class _Writer:
             for batch in batches:
                 run.feed(batch, self.plan)
             summary = run.finish()
-        return TaskMessage(ctx.query_id, ctx.run_id, ctx.epoch, summary, run.handed)
+        return TaskMessage(ctx.query_id, ctx.run_id, summary, run.handed)
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> dict[str, Any]:
         """Record in the ledger that the epoch, or the batch write (`epoch` None), is done; return

@@ -55,7 +55,7 @@ def test_within_the_budget(options: dict[str, Any], given: dict[str, Any]) -> No
 def test_a_data_source_sums_its_tasks_up() -> None:
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     summary = TaskSummary(rows_in=5, acked=3, dead=1, unknown=1, first_error="why")
-    messages = [TaskMessage("q", "r", 7, summary), TaskMessage("q", "r", 7, summary)]
+    messages = [TaskMessage("q", "r", summary), TaskMessage("q", "r", summary)]
     writer = RowStreamWriter(options, None)  # type: ignore[arg-type]
     with pytest.raises(DeliveryError, match="4 of 10 rows of epoch 7"):
         writer.commit(messages, 7)
@@ -66,7 +66,7 @@ def test_a_data_source_sums_its_tasks_up() -> None:
 def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any) -> None:
     """Spark passes None for a task that never called `write`, as under a continuous trigger."""
     writer = kind(SinkOptions.parse(nameServer="n:1", topic="t"), None)
-    empty = TaskMessage("q", "r", 7, TaskSummary())
+    empty = TaskMessage("q", "r", TaskSummary())
     writer.commit([empty, empty], *epoch)
     writer.commit([], *epoch)
     for messages in ([None], [empty, None]):
@@ -80,7 +80,7 @@ def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(
     """A commit that fails ends the query, and its restart sends the epoch again."""
     (tmp_path / "_spool").write_text("no folder")
     options = SinkOptions.parse(nameServer="n:1", topic="t", ledger=str(tmp_path))
-    message = TaskMessage("q", "r", 7, TaskSummary(rows_in=5, acked=5))
+    message = TaskMessage("q", "r", TaskSummary(rows_in=5, acked=5))
     RowStreamWriter(options, None).commit([message], 7)  # type: ignore[arg-type]
     assert "that epoch 7 is done" in caplog.text
 

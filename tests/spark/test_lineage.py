@@ -165,7 +165,7 @@ def test_a_batch_by_format_is_told_of_by_two_processes(collector: Collector, is_
     assert [event["eventType"] for event in collector.events] == ["START"]
     writer = pickle.loads(pickle.dumps(planned))
     if is_well:
-        writer.commit([TaskMessage("q", "r", 0, TaskSummary(rows_in=3, acked=2, dead=1))])
+        writer.commit([TaskMessage("q", "r", TaskSummary(rows_in=3, acked=2, dead=1))])
     else:
         writer.abort([None])
     start, end = collector.events
@@ -188,7 +188,7 @@ def test_a_silent_collector_is_waited_for_by_the_first_process_only(
         planned_s = time.monotonic()
         monkeypatch.setattr(lineage, "emitters", [])  # the other process has its own
         writer = pickle.loads(pickle.dumps(planned))
-        writer.commit([TaskMessage("q", "r", 0, TaskSummary(rows_in=1, acked=1))])
+        writer.commit([TaskMessage("q", "r", TaskSummary(rows_in=1, acked=1))])
         ended_s = time.monotonic()
     finally:
         collector.answers.set()
