@@ -139,21 +139,11 @@ _BATCH_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """A range of offsets of one queue (`end` exclusive). Only messages count that were stored at or
-    after `from_ms`, and before `to_ms`; -1 means no limit."""
+    """A range of offsets of one queue; `end` is exclusive."""
 
     queue: MessageQueue
     begin: int
     end: int
-    from_ms: int = -1
-    to_ms: int = -1
-
-    def takes(self, message: StoredMessage) -> bool:
-        """Return whether the message was stored in the time range. Offsets do not suffice, because
-        brokers give inexact offsets for a time."""
-        return message.store_ms >= self.from_ms and (
-            self.to_ms < 0 or message.store_ms < self.to_ms
-        )
 
 
 @dataclass(eq=False)
@@ -187,7 +177,7 @@ class MessageReader(DataSourceReader):
             size, next_offset = 0, partition.begin
             for message in admin.read_queue(partition.queue, partition.begin, partition.end):
                 next_offset = message.queue_offset + 1
-                if partition.takes(message):
+                if self._takes(message):
                     rows.append((partition.queue.broker_name, message))
                     size += memory_bytes(message)
                 if len(rows) >= _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -211,14 +201,21 @@ class MessageReader(DataSourceReader):
             begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
         if read.end_timestamp >= 0:
             # For a time after the newest message, brokers before 5.2 return that message's offset,
-            # not the next offset. So add 1; `takes` drops a message that is too new.
+            # not the next offset. So add 1; `_takes` drops a message that is too new.
             end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
-        queue_range = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
+        queue_range = QueueRange(queue, begin, end)
         if end > highest:
             self._lost(f"{queue} ends at offset {highest}; endingOffsets asks for {end}")
             end = highest
         self._check_there(queue_range, lowest)
         return replace(queue_range, begin=max(begin, lowest), end=end)
+
+    def _takes(self, message: StoredMessage) -> bool:
+        """Return whether the message was stored in the time range. Offsets do not suffice, because
+        brokers give inexact offsets for a time."""
+        to_ms = self.asked.end_timestamp
+        is_early = to_ms < 0 or message.store_ms < to_ms
+        return is_early and message.store_ms >= self.asked.start_timestamp
 
     def _check_named(self, queues: Sequence[MessageQueue]) -> None:
         there = {_name(queue) for queue in queues}

@@ -2376,8 +2376,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "end-time-inclusive",
         "rocket_sink/spark/reader.py",
-        "message.store_ms < self.to_ms",
-        "message.store_ms <= self.to_ms",
+        "message.store_ms < to_ms",
+        "message.store_ms <= to_ms",
         ("tests/spark/test_reader.py::test_offsets_and_times",),
         "two reads of adjoining times both give the message between them",
     ),
