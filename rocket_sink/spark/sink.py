@@ -59,19 +59,17 @@ class RocketSink:
         ConfigurationError: `spark.speculation` is on (see `allowSpeculation`).
     """
 
+    _task: ForeachTask | None = None
+
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         if options is not None and more:
             raise OptionError("give either a SinkOptions or options by name, not both")
-        self._options = on_driver(options or SinkOptions.parse(more))
-        if self._options.topic:
-            check_topic_option("topic", self._options.topic, self._options.namespace)
-        self._plan: ColumnPlan | None = None
-        self._token: LedgerToken | None = None
-        self._handed: RowsByAccumulator | None = None
-        self._task: ForeachTask | None = None
-        self._batches = BatchWriter(self._options)
-        check_session(self._options)
-        install_fold(self._options)
+        options = on_driver(options or SinkOptions.parse(more))
+        if options.topic:
+            check_topic_option("topic", options.topic, options.namespace)
+        self.__setstate__({"options": options, "plan": None, "token": None})
+        check_session(options)
+        install_fold(options)
 
     @property
     def options(self) -> SinkOptions:
@@ -185,11 +183,10 @@ class RocketSink:
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._options = state["options"]
-        self._plan = state["plan"]
-        self._token = state["token"]
-        self._handed = state.get("handed")
-        self._task = None
+        self._options: SinkOptions = state["options"]
+        self._plan: ColumnPlan | None = state["plan"]
+        self._token: LedgerToken | None = state["token"]
+        self._handed: RowsByAccumulator | None = state.get("handed")
         self._batches = BatchWriter(self._options)
 
     def __repr__(self) -> str:
