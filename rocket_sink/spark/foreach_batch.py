@@ -202,17 +202,11 @@ class BatchWriter:
                 )
             except BaseException:
                 self._withdraw(session, place, query)
-                if not self._options.app_id:
-                    self._forget_tasks(place, query)
+                self._end_notes(place, query, well=False)
                 raise
             counts = counts_of()
             over = over_budget(self._options, counts)
-            # A write over its budget has failed. Then keep its note for the next write of the
-            # `appId`.
-            if over is None and self._options.app_id:
-                end_write(place, self._options.app_id)
-            if over is None or not self._options.app_id:
-                self._forget_tasks(place, query)
+            self._end_notes(place, query, well=over is None)
             if transactions is not None:
                 transactions.finish(query, 0)
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
@@ -287,20 +281,23 @@ class BatchWriter:
         so that tasks look up its messages. It gets a new version, because Delta skips known ones.
         """
         options = self._options
-        if not options.app_id:
-            return run, 0, False
-        if not options.ledger:
-            return f"{options.app_id}/{run}", 0, False
-        place = resolve_path(options.ledger)
-        write, again = begin_write(place, options.app_id, run)
+        own = f"{options.app_id}/{run}" if options.app_id else run
+        if not (options.app_id and options.ledger):
+            return own, 0, False
+        write, again = begin_write(resolve_path(options.ledger), options.app_id, run)
         if not again or options.delivery != "effectively_once" or not is_classic(session):
-            return f"{options.app_id}/{run}", 0, again
+            return own, 0, again
         query = f"{options.app_id}/{write}"
-        last = last_txn_version(session, place, txn_app_id(query))
+        last = last_txn_version(session, resolve_path(options.ledger), txn_app_id(query))
         return query, 0 if last is None else last + 1, True
 
-    def _forget_tasks(self, place: LedgerPath, query: str) -> None:
-        if self._options.delivery == "effectively_once":
+    def _end_notes(self, place: LedgerPath, query: str, *, well: bool) -> None:
+        """Remove the notes of a write and its tasks. If a write with an `appId` has failed, or is
+        over its budget, keep them for the next write of the `appId`."""
+        options = self._options
+        if well and options.app_id:
+            end_write(place, options.app_id)
+        if options.delivery == "effectively_once" and (well or not options.app_id):
             forget_tasks(place, query)
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
