@@ -28,35 +28,23 @@ from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.text import clean_trace
 
 COMMANDS: Final = {
-    "demo": ("demo:demo", "Stream a year of flights into a local cluster, break a broker, count."),
-    "cluster": ("cluster:cluster", "Start, inspect and stop a local RocketMQ cluster."),
-    "check": ("check:check", "Check whether name servers, brokers and topic are ready."),
-    "routes": ("routes:routes", "Show the brokers and queues of a topic."),
-    "send": ("send:send", "Send messages from the command line or from standard input."),
-    "tail": ("tail:tail", "Print the messages of a topic, and wait for new ones."),
-    "stream": ("stream:stream", "Stream rows of any Spark source into a topic."),
-    "backfill": (
-        "backfill:backfill",
-        "Send the pending dead letters of a ledger again, or the rows of any table, once.",
-    ),
-    "dlq": (
-        "dlq:dlq",
-        "Look into the dead letters of consumer groups, export them, send them again.",
-    ),
-    "transactions": (
-        "transactions:transactions",
-        "List and settle open transactions of a ledger, and answer for them.",
-    ),
-    "report": ("report:report", "Show what a ledger says about sends, failures and brokers."),
-    "tune": ("tune:tune", "Suggest latency options by what a ledger has recorded."),
-    "ledger": ("ledger:ledger", "Fold, show and maintain a ledger."),
-    "options": ("options:options", "List every option of the sink, or write a configuration."),
-    "benchmark": (
-        "benchmark:benchmark",
-        "Measure sending to your cluster: rate, CPU, latency.",
-    ),
+    "demo": "Stream a year of flights into a local cluster, break a broker, count.",
+    "cluster": "Start, inspect and stop a local RocketMQ cluster.",
+    "check": "Check whether name servers, brokers and topic are ready.",
+    "routes": "Show the brokers and queues of a topic.",
+    "send": "Send messages from the command line or from standard input.",
+    "tail": "Print the messages of a topic, and wait for new ones.",
+    "stream": "Stream rows of any Spark source into a topic.",
+    "backfill": "Send the pending dead letters of a ledger again, or the rows of any table, once.",
+    "dlq": "Look into the dead letters of consumer groups, export them, send them again.",
+    "transactions": "List and settle open transactions of a ledger, and answer for them.",
+    "report": "Show what a ledger says about sends, failures and brokers.",
+    "tune": "Suggest latency options by what a ledger has recorded.",
+    "ledger": "Fold, show and maintain a ledger.",
+    "options": "List every option of the sink, or write a configuration.",
+    "benchmark": "Measure sending to your cluster: rate, CPU, latency.",
 }
-"""{command: (its module:attribute in rocket_sink.commands, its line in --help)}"""
+"""{command: its line in --help}. The module and its click command have the command's name."""
 
 
 @click.group(

@@ -89,7 +89,7 @@ def test_examples_use_only_options_that_exist(path: tuple[str, ...]) -> None:
 def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
     command = find((name,))
     assert command.help is not None
-    assert command.help.strip().splitlines()[0] == cli.COMMANDS[name][1]
+    assert command.help.strip().splitlines()[0] == cli.COMMANDS[name]
 
 
 @pytest.mark.parametrize(

@@ -90,29 +90,28 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group that has its commands' names and one-line helps, and imports a command on use."""
+    """A group that imports a command on use; `lazy` is {command: its line in --help}."""
 
-    def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]], **more: Any) -> None:
+    def __init__(self, *arguments: Any, lazy: Mapping[str, str], **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.lazy = lazy
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the names in the order of `lazy`."""
-        return [*self.lazy, *super().list_commands(context)]
+        return list(self.lazy)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Import and return the command; None if the name is unknown."""
         if name not in self.lazy:
-            return super().get_command(context, name)
-        module, _, attribute = self.lazy[name][0].partition(":")
-        command = getattr(importlib.import_module(f"rocket_sink.commands.{module}"), attribute)
+            return None
+        command = getattr(importlib.import_module(f"rocket_sink.commands.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.lazy.items()])
+            formatter.write_dl(list(self.lazy.items()))
 
 
 def debug_wanted(arguments: Sequence[str]) -> bool:
