@@ -16,9 +16,9 @@ from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
     checked_options,
+    completed,
     given_options,
     sink_options,
-    with_name_server,
 )
 from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
 from rocket_sink.errors import OptionError
@@ -188,12 +188,11 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
             "backfill notes there what it has sent",
             option="ledger",
         )
-    values["ledger"] = absolute(str(values["ledger"]))
     # Dead letters have their topics: a topic in a configuration file must not change them.
     values.pop("topic", None)
     if to_topic:
         values["topic"] = to_topic
-    values = with_name_server(values)
+    values = completed(values)
     return SinkOptions.parse(values) if dry_run else checked_options(values)
 
 

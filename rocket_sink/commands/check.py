@@ -16,7 +16,7 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_json, show, table
-from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
@@ -258,7 +258,7 @@ def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Findin
     from rocket_sink.ledger.sql import timestamp
 
     try:
-        ledger = open_quick(absolute(options.ledger))
+        ledger = open_quick(options.ledger)
     except RocketSinkError:
         return  # Another finding reports this error.
     if ledger is None:
@@ -385,7 +385,7 @@ def _ledger(path: str) -> Finding:
     from rocket_sink.ledger.path import resolve_path
 
     def ask() -> str:
-        ledger, place = Ledger(absolute(path)), resolve_path(absolute(path))
+        ledger, place = Ledger(path), resolve_path(path)
         if place.is_local:
             there = Path(place.root)
             while not os.access(there, os.F_OK):

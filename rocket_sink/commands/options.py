@@ -1,8 +1,4 @@
-"""`rocket-sink options`: the option table in a terminal, as JSON and Markdown; configuration files.
-
-A configuration file has `name = value` lines and `#` comments. `[section]` heads are allowed,
-but have no meaning. Names may have any spelling of `rocket_sink.options`.
-"""
+"""`rocket-sink options`: the option table in a terminal, as JSON and Markdown; configurations."""
 
 from __future__ import annotations
 

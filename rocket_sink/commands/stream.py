@@ -13,9 +13,9 @@ from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
     checked_options,
+    completed,
     given_options,
     sink_options,
-    with_name_server,
 )
 from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
 
@@ -117,9 +117,7 @@ def stream(
     source = Source(form, path, schema, source_option, where, select)
     # Fold often for a terminal: its user wants to see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
-    sink = with_name_server({**live, **given_options()})
-    if sink.get("ledger"):
-        sink["ledger"] = absolute(str(sink["ledger"]))
+    sink = completed({**live, **given_options()})
     check_name_server(checked_options(sink))  # Fail before Spark starts.
     with spark_session("stream", **spark) as session:
         if not checkpoint:

@@ -22,7 +22,6 @@ from rocket_sink.commands.common.output import (
     show,
 )
 from rocket_sink.commands.common.sink_input import (
-    absolute,
     check_name_server,
     check_topic_name,
     resolved_options,
@@ -271,7 +270,6 @@ def _opened(
     options = resolved_options()
     if not options.ledger:
         raise OptionError("which ledger? give --ledger PATH", option="ledger")
-    options = options.with_(ledger=absolute(options.ledger))
     check_exists(options.ledger)
     if asks:
         check_name_server(options)  # Fail before Spark starts.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.commands.common.conf_file import read_conf
+from rocket_sink.commands.common.sink_input import read_conf
 from rocket_sink.commands.options import (
     conf_text,
     default_text,

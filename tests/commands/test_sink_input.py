@@ -64,15 +64,15 @@ def test_a_secret_that_everybody_sees_in_ps_is_warned_of(
 
 def test_the_environment_stands_in_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
-    assert sink_input.with_name_server({}) == {"nameServer": "env:1"}
-    assert sink_input.with_name_server({"nameServer": "mine:1"}) == {"nameServer": "mine:1"}
+    assert sink_input.completed({}) == {"nameServer": "env:1"}
+    assert sink_input.completed({"nameServer": "mine:1"}) == {"nameServer": "mine:1"}
 
 
 def test_the_local_cluster_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_input, "_local_name_server", lambda: "local:1")
-    assert sink_input.with_name_server({}) == {"nameServer": "local:1"}
+    assert sink_input.completed({}) == {"nameServer": "local:1"}
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
-    assert sink_input.with_name_server({}) == {"nameServer": "env:1"}
+    assert sink_input.completed({}) == {"nameServer": "env:1"}
 
 
 def test_a_missing_name_server_is_explained() -> None:

@@ -18,7 +18,7 @@ import click
 import yaml
 
 from rocket_sink.cli import cli
-from rocket_sink.commands.common.conf_file import read_conf
+from rocket_sink.commands.common.sink_input import read_conf
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions, find_option
 from tests.docs.blocks import ROOT, Block

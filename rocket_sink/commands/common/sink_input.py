@@ -1,11 +1,13 @@
 """Sink options on a command line: `-O name=value`, flags for the common ones, `--conf FILE`.
 
 Priority: flag, `-O`, file, environment (`NAMESRV_ADDR`, as in the Java client), the local cluster
-of `rocket-sink cluster up`.
+of `rocket-sink cluster up`. A configuration file has `name = value` lines and `#` comments.
+`[section]` heads are allowed, but have no meaning.
 """
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +17,6 @@ from typing import Any, Final
 import click
 
 from rocket_sink.commands.common.base import Decorated, together
-from rocket_sink.commands.common.conf_file import read_conf
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
@@ -28,6 +29,8 @@ _SHORT: Final = {
     "ledger": "-l",
     "maxMessagesPerSecond": "--rate",
 }
+_TOP: Final = "\0top"
+"""The section of the lines before the first heading; no file can have a section of this name."""
 _METAVARS: Final = {
     "nameServer": "HOST:PORT[;...]", "ledger": "PATH", "maxMessagesPerSecond": "N",
     "maxBytesPerSecond": "SIZE", "columns": "COLUMN=SOURCE[,...]",
@@ -78,6 +81,48 @@ def _keep_file(context: click.Context, _: click.Parameter, path: str | None) -> 
         _given(context, "file").update(read_conf(path))
 
 
+def read_conf(path: str | Path) -> dict[str, str]:
+    """Return {option name: text} of a configuration file; values are not parsed.
+
+    Raises:
+        OptionError: the file is unreadable or malformed, or has an unknown or repeated option.
+    """
+    parser = _parsed_conf(Path(path))
+    values: dict[str, str] = {}
+    for section in parser.sections():
+        for name, value in parser.items(section):
+            try:
+                option = find_option(name)
+            except OptionError as error:
+                where = path if section == _TOP else f"{path} [{section}]"
+                raise OptionError(f"{where}: {error}", option=name) from None
+            if option.name in values:
+                raise OptionError(f"{path}: option {option.name} is given twice", option=name)
+            values[option.name] = value
+    return values
+
+
+def _parsed_conf(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=("#",), default_section="\0none"
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
+        parser.read_string(f"[{_TOP}]\n{text}", source=str(path))
+    except OSError as error:
+        raise OptionError(
+            f"cannot read the configuration {path}: {error.strerror}; rocket-sink options --conf "
+            "--out FILE makes one"
+        ) from None
+    except (configparser.Error, UnicodeDecodeError) as error:
+        line = str(error).splitlines()[0]
+        raise OptionError(
+            f"{path} is not a configuration of 'name = value' lines: {line}"
+        ) from None
+    return parser
+
+
 _SHARED: Final = (
     click.option(
         "--conf", metavar="FILE", type=click.Path(dir_okay=False), expose_value=False,
@@ -112,7 +157,7 @@ def resolved_options() -> SinkOptions:
     Raises:
         OptionError: an option is wrong, or no name server is given or found.
     """
-    return checked_options(with_name_server(given_options()))
+    return checked_options(completed(given_options()))
 
 
 def checked_options(values: Mapping[str, Any]) -> SinkOptions:
@@ -156,12 +201,17 @@ def check_name_server(options: SinkOptions) -> None:
         admin.check_name_servers()
 
 
-def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values; if no name server is set, add that of the environment or local cluster."""
-    if values.get("nameServer"):
-        return dict(values)
-    address = os.environ.get("NAMESRV_ADDR") or _local_name_server()
-    return {**values, "nameServer": address} if address else dict(values)
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with the ledger's absolute path. If no name server is set, add that of the
+    environment or of the local cluster."""
+    values = dict(values)
+    if values.get("ledger"):
+        values["ledger"] = absolute(str(values["ledger"]))
+    if not values.get("nameServer") and (
+        address := os.environ.get("NAMESRV_ADDR") or _local_name_server()
+    ):
+        values["nameServer"] = address
+    return values
 
 
 def _local_name_server() -> str | None:
