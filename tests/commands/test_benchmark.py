@@ -6,6 +6,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,8 +14,7 @@ import pytest
 
 from rocket_sink.cli import main
 from rocket_sink.commands import benchmark as command
-from rocket_sink.commands import benchmark_run
-from rocket_sink.commands.benchmark_run import Calls, Figures, ProducerBench, median
+from rocket_sink.commands.benchmark import Calls, Figures, median
 from rocket_sink.testing import Answer, FakeCluster
 
 Capture = pytest.CaptureFixture[str]
@@ -49,9 +49,8 @@ def write_baseline(path: Path, *cases: Figures, **settings: Any) -> Path:
         "batch": 25,
         "ordering": "none",
     }
-    results = command.Results({}, baseline_settings | settings)
-    results.runs = {case.case: [case] for case in cases}
-    path.write_text(json.dumps(results.as_dict()))
+    results = {"settings": baseline_settings | settings, "cases": [asdict(case) for case in cases]}
+    path.write_text(json.dumps(results))
     return path
 
 
@@ -91,14 +90,14 @@ def test_failed_messages_are_counted_by_cause_and_exit_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Count the failed messages of a batch call: a refused request is sent again in halves."""
-    counted = benchmark_run._counted
+    counted = command._counted
 
     def refuse(*arguments: Any) -> Any:
         for broker in cluster.brokers:
             broker.on_send(Answer(13, "illegal"), times=7)
         return counted(*arguments)
 
-    monkeypatch.setattr(benchmark_run, "_counted", refuse)
+    monkeypatch.setattr(command, "_counted", refuse)
     code = main([*arguments, "--mode", mode, "--batch", "5", "--json"])
     (one,) = json.loads(capsys.readouterr().out)["cases"]
     assert code == 1
@@ -143,11 +142,6 @@ def run_lane(lane: str, code: int, arguments: list[str], capfd: Any) -> dict[str
     return case
 
 
-def test_the_choices_are_what_can_be_measured() -> None:
-    assert tuple(benchmark_run.MODES) == command.MODES
-    assert tuple(benchmark_run._STREAM_LANES) == command.LANES
-
-
 def test_where_nothing_is_stored_the_error_is_raised(
     cluster: FakeCluster, arguments: list[str], capsys: Capture
 ) -> None:
@@ -176,7 +170,7 @@ def test_a_signal_keeps_what_is_measured(
     def stop(*_: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setitem(benchmark_run.MODES, "async", stop)
+    monkeypatch.setitem(command.MODES, "async", stop)
     out = tmp_path / "out.json"
     assert main([*arguments, "--out", str(out)]) == 143
     assert [case["case"] for case in json.loads(out.read_text())["cases"]] == ["sync"]
@@ -192,7 +186,7 @@ class TestBaseline:
     @pytest.fixture(autouse=True)
     def measured(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(
-            ProducerBench, "run", lambda self, case, advance: TestBaseline.NOW[case]
+            command, "measure_producer", lambda _, work, case, advance: TestBaseline.NOW[case]
         )
         self.path = tmp_path / "before.json"
 
@@ -290,7 +284,7 @@ def test_an_unwritable_out_is_an_early_error(
 def test_percentiles_are_latencies_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
     assert calls.percentiles_ms() == [None] * 4
-    monkeypatch.setattr(benchmark_run.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(command.time, "perf_counter", lambda: 0.0)
     for number in range(100, 0, -1):
         calls.stored(-number / 1000)
     assert calls.percentiles_ms() == pytest.approx([50.0, 95.0, 99.0, 100.0])
