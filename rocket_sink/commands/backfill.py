@@ -21,6 +21,7 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
 )
 from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
+from rocket_sink.commands.common.stream_run import Source
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 
@@ -168,7 +169,6 @@ def _table(
     spark: SparkSession, options: SinkOptions, path: str | None, name: str | None, form: str,
     schema: str | None, source_option: dict[str, str],
 ) -> Table:  # fmt: skip
-    from rocket_sink.commands.common.stream_run import Source
     from rocket_sink.spark.backfill.sources import Table
 
     if name:

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,14 +18,18 @@ from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
+from rocket_sink.java import find_java
+from rocket_sink.ledger.append.links import check_links
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.sql import timestamp
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin, proxy_error
 from rocket_sink.text import counted
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.wire.route import BrokerData, TopicRoute
+from rocket_sink.wire.route import BrokerData, TopicRoute, broker_addresses
 
 _WRITE = 2
 _MASTER = 0
@@ -111,7 +115,6 @@ def look(options: SinkOptions) -> Iterator[Finding]:
 
 
 def _proxy(options: SinkOptions) -> str | None:
-    from rocket_sink.producer.admin.admin import Admin
 
     with contextlib.suppress(RocketSinkError), Admin(options) as admin:
         return admin.proxy()
@@ -119,7 +122,6 @@ def _proxy(options: SinkOptions) -> str | None:
 
 
 def _proxy_finding(options: SinkOptions, proxy: str) -> Finding:
-    from rocket_sink.producer.admin.admin import proxy_error
 
     if options.delivery != "at_least_once":
         return Finding(f"proxy {proxy}", "fail", str(proxy_error(options.delivery, proxy)))
@@ -139,7 +141,6 @@ def _environment() -> Iterator[Finding]:
 
 
 def _java() -> str:
-    from rocket_sink.java import find_java
 
     java = find_java()
     return f"Java {java.version} from {java.source}"
@@ -161,8 +162,6 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
 
 def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     """Compare the brokers that each name server knows; return whether any name server answers."""
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.wire.route import broker_addresses
 
     brokers_by_server: dict[str, set[tuple[str, str]]] = {}
     errors = {}
@@ -204,7 +203,6 @@ def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple
 
 def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
     """Yield the findings about the topic. A proxy answers for name servers and hides brokers."""
-    from rocket_sink.producer.admin.admin import Admin
 
     topic = options.topic
     try:
@@ -254,8 +252,6 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
     """Report brokers that the topic's route lacks, although the ledger has recent sends to them."""
-    from rocket_sink.ledger.query.duckdb_reader import open_quick
-    from rocket_sink.ledger.sql import timestamp
 
     try:
         ledger = open_quick(options.ledger)
@@ -380,9 +376,6 @@ def _disk_used(admin: Admin, name: str, address: str) -> float:
 
 
 def _ledger(path: str) -> Finding:
-    from rocket_sink.ledger.append.links import check_links
-    from rocket_sink.ledger.driver.ledger import Ledger
-    from rocket_sink.ledger.path import resolve_path
 
     def ask() -> str:
         ledger, place = Ledger(path), resolve_path(path)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from rocket_sink import cluster as clusters
 from rocket_sink.commands.common.base import Group, json_option
 from rocket_sink.commands.common.output import Steps, line, note, print_json, show, table
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.text import counted
-
-if TYPE_CHECKING:
-    from rocket_sink.cluster import ClusterState
 
 _home = click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path),
@@ -57,7 +56,6 @@ def up(
     as_json: bool,
 ) -> None:
     """Start the cluster and wait until it stores messages; do nothing if it runs already."""
-    from rocket_sink import cluster as clusters
 
     state = clusters.up(
         home, brokers, queues=queues, tls=tls, version=version or clusters.DEFAULT_VERSION,
@@ -72,8 +70,6 @@ def up(
 @click.option("--queues", type=click.IntRange(1), default=4, help="Queues per broker.")
 def topic(name: str, home: Path | None, queues: int) -> None:
     """Create a topic on all brokers of the cluster, or change its number of queues."""
-    from rocket_sink import cluster as clusters
-    from rocket_sink.producer.admin.admin import Admin
 
     check_topic(name)
     state = clusters.status(home)
@@ -93,7 +89,6 @@ def topic(name: str, home: Path | None, queues: int) -> None:
 @json_option
 def status(home: Path | None, as_json: bool) -> int:
     """Show the cluster; exit code 1 unless all of it runs."""
-    from rocket_sink import cluster as clusters
 
     state = clusters.status(home)
     if state is None:
@@ -115,7 +110,6 @@ def status(home: Path | None, as_json: bool) -> int:
 @json_option
 def down(home: Path | None, as_json: bool) -> None:
     """Stop what `up` started, and only that; its data stays."""
-    from rocket_sink import cluster as clusters
 
     if not as_json and clusters.status(home):
         note("stopping (brokers take some seconds for a clean shutdown)")
@@ -126,8 +120,7 @@ def down(home: Path | None, as_json: bool) -> None:
         note("stopped" if was_running else f"no cluster runs in {home or clusters.default_home()}")
 
 
-def _print(state: ClusterState, *, as_json: bool) -> None:
-    from rocket_sink.cluster.detached import default_home
+def _print(state: clusters.ClusterState, *, as_json: bool) -> None:
 
     facts: dict[str, Any] = state.to_dict()
     if as_json:
@@ -141,7 +134,8 @@ def _print(state: ClusterState, *, as_json: bool) -> None:
     names = ("process", "address", "pid", "state")
     show(table("", names, rows, numbers="pid"), f"name server: {state.name_server}")
     if state.running:
-        folder = "" if state.home == default_home() else f" --home {shlex.quote(str(state.home))}"
+        is_default = state.home == clusters.default_home()
+        folder = "" if is_default else f" --home {shlex.quote(str(state.home))}"
         note("let commands find it, create a topic on all its brokers, stop it:")
         note(f"  export NAMESRV_ADDR={state.name_server}")
         note(f"  rocket-sink cluster topic NAME{folder}")

@@ -7,7 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
@@ -21,10 +21,12 @@ from rocket_sink.commands.common.output import (
     table,
 )
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.producer.admin import dlq as dead_letters
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
+from rocket_sink.producer.producer import Producer
+from rocket_sink.task.dlq_export import row, to_file, to_ledger
 from rocket_sink.text import counted
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
 
 _FAILED = ("message id", "topic", "code", "error")
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
@@ -51,7 +53,6 @@ def _selecting(function: Decorated) -> Decorated:
         until: dt.datetime | None, key: str | None, message_id: str | None, limit: int | None,
         **more: Any,
     ) -> Any:  # fmt: skip
-        from rocket_sink.producer.admin.dlq import DlqQuery
 
         chosen = (topic, _ms(since), _ms(until), key, message_id, limit)
         if group is None and set(chosen) != {None}:
@@ -87,9 +88,6 @@ def dlq() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message (or group).")
 def list_letters(query: DlqQuery | None, as_json: bool) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
-    from rocket_sink.producer.admin import dlq as dead_letters
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.task.dlq_export import row
 
     with Admin(resolved_options()) as admin:
         if query is None:
@@ -128,9 +126,6 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
         raise click.UsageError("where to? give --ledger PATH or --out FILE")
     if out:
         check_writable(Path(out))
-    from rocket_sink.producer.admin import dlq as dead_letters
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.task.dlq_export import to_file, to_ledger
 
     with Admin(resolved_options()) as admin:
         letters = dead_letters.read(admin, query)
@@ -167,9 +162,6 @@ def resend(
     groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """
-    from rocket_sink.producer.admin import dlq as dead_letters
-    from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.producer.producer import Producer
 
     options = resolved_options()
     with Admin(options) as admin:

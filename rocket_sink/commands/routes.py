@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
-
-if TYPE_CHECKING:
-    from rocket_sink.wire.route import TopicRoute
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.wire.route import TopicRoute
 
 _PERMISSIONS = ((4, "read"), (2, "write"))  # as in PermName
 
@@ -25,7 +24,6 @@ _PERMISSIONS = ((4, "read"), (2, "write"))  # as in PermName
 @json_option
 def routes(as_json: bool) -> None:
     """Show the brokers and queues of a topic."""
-    from rocket_sink.producer.admin.admin import Admin
 
     options = resolved_options()
     if not options.topic:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,9 +23,8 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.message import Message, SendResult
-
-if TYPE_CHECKING:
-    from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
 
 _FIELDS = {
     "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
@@ -146,7 +145,6 @@ def _fields(text: bytes) -> dict[str, Any]:
 def _send_all(
     options: SinkOptions, messages: Iterator[dict[str, Any]], as_json: bool
 ) -> tuple[int, int]:
-    from rocket_sink.producer.producer import Producer
 
     sent = failed = 0
     with Producer(options) as producer:

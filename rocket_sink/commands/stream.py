@@ -18,6 +18,7 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
 )
 from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
+from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
 _LIVE_FOLD_MS: Final = 2000
 LANES: Final = ("foreach", "datasource", "foreachBatch")
@@ -105,7 +106,6 @@ def stream(
     A terminal shows rows per second and, after each fold of the ledger, brokers, isolations and
     dead letters. SIGTERM and Ctrl-C end the query after the micro-batch that is running.
     """
-    from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
     if batch and (checkpoint or trigger):
         raise click.UsageError("--checkpoint and --trigger belong to streams, not to --batch")

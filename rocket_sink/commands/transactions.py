@@ -29,12 +29,13 @@ from rocket_sink.commands.common.sink_input import (
 )
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.options import SinkOptions
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rocket_sink.options import SinkOptions
     from rocket_sink.spark.transactions import EndReport, TransactionCommitter
 
 _SHOWN: Final = ("at", "query_id", "epoch", "halves", "committed", "refused", "open", "topics")
@@ -159,7 +160,6 @@ def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark
         note(_text(Settled.of(report)))
 
     with _opened("serve", **spark) as (session, options):
-        from rocket_sink.ledger.driver.ledger import Ledger
         from rocket_sink.spark.transactions import TransactionChecker
 
         checker = TransactionChecker(

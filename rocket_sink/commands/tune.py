@@ -18,6 +18,8 @@ from rocket_sink.commands.common.ledger_input import (
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.sql import Scope
+from rocket_sink.ledger.tune import suggest
+from rocket_sink.ledger.views import reader
 
 
 @click.command(
@@ -49,7 +51,6 @@ def tune(
     have gone to another broker, and latencies. It cannot know how slow a broker would have been for
     requests that were kept away from it.
     """
-    from rocket_sink.ledger.tune import suggest
 
     scope = Scope(query, since, until)
     quick = quick_ledger(path, *spark.values())
@@ -58,8 +59,6 @@ def tune(
         if quick:
             suggestions = run(quick.query, quick.path)
         else:
-            from rocket_sink.ledger.views import reader
-
             with opened("tune", path, **spark) as (session, ledger):
                 suggestions = run(reader(ledger.rows(session)), ledger.path)
     if as_json:

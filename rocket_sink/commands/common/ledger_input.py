@@ -16,14 +16,14 @@ from rocket_sink.commands.common.output import note, step
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.driver.fold import FoldSummary
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, resolve_path
+from rocket_sink.ledger.query.duckdb_reader import QuickLedger, open_quick
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from rocket_sink.ledger.driver.fold import FoldSummary
-    from rocket_sink.ledger.driver.ledger import Ledger
-    from rocket_sink.ledger.query.duckdb_reader import QuickLedger
 
 
 def ledger_named_both_ways(function: Decorated) -> Decorated:
@@ -68,7 +68,6 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     Raises:
         LedgerError: the path has no ledger.
     """
-    from rocket_sink.ledger.query.duckdb_reader import open_quick
 
     path = absolute(path)
     check_exists(path)
@@ -92,7 +91,6 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     Raises:
         LedgerError: the path has no ledger.
     """
-    from rocket_sink.ledger.driver.ledger import Ledger
 
     path = absolute(path)
     check_exists(path)
@@ -132,7 +130,6 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
     Raises:
         LedgerError: the path has neither a table nor a spool, or this user may not read them.
     """
-    from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, resolve_path
 
     if spark is None and is_remote(path):
         return

@@ -16,12 +16,14 @@ from typing import Any, Final
 
 import click
 
+from rocket_sink.cluster.detached import running_name_server
 from rocket_sink.commands.common.base import Decorated, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
 from rocket_sink.options import SinkOptions, check_topic_option, find_option
+from rocket_sink.producer.admin.admin import Admin
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -195,7 +197,6 @@ def check_name_server(options: SinkOptions) -> None:
         NameServerUnavailableError: no name server answers.
         TlsRefusedError: no name server answers, because TLS fails with each.
     """
-    from rocket_sink.producer.admin.admin import Admin
 
     with Admin(options) as admin:
         admin.check_name_servers()
@@ -215,7 +216,6 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local_name_server() -> str | None:
-    from rocket_sink.cluster.detached import running_name_server
 
     try:
         address = running_name_server()

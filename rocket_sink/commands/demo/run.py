@@ -9,6 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from rocket_sink import cluster as clusters
+from rocket_sink.cluster.local import LocalCluster
+from rocket_sink.cluster.node import Broker
 from rocket_sink.commands.common.base import one_line
 from rocket_sink.commands.common.output import (
     Bar,
@@ -31,13 +36,11 @@ from rocket_sink.commands.demo.flights import (
 from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, lost_rows
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.producer.admin.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from rocket_sink.cluster.local import LocalCluster
-    from rocket_sink.cluster.node import Broker
 
 
 _DOWN_S: Final = 2.0
@@ -182,7 +185,6 @@ def _headline(settings: Settings) -> str:
 
 @contextlib.contextmanager
 def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
-    from rocket_sink.cluster.local import LocalCluster
 
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
     # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
@@ -258,10 +260,6 @@ def _rows_done(query: StreamingQuery) -> int:
 
 
 def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjector) -> Verdict:
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
-
-    from rocket_sink.producer.admin.admin import Admin
-
     retrying = Retrying(
         retry=retry_if_exception_type(RocketSinkError), stop=stop_after_attempt(_READ_TRIES),
         # Restart dead brokers: a user may have killed one by hand.
@@ -286,10 +284,9 @@ def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjecto
 
 
 def _leave_running(settings: Settings) -> None:
-    from rocket_sink.cluster import up
 
     note("--keep: starting the brokers again on the same data, to outlive the demo")
-    state = up(settings.cluster, settings.brokers)
+    state = clusters.up(settings.cluster, settings.brokers)
     note_lines(
         f"name server {state.name_server}; look around with\n"
         f"  {program()} tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"

@@ -23,12 +23,12 @@ from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.report import Report
 from rocket_sink.ledger.report.tables import console_table, tables
 from rocket_sink.ledger.views import OUTCOMES
+from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import RenderableType
 
-    from rocket_sink.wire.stored import StoredMessage
 
 _COMPARED: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
 """Columns of the input that are compared with each stored message."""
