@@ -111,7 +111,7 @@ def look(options: SinkOptions) -> Iterator[Finding]:
     elif not proxy:
         yield Finding("topic", "note", "none given (--topic): brokers are not looked at")
     if options.ledger:
-        yield _ledger(options.ledger)
+        yield _tried("ledger", _ledger, options.ledger)
 
 
 def _proxy(options: SinkOptions) -> str | None:
@@ -153,16 +153,16 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _tried(what: str, check: Callable[[], str]) -> Finding:
+def _tried(what: str, check: Callable[..., str], *arguments: Any) -> Finding:
+    """Return the text that `check` returns; if it raises, a failure with the error's text."""
     try:
-        return Finding(what, "ok", check())
+        return Finding(what, "ok", check(*arguments))
     except RocketSinkError as error:
         return Finding(what, "fail", str(error))
 
 
 def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     """Compare the brokers that each name server knows; return whether any name server answers."""
-
     brokers_by_server: dict[str, set[tuple[str, str]]] = {}
     errors = {}
     for server in options.name_servers:
@@ -203,7 +203,6 @@ def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple
 
 def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
     """Yield the findings about the topic. A proxy answers for name servers and hides brokers."""
-
     topic = options.topic
     try:
         check_topic(with_namespace(options.namespace, topic))
@@ -222,7 +221,7 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
                 yield from _missing_brokers(options, route)
             yield from _type(admin, options)
             for broker in route.brokers:
-                yield _tried(f"broker {broker.name}", _asked(admin, options, route, broker))
+                yield _tried(f"broker {broker.name}", _broker, admin, options, route, broker)
     except RocketSinkError as error:
         yield Finding(f"topic {topic}", "fail", str(error))
 
@@ -252,7 +251,6 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
     """Report brokers that the topic's route lacks, although the ledger has recent sends to them."""
-
     try:
         ledger = open_quick(options.ledger)
     except RocketSinkError:
@@ -338,34 +336,27 @@ def _sent_type(options: SinkOptions) -> str | None:
     return "FIFO" if options.ordering != "none" else None
 
 
-def _asked(
-    admin: Admin, options: SinkOptions, route: TopicRoute, broker: BrokerData
-) -> Callable[[], str]:
+def _broker(admin: Admin, options: SinkOptions, route: TopicRoute, broker: BrokerData) -> str:
     topic = with_namespace(options.namespace, options.topic)
-
-    def ask() -> str:
-        address = broker.addresses.get(_MASTER)
-        if address is None:
-            raise RocketSinkError("has no master now")
-        has_queue = any(q.broker_name == broker.name and q.read for q in route.queues)
-        if not has_queue:
-            return f"{address}, not asked: no readable queue"
-        try:
-            stored = admin.max_offset(MessageQueue(topic, broker.name, 0))
-            if options.delivery == "effectively_once":
-                admin.query_by_unique_key(options.topic, "-", max_messages=1)
-        except PermissionDeniedError as error:
-            if options.delivery == "effectively_once":
-                raise
-            return f"{address} answers; this user may send at most, not read or look up: {error}"
-        if (used := _disk_used(admin, broker.name, address)) > _DISK_FULL:
-            raise RocketSinkError(
-                f"{address} refuses all messages: the disk of its commit log is {used:.0%} full, "
-                f"and brokers stop at {_DISK_FULL:.0%} at the latest; free space there"
-            )
-        return f"{address} answers (queue 0 is at offset {stored:,})"
-
-    return ask
+    address = broker.addresses.get(_MASTER)
+    if address is None:
+        raise RocketSinkError("has no master now")
+    if not any(queue.broker_name == broker.name and queue.read for queue in route.queues):
+        return f"{address}, not asked: no readable queue"
+    try:
+        stored = admin.max_offset(MessageQueue(topic, broker.name, 0))
+        if options.delivery == "effectively_once":
+            admin.query_by_unique_key(options.topic, "-", max_messages=1)
+    except PermissionDeniedError as error:
+        if options.delivery == "effectively_once":
+            raise
+        return f"{address} answers; this user may send at most, not read or look up: {error}"
+    if (used := _disk_used(admin, broker.name, address)) > _DISK_FULL:
+        raise RocketSinkError(
+            f"{address} refuses all messages: the disk of its commit log is {used:.0%} full, "
+            f"and brokers stop at {_DISK_FULL:.0%} at the latest; free space there"
+        )
+    return f"{address} answers (queue 0 is at offset {stored:,})"
 
 
 def _disk_used(admin: Admin, name: str, address: str) -> float:
@@ -375,19 +366,15 @@ def _disk_used(admin: Admin, name: str, address: str) -> float:
     return 0.0
 
 
-def _ledger(path: str) -> Finding:
-
-    def ask() -> str:
-        ledger, place = Ledger(path), resolve_path(path)
-        if place.is_local:
-            there = Path(place.root)
-            while not os.access(there, os.F_OK):
-                there = there.parent
-            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-                raise RocketSinkError(
-                    f"{ledger.path}: {there} is no folder that may be written to; name another"
-                )
-            check_links(place.root)
-        return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"
-
-    return _tried("ledger", ask)
+def _ledger(path: str) -> str:
+    ledger, place = Ledger(path), resolve_path(path)
+    if place.is_local:
+        there = Path(place.root)
+        while not os.access(there, os.F_OK):
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise RocketSinkError(
+                f"{ledger.path}: {there} is no folder that may be written to; name another"
+            )
+        check_links(place.root)
+    return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"

@@ -56,7 +56,6 @@ def up(
     as_json: bool,
 ) -> None:
     """Start the cluster and wait until it stores messages; do nothing if it runs already."""
-
     state = clusters.up(
         home, brokers, queues=queues, tls=tls, version=version or clusters.DEFAULT_VERSION,
         progress=Steps(),
@@ -70,7 +69,6 @@ def up(
 @click.option("--queues", type=click.IntRange(1), default=4, help="Queues per broker.")
 def topic(name: str, home: Path | None, queues: int) -> None:
     """Create a topic on all brokers of the cluster, or change its number of queues."""
-
     check_topic(name)
     state = clusters.status(home)
     if state is None or not state.running:
@@ -89,7 +87,6 @@ def topic(name: str, home: Path | None, queues: int) -> None:
 @json_option
 def status(home: Path | None, as_json: bool) -> int:
     """Show the cluster; exit code 1 unless all of it runs."""
-
     state = clusters.status(home)
     if state is None:
         if as_json:
@@ -110,7 +107,6 @@ def status(home: Path | None, as_json: bool) -> int:
 @json_option
 def down(home: Path | None, as_json: bool) -> None:
     """Stop what `up` started, and only that; its data stays."""
-
     if not as_json and clusters.status(home):
         note("stopping (brokers take some seconds for a clean shutdown)")
     was_running = clusters.down(home, progress=Steps())

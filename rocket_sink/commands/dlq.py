@@ -88,7 +88,6 @@ def dlq() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message (or group).")
 def list_letters(query: DlqQuery | None, as_json: bool) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
-
     with Admin(resolved_options()) as admin:
         if query is None:
             _print_groups(dead_letters.groups(admin), as_json=as_json)
@@ -162,7 +161,6 @@ def resend(
     groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """
-
     options = resolved_options()
     with Admin(options) as admin:
         letters = dead_letters.read(admin, query)

@@ -243,7 +243,6 @@ def show_view(
 
     --where is a condition in Spark's SQL; with it Spark reads the ledger.
     """
-
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     if quick := quick_ledger(path, where, fold, *spark.values()):
         select = f"SELECT * FROM {named} ORDER BY at DESC LIMIT {limit}"  # noqa: S608 (names of ours)

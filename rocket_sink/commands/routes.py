@@ -24,7 +24,6 @@ _PERMISSIONS = ((4, "read"), (2, "write"))  # as in PermName
 @json_option
 def routes(as_json: bool) -> None:
     """Show the brokers and queues of a topic."""
-
     options = resolved_options()
     if not options.topic:
         raise click.UsageError("which topic? give --topic NAME")

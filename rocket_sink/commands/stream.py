@@ -106,7 +106,6 @@ def stream(
     A terminal shows rows per second and, after each fold of the ledger, brokers, isolations and
     dead letters. SIGTERM and Ctrl-C end the query after the micro-batch that is running.
     """
-
     if batch and (checkpoint or trigger):
         raise click.UsageError("--checkpoint and --trigger belong to streams, not to --batch")
     if not batch and not checkpoint:

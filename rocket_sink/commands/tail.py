@@ -61,7 +61,6 @@ def tail(
 
     Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
     """
-
     options = resolved_options()
     if not options.topic:
         raise click.UsageError("which topic? give --topic NAME")

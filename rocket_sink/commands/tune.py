@@ -51,7 +51,6 @@ def tune(
     have gone to another broker, and latencies. It cannot know how slow a broker would have been for
     requests that were kept away from it.
     """
-
     scope = Scope(query, since, until)
     quick = quick_ledger(path, *spark.values())
     with Bar("replaying", len(suggest.profiles())) as bar:

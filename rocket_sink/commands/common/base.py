@@ -23,7 +23,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """Join the options of a command in one decorator, in the order of its help."""
-
     return lambda function: functools.reduce(
         lambda command, option: option(command), reversed(options), function
     )

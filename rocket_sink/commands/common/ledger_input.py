@@ -68,7 +68,6 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     Raises:
         LedgerError: the path has no ledger.
     """
-
     path = absolute(path)
     check_exists(path)
     # Under spark-submit the JVM runs already.
@@ -91,7 +90,6 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     Raises:
         LedgerError: the path has no ledger.
     """
-
     path = absolute(path)
     check_exists(path)
     with spark_session(name, small=True, **spark) as session:
@@ -130,7 +128,6 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
     Raises:
         LedgerError: the path has neither a table nor a spool, or this user may not read them.
     """
-
     if spark is None and is_remote(path):
         return
     place = resolve_path(path)

@@ -197,7 +197,6 @@ def check_name_server(options: SinkOptions) -> None:
         NameServerUnavailableError: no name server answers.
         TlsRefusedError: no name server answers, because TLS fails with each.
     """
-
     with Admin(options) as admin:
         admin.check_name_servers()
 

@@ -355,7 +355,6 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
     """Return the figures of the ledger's new rows; None without a ledger that can be followed."""
-
     if not sink_options.get("ledger"):
         return None
     try:
