@@ -32,7 +32,8 @@ FAULT_AT: Final = 0.35
 
 @dataclass(frozen=True)
 class Settings:
-    """A run of the demo. `fault` is freeze, kill or none; `out` is the folder of all files."""
+    """A run of the demo. `fault` is freeze, kill or none. `out` has the folders flights (input),
+    checkpoint, ledger and cluster."""
 
     out: Path
     rows: int
@@ -40,22 +41,6 @@ class Settings:
     brokers: int
     fault: str
     fault_s: float
-
-    @property
-    def flights(self) -> Path:
-        return self.out / "flights"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.out / "checkpoint"
-
-    @property
-    def ledger(self) -> Path:
-        return self.out / "ledger"
-
-    @property
-    def cluster(self) -> Path:
-        return self.out / "cluster"
 
 
 _FILES: Final = 24

@@ -137,12 +137,12 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
     """Run the demo and print the summary; return whether all checks passed."""
     note(_headline(settings))
     started_s = time.monotonic()
-    flights = write_flights(settings.flights, settings.rows)
+    flights = write_flights(settings.out / "flights", settings.rows)
     note(
         f"flights: {flights.rows:,} rows in {flights.files} files, {flights.keys:,} sharding keys "
         f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
     )
-    warehouse = {"spark.sql.warehouse.dir": str(settings.checkpoint / "warehouse")}
+    warehouse = {"spark.sql.warehouse.dir": str(settings.out / "checkpoint/warehouse")}
     with (
         _cluster(settings, keep=keep) as cluster,
         spark_session("demo", spark_conf=warehouse) as spark,
@@ -155,7 +155,7 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         streamed_s = time.monotonic() - streamed_s
         injector.restart_all()
         verdict = _read_back(cluster, settings, injector)
-        ledger = Ledger(str(settings.ledger))
+        ledger = Ledger(str(settings.out / "ledger"))
         ledger.sync_fully(spark)
         summary = DemoSummary(
             settings, flights, streamed_s, ledger.report(spark), verdict,
@@ -188,7 +188,7 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
 
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
     # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
-    home = settings.cluster if keep else None
+    home = settings.out / "cluster" if keep else None
     cluster = LocalCluster(settings.brokers, home, progress=Steps())
     try:
         cluster.start(timeout_s=_START_TIMEOUT_S)
@@ -210,12 +210,12 @@ def _stream(
     with Bar("stream", flights.rows) as bar:
         injector.say = bar.say
         sink = RocketSink(
-            nameServer=cluster.name_server, topic=TOPIC, ledger=str(settings.ledger),
+            nameServer=cluster.name_server, topic=TOPIC, ledger=str(settings.out / "ledger"),
             ordering=settings.ordering,
         )  # fmt: skip
         query = (
             sink.stream(message_rows(spark, settings))
-            .option("checkpointLocation", str(settings.checkpoint))
+            .option("checkpointLocation", str(settings.out / "checkpoint"))
             .trigger(availableNow=True)
             .start()
         )
@@ -237,7 +237,7 @@ def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
     Each file is a micro-batch. It is partitioned by sharding key, so one task gets all rows of a
     key in the order of the file.
     """
-    path = str(settings.flights)
+    path = str(settings.out / "flights")
     schema = spark.read.parquet(path).schema
     columns = [f"`{name}`" for name in schema.names if name not in ("sharding_key", "row", "seq")]
     return (
@@ -269,7 +269,7 @@ def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjecto
         admin.await_dispatched(TOPIC)
         pull = retrying.wraps(admin.pull)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
-        verifier = Verifier(settings.flights)
+        verifier = Verifier(settings.out / "flights")
         with Bar("read back", sum(ends.values())) as bar:
             done = 0
             for queue, end in ends.items():
@@ -286,9 +286,10 @@ def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjecto
 def _leave_running(settings: Settings) -> None:
 
     note("--keep: starting the brokers again on the same data, to outlive the demo")
-    state = clusters.up(settings.cluster, settings.brokers)
+    home = settings.out / "cluster"
+    state = clusters.up(home, settings.brokers)
     note_lines(
         f"name server {state.name_server}; look around with\n"
         f"  {program()} tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
-        f"end it with\n  {program()} cluster down --home {shlex.quote(str(settings.cluster))}"
+        f"end it with\n  {program()} cluster down --home {shlex.quote(str(home))}"
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow.parquet
 
 from rocket_sink.commands.common.output import program, table
@@ -50,59 +50,53 @@ class Verdict:
     missing: frozenset[int]
 
 
-@dataclass
-class _Key:
-    last_seq: dict[tuple[str, int], int] = field(default_factory=dict)
-    disordered: bool = False
-
-
 class Verifier:
     """Compares stored messages with the input. Pass each queue's messages in order to `feed`."""
 
     def __init__(self, flights: Path) -> None:
         table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")
         self._rows = list(zip(*(table[name].to_pylist() for name in _COMPARED), strict=True))
-        self._copies = np.zeros(table.num_rows, dtype=np.int32)
         self._ids: dict[int, str] = {}
-        self._keys: dict[str, _Key] = {}
-        self._altered = self._foreign = self._new_ids = 0
+        """{row: id of its first copy}"""
+        self._last_seq: dict[tuple[str, str, int], int] = {}
+        """{(sharding key, broker, queue id): highest `seq` of its first copies}"""
+        self._disordered: set[str] = set()
+        self._stored = self._altered = self._foreign = self._new_ids = 0
 
     def feed(self, broker_name: str, message: StoredMessage) -> None:
         """Add one stored message of the broker's queue `message.queue_id`."""
         properties = message.properties
-        row = _number(properties.get("row"))
-        if row is None or not 0 <= row < len(self._copies):
+        number = properties.get("row", "")
+        row = int(number) if number.isdigit() else -1
+        if not 0 <= row < len(self._rows):
             self._foreign += 1
             return
+        self._stored += 1
         key = properties.get("__SHARDINGKEY", "")
         self._altered += not self._is_unaltered(row, key, message.body)
-        message_id = properties.get("UNIQ_KEY", "")
-        if self._copies[row]:
+        queue, message_id = (key, broker_name, message.queue_id), properties.get("UNIQ_KEY", "")
+        seq, last_seq = int(properties["seq"]), self._last_seq.setdefault(queue, -1)
+        if row in self._ids:
             self._new_ids += message_id != self._ids[row]
-        else:
-            self._ids[row] = message_id
-        order, queue = self._keys.setdefault(key, _Key()), (broker_name, message.queue_id)
-        seq, last_seq = int(properties["seq"]), order.last_seq.setdefault(queue, -1)
-        if not self._copies[row]:
-            order.disordered |= seq < last_seq
-            order.last_seq[queue] = max(last_seq, seq)
-        self._copies[row] += 1
+            return
+        self._ids[row] = message_id
+        if seq < last_seq:
+            self._disordered.add(key)
+        self._last_seq[queue] = max(last_seq, seq)
 
     def verdict(self) -> Verdict:
-        distinct = int(np.count_nonzero(self._copies))
-        stored = int(self._copies.sum())
-        keys = self._keys.values()
+        queues = Counter(key for key, *_ in self._last_seq)
         return Verdict(
-            stored=stored,
-            distinct=distinct,
-            duplicates=stored - distinct,
+            stored=self._stored,
+            distinct=len(self._ids),
+            duplicates=self._stored - len(self._ids),
             altered=self._altered,
             foreign=self._foreign,
             new_ids=self._new_ids,
-            keys=len(self._keys),
-            disordered_keys=sum(key.disordered for key in keys),
-            moved_keys=sum(len(key.last_seq) > 1 for key in keys),
-            missing=frozenset(np.flatnonzero(self._copies == 0).tolist()),
+            keys=len(queues),
+            disordered_keys=len(self._disordered),
+            moved_keys=sum(count > 1 for count in queues.values()),
+            missing=frozenset(range(len(self._rows))).difference(self._ids),
         )
 
     def _is_unaltered(self, row: int, key: str, body: Any) -> bool:
@@ -111,10 +105,6 @@ class Verifier:
         except ValueError:
             return False
         return self._rows[row] == (key, *(flight.get(name) for name in _COMPARED[1:]))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
 
 
 _ISOLATIONS_SHOWN = 8
@@ -215,7 +205,7 @@ class DemoSummary:
     def _closing(self) -> RenderableType:
         from rich.text import Text
 
-        path = str(self.settings.ledger)
+        path = str(self.settings.out / "ledger")
         ledger = f"ledger: {path}\n  {program()} report --ledger {shlex.quote(path)}"
         if self.passed:
             return Text.assemble(
