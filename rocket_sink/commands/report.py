@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.ledger_input import (
     fold_and_note,
     fold_option,
-    ledger_named_both_ways,
     opened,
     quick_ledger,
-    span_options,
+    scoped_ledger,
 )
 from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
 from rocket_sink.commands.common.spark_input import spark_options
@@ -29,9 +27,7 @@ from rocket_sink.ledger.report import Scope, figures, to_html
     rocket-sink report --ledger ledger/ --since 2h --html report.html
     rocket-sink report --ledger ledger/ --json | jq .totals""",
 )
-@ledger_named_both_ways
-@click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
-@span_options
+@scoped_ledger
 @click.option(
     "--epochs",
     type=click.IntRange(1),
@@ -47,13 +43,12 @@ from rocket_sink.ledger.report import Scope, figures, to_html
 @spark_options
 @json_option
 def report(
-    path: str, query: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    epochs: int, html: Path | None, fold: bool, as_json: bool, **spark: Any,
+    path: str, scope: Scope, epochs: int, html: Path | None, fold: bool, as_json: bool,
+    **spark: Any,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
     if html:
         check_writable(html)
-    scope = Scope(query, since, until)
     if quick := quick_ledger(path, fold, *spark.values()):
         ledger_report = figures(quick.query, quick.path, scope, epochs=epochs,
                                 unfolded_epochs=quick.unfolded_epochs,
@@ -63,7 +58,7 @@ def report(
         with opened("report", path, **spark) as (session, ledger):
             fold_and_note(ledger, session)
             ledger_report = ledger.report(
-                session, query=query, since=since, until=until, epochs=epochs,
+                session, query=scope.query_id, since=scope.since, until=scope.until, epochs=epochs,
                 charts=html is not None,
             )  # fmt: skip
     if html:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from functools import partial
 from typing import Any
 
 import click
 
 from rocket_sink.commands.common.base import Command, json_option
-from rocket_sink.commands.common.ledger_input import (
-    ledger_named_both_ways,
-    opened,
-    quick_ledger,
-    span_options,
-)
+from rocket_sink.commands.common.ledger_input import opened, quick_ledger, scoped_ledger
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.sql import Scope
@@ -29,9 +23,7 @@ from rocket_sink.ledger.views import reader
     rocket-sink tune ledger/ --since 2h
     rocket-sink tune ledger/ --json | jq .options""",
 )
-@ledger_named_both_ways
-@click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
-@span_options
+@scoped_ledger
 @click.option(
     "--attempts",
     "limit",
@@ -41,17 +33,13 @@ from rocket_sink.ledger.views import reader
 )
 @spark_options
 @json_option
-def tune(
-    path: str, query: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    limit: int, as_json: bool, **spark: Any,
-) -> None:  # fmt: skip
+def tune(path: str, scope: Scope, limit: int, as_json: bool, **spark: Any) -> None:
     """Suggest latency options by what a ledger has recorded.
 
     Replays the recorded sends with other latency classes. Compares isolations, messages that would
     have gone to another broker, and latencies. It cannot know how slow a broker would have been for
     requests that were kept away from it.
     """
-    scope = Scope(query, since, until)
     quick = quick_ledger(path, *spark.values())
     with Bar("replaying", len(suggest.profiles())) as bar:
         run = partial(suggest.tune, scope=scope, limit=limit, progress=bar.advance_to)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
 import os
 from collections.abc import Iterator
@@ -20,44 +21,51 @@ from rocket_sink.ledger.driver.fold import FoldSummary
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import LOG_FOLDER, NOTES, SPOOL, is_remote, resolve_path
 from rocket_sink.ledger.query.duckdb_reader import QuickLedger, open_quick
+from rocket_sink.ledger.sql import Scope
 from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def ledger_named_both_ways(function: Decorated) -> Decorated:
-    """Let a command take the ledger's folder (`path`) by --ledger or as an argument."""
+def scoped_ledger(function: Decorated) -> Decorated:
+    """Let a command take the ledger's folder (`path`) by --ledger or as an argument, and the
+    selection of its rows (`scope`) by --query, --since and --until."""
 
     @functools.wraps(function)
-    def with_path(*, argument: str | None, option: str | None, **more: Any) -> Any:
+    def with_scope(
+        *, argument: str | None, option: str | None, query: str | None,
+        since: dt.datetime | None, until: dt.datetime | None, **more: Any,
+    ) -> Any:  # fmt: skip
         if argument and option:
             raise click.UsageError("the ledger is named twice: give LEDGER or --ledger, not both")
         path = argument or option
         if not path:
             raise click.UsageError("which ledger? give --ledger PATH")
-        return function(path=path, **more)
+        return function(path=path, scope=Scope(query, since, until), **more)
 
-    option = click.option(
-        "--ledger", "-l", "option", metavar="PATH",
-        help="The ledger's folder; it may be named without --ledger, too.",
+    add_options = together(
+        click.option(
+            "--ledger", "-l", "option", metavar="PATH",
+            help="The ledger's folder; it may be named without --ledger, too.",
+        ),
+        click.argument("argument", metavar="[LEDGER]", required=False),
+        click.option(
+            "--query", metavar="ID", help="Only this streaming query (the start of its id)."
+        ),
+        click.option(
+            "--since", callback=time_value, metavar="TIME",
+            help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
+        ),
+        click.option("--until", callback=time_value, metavar="TIME", help="Up to this time."),
     )  # fmt: skip
-    argument = click.argument("argument", metavar="[LEDGER]", required=False)
-    return cast("Decorated", option(argument(with_path)))
+    return cast("Decorated", add_options(with_scope))
 
 
 fold_option: Final = click.option(
     "--fold", is_flag=True,
     help="First fold what tasks have written into the table, with Spark. Without it, and with the "
     "extra `fast` installed, a local ledger is read as it is, in seconds.",
-)  # fmt: skip
-
-span_options: Final = together(
-    click.option(
-        "--since", callback=time_value, metavar="TIME",
-        help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
-    ),
-    click.option("--until", callback=time_value, metavar="TIME", help="Up to this time."),
 )  # fmt: skip
 
 
