@@ -157,7 +157,7 @@ def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark
             note(" ".join(f"{name}={value}" for name, value in answer.items()))
 
     def on_end(report: EndReport) -> None:
-        note(_text(Settled.of(report)))
+        note(_text(Settled(report)))
 
     with _opened("serve", **spark) as (session, options):
         from rocket_sink.spark.transactions import TransactionChecker
@@ -177,15 +177,16 @@ def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark
 
 @dataclass(frozen=True)
 class Settled:
-    """The result of one transaction; `error` says why it stays open."""
+    """The result of one transaction; `failure` is the text of the error that kept it open."""
 
     report: EndReport
-    error: str
+    failure: str = ""
 
-    @classmethod
-    def of(cls, report: EndReport) -> Settled:
-        busy = "another process is ending transactions of the ledger" if report.busy else ""
-        return cls(report, busy)
+    @property
+    def error(self) -> str:
+        """The reason why the transaction stays open; empty if it was settled."""
+        busy = "another process is ending transactions of the ledger" if self.report.busy else ""
+        return self.failure or busy
 
     @property
     def is_good(self) -> bool:
@@ -207,12 +208,20 @@ def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> l
     done: list[Settled] = []
     before = 0
     failed: set[str] = set()
+
+    def advance(count: int, total: int) -> None:
+        bar.advance_to(before + count)
+
     for row in rows:
+        report, failure = EndReport(row.query_id, row.epoch), ""
         if row.query_id in failed:
-            report = EndReport(row.query_id, row.epoch)
-            outcome = Settled(report, "an earlier epoch of its query is open")
+            failure = "an earlier epoch of its query is open"
         else:
-            outcome = _settle(committer, row, bar, before)
+            try:
+                report = committer.end(row.query_id, row.epoch, wait_s=_WAIT_S, progress=advance)
+            except RocketSinkError as error:
+                failure = error.text
+        outcome = Settled(report, failure)
         if outcome.error:
             failed.add(row.query_id)
         before += row.halves
@@ -220,19 +229,6 @@ def settled(committer: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> l
         bar.say(_text(outcome))
         done.append(outcome)
     return done
-
-
-def _settle(committer: TransactionCommitter, row: Any, bar: Bar, before: int) -> Settled:
-    from rocket_sink.spark.transactions import EndReport
-
-    try:
-        report = committer.end(
-            row.query_id, row.epoch, wait_s=_WAIT_S,
-            progress=lambda done, total: bar.advance_to(before + done),
-        )  # fmt: skip
-    except RocketSinkError as error:
-        return Settled(EndReport(row.query_id, row.epoch), error.text)
-    return Settled.of(report)
 
 
 def _text(outcome: Settled) -> str:
