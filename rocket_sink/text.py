@@ -140,15 +140,9 @@ def _is_near(part: str, wanted: str) -> bool:
 
 def _shown(run: re.Match[str]) -> str:
     return "".join(
-        c if c.isprintable() else " " if c.isspace() else _number(c) for c in run.group()
+        c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode()
+        for c in run.group()
     )
-
-
-def _number(character: str) -> str:
-    number = ord(character)
-    if number <= 0xFF:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
 
 def _escaped(run: re.Match[str]) -> str:
