@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Decorated, Group, json_option, time_value, together
+from rocket_sink.commands.common.base import Group, json_option, time_ms, together
 from rocket_sink.commands.common.output import (
     check_writable,
     note,
@@ -34,36 +33,15 @@ _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
 
 _selection = together(
     click.option("--topic", "-t", metavar="TOPIC", help="Only messages of this origin topic."),
-    click.option("--since", callback=time_value, metavar="TIME",
+    click.option("--since", "since_ms", callback=time_ms, metavar="TIME",
                  help="Given up at or after this time (UTC), or since 10m ago."),
-    click.option("--until", callback=time_value, metavar="TIME", help="Given up before then."),
+    click.option("--until", "until_ms", callback=time_ms, metavar="TIME",
+                 help="Given up before then."),
     click.option("--key", help="Only messages that have this key."),
     click.option("--message-id", metavar="ID", help="This client id or offset id only."),
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest."),
 )  # fmt: skip
-
-
-def _selecting(function: Decorated) -> Decorated:
-    """Give a command the options that select messages of --group; it gets them as `query`. If
-    --group is optional and missing, `query` is None."""
-
-    @functools.wraps(function)
-    def with_query(
-        *, group: str | None, topic: str | None, since: dt.datetime | None,
-        until: dt.datetime | None, key: str | None, message_id: str | None, limit: int | None,
-        **more: Any,
-    ) -> Any:  # fmt: skip
-
-        chosen = (topic, _ms(since), _ms(until), key, message_id, limit)
-        if group is None and set(chosen) != {None}:
-            raise click.UsageError(
-                "these options choose among the messages of a group: give --group"
-            )
-        return function(query=None if group is None else DlqQuery(group, *chosen), **more)
-
-    return cast("Decorated", _selection(with_query))
-
-
+"""The options that select messages of a group: the fields of `DlqQuery`."""
 _group = click.option("--group", "-g", required=True, help="The consumer group.")
 
 
@@ -84,15 +62,18 @@ def dlq() -> None:
 )
 @sink_options("nameServer")
 @click.option("--group", "-g", help="The consumer group; without it, all groups are counted.")
-@_selecting
+@_selection
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message (or group).")
-def list_letters(query: DlqQuery | None, as_json: bool) -> None:
+def list_letters(group: str | None, as_json: bool, **selection: Any) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
+    if group is None and set(selection.values()) != {None}:
+        raise click.UsageError("these options choose among the messages of a group: give --group")
     with Admin(resolved_options()) as admin:
-        if query is None:
+        if group is None:
             _print_groups(dead_letters.groups(admin), as_json=as_json)
             return
-        rows = (row(dead_letter) for dead_letter in dead_letters.read(admin, query))
+        letters = dead_letters.read(admin, DlqQuery(group, **selection))
+        rows = (row(dead_letter) for dead_letter in letters)
         if as_json:
             for letter in rows:
                 print_json_line(letter)
@@ -101,7 +82,7 @@ def list_letters(query: DlqQuery | None, as_json: bool) -> None:
     if not shown:
         note("no dead letter is selected")
         return
-    show(table(f"dead letters of {query.group}", _SHOWN, shown))
+    show(table(f"dead letters of {group}", _SHOWN, shown))
 
 
 @dlq.command(
@@ -111,11 +92,13 @@ def list_letters(query: DlqQuery | None, as_json: bool) -> None:
 )
 @sink_options("nameServer")
 @_group
-@_selecting
+@_selection
 @click.option("--ledger", "-l", metavar="PATH", help="As dead letters into this ledger.")
 @click.option("--out", metavar="FILE", help="Into this file, .parquet or .json (lines).")
 @json_option
-def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) -> None:
+def export(
+    group: str, ledger: str | None, out: str | None, as_json: bool, **selection: Any
+) -> None:
     """Copy a group's dead letters into a ledger or a file; they stay where they are.
 
     In a ledger they are dead letters of their origin topics with the reason "consumer", which
@@ -127,12 +110,12 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
         check_writable(Path(out))
 
     with Admin(resolved_options()) as admin:
-        letters = dead_letters.read(admin, query)
+        letters = dead_letters.read(admin, DlqQuery(group, **selection))
         count = to_ledger(letters, absolute(ledger)) if ledger else to_file(letters, Path(str(out)))
     if as_json:
         print_json({"exported": count, "to": ledger or out})
     else:
-        note(f"{counted(count, 'dead letter')} of {query.group} exported to {ledger or out}")
+        note(f"{counted(count, 'dead letter')} of {group} exported to {ledger or out}")
 
 
 @dlq.command(
@@ -142,7 +125,7 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
 )
 @sink_options("nameServer", "maxMessagesPerSecond", "maxBytesPerSecond")
 @_group
-@_selecting
+@_selection
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the origin.")
 @click.option("--max-resends", type=click.IntRange(1), default=3, metavar="N",
               help="Leave messages alone that were sent again N times before.")  # fmt: skip
@@ -150,8 +133,8 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
 @click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")
 @json_option
 def resend(
-    query: DlqQuery, to_topic: str | None, max_resends: int, again: bool, dry_run: bool,
-    as_json: bool,
+    group: str, to_topic: str | None, max_resends: int, again: bool, dry_run: bool, as_json: bool,
+    **selection: Any,
 ) -> int:  # fmt: skip
     """Send a group's dead letters to the topics they came from.
 
@@ -163,7 +146,7 @@ def resend(
     """
     options = resolved_options()
     with Admin(options) as admin:
-        letters = dead_letters.read(admin, query)
+        letters = dead_letters.read(admin, DlqQuery(group, **selection))
         if dry_run:
             _print_plan(letters, to_topic, as_json=as_json)
             return 0
@@ -175,10 +158,6 @@ def resend(
                 work.resend(dead_letter)
     _print_report(work.report, as_json=as_json)
     return 0 if work.report.settled else 1
-
-
-def _ms(when: dt.datetime | None) -> int | None:
-    return int(when.timestamp() * 1000) if when else None
 
 
 def _print_groups(counts: dict[str, int], *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, time_value
+from rocket_sink.commands.common.base import Command, time_ms
 from rocket_sink.commands.common.output import line, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
@@ -37,7 +37,11 @@ traffic, when there is always a message that is not dispatched yet."""
 @sink_options("nameServer", "topic")
 @click.option("--from-start", is_flag=True, help="Begin with the oldest stored message.")
 @click.option(
-    "--since", callback=time_value, metavar="TIME", help="Begin at a time (UTC), or 10m ago."
+    "--since",
+    "since_ms",
+    callback=time_ms,
+    metavar="TIME",
+    help="Begin at a time (UTC), or 10m ago.",
 )
 @click.option(
     "--last", type=click.IntRange(0), metavar="N", help="Begin with the newest N messages."
@@ -49,7 +53,7 @@ traffic, when there is always a message that is not dispatched yet."""
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
 def tail(
     from_start: bool,
-    since: datetime.datetime | None,
+    since_ms: int | None,
     last: int | None,
     follow: bool,
     limit: int | None,
@@ -64,9 +68,8 @@ def tail(
     options = resolved_options()
     if not options.topic:
         raise click.UsageError("which topic? give --topic NAME")
-    if sum((from_start, since is not None, last is not None)) > 1:
+    if sum((from_start, since_ms is not None, last is not None)) > 1:
         raise click.UsageError("give one of --from-start, --since, --last")
-    since_ms = int(since.timestamp() * 1000) if since else None
     shown = 0
     with Admin(options) as admin:
         if not follow:

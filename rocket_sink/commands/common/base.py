@@ -270,6 +270,12 @@ def time_value(
     )
 
 
+def time_ms(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Parse a time as `time_value` does; return milliseconds since 1970."""
+    moment = time_value(context, parameter, value)
+    return None if moment is None else int(moment.timestamp() * 1000)
+
+
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Let a function handle SIGTERM and SIGINT while the context lasts. Main thread only."""
