@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, json_option, time_value
+from rocket_sink.commands.common.base import Command, count_option, json_option, time_value
 from rocket_sink.commands.common.ledger_input import check_exists
 from rocket_sink.commands.common.output import Bar, note, print_json, rows_table, show, step, table
 from rocket_sink.commands.common.sink_input import (
@@ -73,9 +73,9 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     help="Only dead letters from this time (UTC) on, or from 10m ago; rows by their event_time.",
 )  # fmt: skip
 @click.option("--until", callback=time_value, metavar="TIME", help="Only those before this time.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest.")
-@click.option(
-    "--max-tries", type=click.IntRange(1), default=3, metavar="N",
+@count_option("--limit", metavar="N", help="Only the N oldest.")
+@count_option(
+    "--max-tries", default=3, metavar="N",
     help="Leave out dead letters that N backfills failed with, and later ones of their keys.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Also send dead letters that --max-tries leaves out.")

@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 
 from rocket_sink import __version__
-from rocket_sink.commands.common.base import Command, json_option, until_signal
+from rocket_sink.commands.common.base import Command, count_option, json_option, until_signal
 from rocket_sink.commands.common.output import (
     Bar,
     check_writable,
@@ -363,36 +363,20 @@ def median(runs: Sequence[Figures]) -> Figures:
     multiple=True,
     help="Spark lane; repeatable. One epoch of generated rows, with a ledger.",
 )
-@click.option(
+@count_option(
     "--messages",
-    type=click.IntRange(1),
     default=20_000,
     help="Messages per run. An epoch costs Spark a second or two: give a lane 200000 or more.",
 )
-@click.option(
-    "--body-bytes",
-    type=click.IntRange(1),
-    default=256,
-    help="Size of a body.",
-)
+@count_option("--body-bytes", default=256, help="Size of a body.")
 @click.option(
     "--keys",
     type=click.IntRange(0),
     help="Number of sharding keys; --mode batch uses none. Default: 0; with --ordering "
     f"{_ORDERED_KEYS}.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(1),
-    default=1000,
-    help="--mode batch: messages per call.",
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1),
-    default=3,
-    help="Runs of each case, in turn; medians are shown.",
-)
+@count_option("--batch", default=1000, help="--mode batch: messages per call.")
+@count_option("--repeat", default=3, help="Runs of each case, in turn; medians are shown.")
 @click.option(
     "--scratch",
     metavar="PATH",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rocket_sink import cluster as clusters
-from rocket_sink.commands.common.base import Group, json_option
+from rocket_sink.commands.common.base import Group, count_option, json_option
 from rocket_sink.commands.common.output import Steps, line, note, print_json, show, table
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
@@ -38,12 +38,7 @@ def cluster() -> None:
 )
 @_home
 @click.option("--brokers", type=click.IntRange(1, 64), default=2, help="Number of brokers.")
-@click.option(
-    "--queues",
-    type=click.IntRange(1),
-    default=4,
-    help="Queues per broker of a topic made on the fly.",
-)
+@count_option("--queues", default=4, help="Queues per broker of a topic made on the fly.")
 @click.option("--version", help="RocketMQ version. Default: 5.5.0.")
 @click.option("--tls", type=click.Choice(["permissive", "enforcing"]), help="Serve TLS.")
 @json_option
@@ -66,7 +61,7 @@ def up(
 @cluster.command(example="    rocket-sink cluster topic flights --queues 8")
 @click.argument("name")
 @_home
-@click.option("--queues", type=click.IntRange(1), default=4, help="Queues per broker.")
+@count_option("--queues", default=4, help="Queues per broker.")
 def topic(name: str, home: Path | None, queues: int) -> None:
     """Create a topic on all brokers of the cluster, or change its number of queues."""
     check_topic(name)

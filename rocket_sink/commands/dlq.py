@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Group, json_option, time_ms, together
+from rocket_sink.commands.common.base import Group, count_option, json_option, time_ms, together
 from rocket_sink.commands.common.output import (
     check_writable,
     note,
@@ -39,7 +39,7 @@ _selection = together(
                  help="Given up before then."),
     click.option("--key", help="Only messages that have this key."),
     click.option("--message-id", metavar="ID", help="This client id or offset id only."),
-    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest."),
+    count_option("--limit", metavar="N", help="Only the N oldest."),
 )  # fmt: skip
 """The options that select messages of a group: the fields of `DlqQuery`."""
 _group = click.option("--group", "-g", required=True, help="The consumer group.")
@@ -127,7 +127,7 @@ def export(
 @_group
 @_selection
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the origin.")
-@click.option("--max-resends", type=click.IntRange(1), default=3, metavar="N",
+@count_option("--max-resends", default=3, metavar="N",
               help="Leave messages alone that were sent again N times before.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also these, and those that have been sent already.")
 @click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Decorated, Group, json_option, together
+from rocket_sink.commands.common.base import Decorated, Group, count_option, json_option, together
 from rocket_sink.commands.common.ledger_input import (
     fold_and_note,
     fold_option,
@@ -228,7 +228,7 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
 @click.argument("view", type=click.Choice(list(_SHOWN)), metavar="VIEW")
 @_ledger
 @click.option("--where", metavar="SQL", help="Only rows for which this is true.")
-@click.option("--limit", type=click.IntRange(1), default=20, help="Rows, the newest first.")
+@count_option("--limit", default=20, help="Rows, the newest first.")
 @click.option("--all-letters", is_flag=True, help="dead-letters: also those that are resolved.")
 @fold_option
 @spark_options

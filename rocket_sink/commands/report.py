@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, json_option
+from rocket_sink.commands.common.base import Command, count_option, json_option
 from rocket_sink.commands.common.ledger_input import (
     fold_and_note,
     fold_option,
@@ -28,12 +28,7 @@ from rocket_sink.ledger.report import Scope, figures, to_html
     rocket-sink report --ledger ledger/ --json | jq .totals""",
 )
 @scoped_ledger
-@click.option(
-    "--epochs",
-    type=click.IntRange(1),
-    default=20,
-    help="Epochs to list, the last ones.",
-)
+@count_option("--epochs", default=20, help="Epochs to list, the last ones.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),

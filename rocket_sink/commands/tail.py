@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, time_ms
+from rocket_sink.commands.common.base import Command, count_option, time_ms
 from rocket_sink.commands.common.output import line, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
@@ -47,7 +47,7 @@ traffic, when there is always a message that is not dispatched yet."""
     "--last", type=click.IntRange(0), metavar="N", help="Begin with the newest N messages."
 )
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@count_option("--limit", metavar="N", help="Stop after N messages.")
 @click.option("--key", help="Only messages that have this key.")
 @click.option("--tag", help="Only messages with this tag.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Group, json_option
+from rocket_sink.commands.common.base import Group, count_option, json_option
 from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note, opened
 from rocket_sink.commands.common.output import (
     Bar,
@@ -67,7 +67,7 @@ def transactions() -> None:
 )
 @click.option("--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder.")
 @click.option("--all", "everything", is_flag=True, help="Also those that are ended.")
-@click.option("--limit", type=click.IntRange(1), default=50,
+@count_option("--limit", default=50,
               help="Rows, the newest first.")  # fmt: skip
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per transaction.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, json_option
+from rocket_sink.commands.common.base import Command, count_option, json_option
 from rocket_sink.commands.common.ledger_input import opened, quick_ledger, scoped_ledger
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.spark_input import spark_options
@@ -24,13 +24,7 @@ from rocket_sink.ledger.views import reader
     rocket-sink tune ledger/ --json | jq .options""",
 )
 @scoped_ledger
-@click.option(
-    "--attempts",
-    "limit",
-    type=click.IntRange(1),
-    default=200_000,
-    help="Attempts to replay, the newest ones.",
-)
+@count_option("--attempts", "limit", default=200_000, help="Attempts to replay, the newest ones.")
 @spark_options
 @json_option
 def tune(path: str, scope: Scope, limit: int, as_json: bool, **spark: Any) -> None:

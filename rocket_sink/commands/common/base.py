@@ -28,6 +28,8 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]
     )
 
 
+count_option: Final = functools.partial(click.option, type=click.IntRange(1))
+"""`click.option` for a whole number from 1 on."""
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
