@@ -16,7 +16,6 @@ from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
     checked_options,
-    completed,
     given_options,
     sink_options,
 )
@@ -192,7 +191,6 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
     values.pop("topic", None)
     if to_topic:
         values["topic"] = to_topic
-    values = completed(values)
     return SinkOptions.parse(values) if dry_run else checked_options(values)
 
 

@@ -41,8 +41,8 @@ from rocket_sink.commands.common.output import (
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
+    checked_options,
     given_options,
-    resolved_options,
     sink_options,
 )
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
@@ -424,7 +424,8 @@ def benchmark(
     find a change that slows all cases alike. Exits 1 if messages failed, or a case is worse than
     the baseline.
     """
-    options = resolved_options()
+    sink = given_options()
+    options = checked_options(sink)
     if not options.topic:
         raise click.UsageError("which topic? give --topic NAME")
     if keys is None:
@@ -442,7 +443,7 @@ def benchmark(
     check_name_server(options)  # fail now: each message would fail after its time-out
     runs: dict[str, list[Figures]] = {}
     with until_signal() as stop:
-        _measure(cases, repeat, options, work, scratch, spark, runs)
+        _measure(cases, repeat, sink, options, work, scratch, spark, runs)
     medians = [median(figures) for figures in runs.values()]
     results = {
         "machine": machine,
@@ -464,8 +465,8 @@ def benchmark(
 
 
 def _measure(
-    cases: Sequence[str], repeat: int, options: SinkOptions, work: Workload, scratch: str | None,
-    spark: Mapping[str, Any], runs: dict[str, list[Figures]],
+    cases: Sequence[str], repeat: int, sink: Mapping[str, Any], options: SinkOptions,
+    work: Workload, scratch: str | None, spark: Mapping[str, Any], runs: dict[str, list[Figures]],
 ) -> None:  # fmt: skip
     """Add the figures of each run to `runs`, {case: figures}; a signal may end this function."""
     measure: Callable[[str, Advance], Figures] = partial(measure_producer, options, work)
@@ -476,7 +477,6 @@ def _measure(
                 folder = tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-")
                 scratch = stack.enter_context(folder)
             session = stack.enter_context(spark_session("benchmark", **spark))
-            sink = {**given_options(), "nameServer": options.name_server, "topic": options.topic}
             lane_bench = LaneBench(session, sink, work, absolute(scratch))
             benches |= dict.fromkeys(LANES, lane_bench.run)
         for number, case in itertools.product(range(1, repeat + 1), cases):

@@ -32,17 +32,17 @@ def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
 
     Names match in any spelling: nameServer, name_server and NAME-SERVER are one option.
     """
-    if out and form not in ("conf", "markdown"):
+    make = {"conf": conf_text, "markdown": markdown_table}.get(form or "")
+    if out and not make:
         raise click.UsageError("--out goes with --conf or --markdown")
-    if group and form in ("conf", "markdown"):
+    if group and make:
         raise click.UsageError("--group goes with the table and with --json")
-    if form in ("conf", "markdown"):
-        text = conf_text() if form == "conf" else markdown_table()
-        if out:
-            check_writable(Path(out))
-            Path(out).write_text(text, encoding="utf-8")
-        else:
-            click.echo(text, nl=False)
+    if make and out:
+        check_writable(Path(out))
+        Path(out).write_text(make(), encoding="utf-8")
+        return
+    if make:
+        click.echo(make(), nl=False)
         return
     chosen = options_in(group or GROUPS)
     if form == "json":

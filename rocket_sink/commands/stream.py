@@ -13,7 +13,6 @@ from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
     checked_options,
-    completed,
     given_options,
     sink_options,
 )
@@ -116,7 +115,7 @@ def stream(
     source = Source(form, path, schema, source_option, where, select)
     # Fold often for a terminal: its user wants to see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
-    sink = completed({**live, **given_options()})
+    sink = {**live, **given_options()}
     check_name_server(checked_options(sink))  # Fail before Spark starts.
     with spark_session("stream", **spark) as session:
         if not checkpoint:

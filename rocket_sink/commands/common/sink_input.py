@@ -139,17 +139,23 @@ _SHARED: Final = (
 
 
 def _given(context: click.Context, source: str) -> dict[str, str]:
-    values = context.meta.setdefault(f"rocket_sink.{source}", {})
-    assert isinstance(values, dict)
+    values: dict[str, str] = context.meta.setdefault(f"rocket_sink.{source}", {})
     return values
 
 
 def given_options() -> dict[str, Any]:
-    """Return {option name: value} of the running command."""
+    """Return {option name: value} of the running command, with the ledger's absolute path. If no
+    name server is given, add that of the environment or of the local cluster."""
     context = click.get_current_context()
     values: dict[str, Any] = {}
     for source in ("file", "many", "flags"):
         values.update(_given(context, source))
+    if values.get("ledger"):
+        values["ledger"] = absolute(values["ledger"])
+    if not values.get("nameServer") and (
+        address := os.environ.get("NAMESRV_ADDR") or _local_name_server()
+    ):
+        values["nameServer"] = address
     return values
 
 
@@ -159,7 +165,7 @@ def resolved_options() -> SinkOptions:
     Raises:
         OptionError: an option is wrong, or no name server is given or found.
     """
-    return checked_options(completed(given_options()))
+    return checked_options(given_options())
 
 
 def checked_options(values: Mapping[str, Any]) -> SinkOptions:
@@ -199,19 +205,6 @@ def check_name_server(options: SinkOptions) -> None:
     """
     with Admin(options) as admin:
         admin.check_name_servers()
-
-
-def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the ledger's absolute path. If no name server is set, add that of the
-    environment or of the local cluster."""
-    values = dict(values)
-    if values.get("ledger"):
-        values["ledger"] = absolute(str(values["ledger"]))
-    if not values.get("nameServer") and (
-        address := os.environ.get("NAMESRV_ADDR") or _local_name_server()
-    ):
-        values["nameServer"] = address
-    return values
 
 
 def _local_name_server() -> str | None:
