@@ -199,11 +199,11 @@ class SinkOptions:
     @lazy
     def digest(self) -> str:
         """A digest of all values, with digests of credentials; the key of producer pools."""
-        parts = []
-        for spec in OPTIONS:
-            value = getattr(self, spec.attribute)
-            shown = value.digest() if isinstance(value, Secret) else repr(value)
-            parts.append(f"{spec.name}={shown}")
+        values = {spec.name: getattr(self, spec.attribute) for spec in OPTIONS}
+        parts = [
+            f"{name}={value.digest() if isinstance(value, Secret) else repr(value)}"
+            for name, value in values.items()
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -212,8 +212,8 @@ class SinkOptions:
 
     def to_html(self, title: str = "SinkOptions") -> str:
         """Return an HTML table of the options that differ from their defaults, with their help."""
-        set_options = [spec for spec in OPTIONS if spec.name in self.given()]
-        rows = [(o.name, o.shown(getattr(self, o.attribute)), o.help) for o in set_options]
+        options = ((find_option(name), value) for name, value in self.given().items())
+        rows = [(spec.name, spec.shown(value), spec.help) for spec, value in options]
         return html_table(title, rows or [("", "all options have their defaults", "")])
 
     _repr_html_ = to_html
