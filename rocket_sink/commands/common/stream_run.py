@@ -52,7 +52,7 @@ class RunView:
         self._last_epoch = -1
         self._epoch = ""
         self._began_s = time.monotonic()
-        self._isolated: dict[str, dt.datetime] = {}
+        self._isolated_until: dict[str, dt.datetime | None] = {}
         self._pending = 0
         self._rates: dict[str, float] = {}
         self._read_s = time.monotonic()
@@ -146,10 +146,9 @@ class RunView:
             self._rates[name] = (sums.messages - self._messages.get(name, 0)) / passed_s
             self._messages[name] = sums.messages
             until = sums.isolated_until
-            if until is not None and sums.is_isolated():
-                if name not in self._isolated or self._isolated[name] < until:
-                    self._event(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
-                self._isolated[name] = until
+            if sums.is_isolated() and until != self._isolated_until.get(name):
+                self._isolated_until[name] = until
+                self._event(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
         pending = sum(figures.standing.pending.values())
         if pending > self._pending:
             self._event(f"{counted(pending, 'dead letter', 'is', 'are')} pending")
