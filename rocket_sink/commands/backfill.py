@@ -22,6 +22,7 @@ from rocket_sink.commands.common.sink_input import (
 from rocket_sink.commands.common.spark_input import name_values, spark_options, spark_session
 from rocket_sink.commands.common.stream_run import Source
 from rocket_sink.errors import OptionError
+from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from rocket_sink.spark.backfill.backfill import Backfill, Plan
     from rocket_sink.spark.backfill.resend import Resent
     from rocket_sink.spark.backfill.sources import Table
-
-_REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer")
 
 
 @click.command(
@@ -60,7 +59,7 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
 @click.option(
     "--reason",
     "reasons",
-    type=click.Choice(_REASONS),
+    type=click.Choice(REASONS),
     multiple=True,
     help="Only dead letters of this class; repeatable. Default: all but data, which no "
     "broker would take.",

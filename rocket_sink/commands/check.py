@@ -31,8 +31,6 @@ from rocket_sink.producer.admin.admin import Admin, proxy_error
 from rocket_sink.text import counted
 from rocket_sink.wire.route import BrokerData, TopicRoute, broker_addresses
 
-_WRITE = 2
-_MASTER = 0
 _RECENT = dt.timedelta(days=1)
 """A missing broker is reported only if its last send in the ledger is younger than this."""
 _DISK_FULL = 0.9
@@ -274,8 +272,8 @@ def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Findin
 
 
 def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
-    masters = {broker.name for broker in route.brokers if _MASTER in broker.addresses}
-    writable = [queue for queue in route.queues if queue.perm & _WRITE]
+    masters = {broker.name for broker in route.brokers if broker.master is not None}
+    writable = [queue for queue in route.queues if queue.writable]
     usable = [queue for queue in writable if queue.broker_name in masters]
     count = sum(queue.write for queue in usable)
     if not count:
@@ -338,8 +336,7 @@ def _sent_type(options: SinkOptions) -> str | None:
 
 def _broker(admin: Admin, options: SinkOptions, route: TopicRoute, broker: BrokerData) -> str:
     topic = with_namespace(options.namespace, options.topic)
-    address = broker.addresses.get(_MASTER)
-    if address is None:
+    if (address := broker.master) is None:
         raise RocketSinkError("has no master now")
     if not any(queue.broker_name == broker.name and queue.read for queue in route.queues):
         return f"{address}, not asked: no readable queue"

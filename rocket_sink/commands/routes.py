@@ -10,9 +10,10 @@ from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.route import TopicRoute
 
-_PERMISSIONS = ((4, "read"), (2, "write"))  # as in PermName
+_PERMISSIONS = ((PermName.READ, "read"), (PermName.WRITE, "write"))
 
 
 @click.command(

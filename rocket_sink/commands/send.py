@@ -5,6 +5,7 @@ The command sends them one by one, which keeps the order of the input.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -26,10 +27,7 @@ from rocket_sink.message import Message, SendResult
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 
-_FIELDS = {
-    "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
-    "delivery_timestamp_ms", "flag", "wait_store", "message_id", "priority", "lite_topic",
-}  # fmt: skip
+_FIELDS = {item.name for item in dataclasses.fields(Message) if item.init} - {"body", "delay_s"}
 """Fields of `Message`: the row contract without the queue, event_time and order_by."""
 
 

@@ -130,7 +130,6 @@ class FaultInjector:
 _POLL_S: Final = 0.2
 _PULL: Final = 512
 _READ_TRIES: Final = 6
-_START_TIMEOUT_S: Final = 240.0
 
 
 def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
@@ -189,13 +188,9 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
     # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
     home = settings.out / "cluster" if keep else None
-    cluster = LocalCluster(settings.brokers, home, progress=Steps())
-    try:
-        cluster.start(timeout_s=_START_TIMEOUT_S)
+    with LocalCluster(settings.brokers, home, progress=Steps()) as cluster:
         cluster.create_topic(TOPIC, QUEUES_PER_BROKER)
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def _stream(
