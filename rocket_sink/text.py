@@ -86,26 +86,19 @@ def masked(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def storable(
-    text: str | bytes | None,
-    *,
-    secrets: Iterable[str] = (),
-    max_bytes: int = TEXT_MAX_BYTES,
-) -> str | None:
+def storable(text: str | None, *, secrets: Iterable[str] = ()) -> str | None:
     """Return `text` for the ledger: clean, with credentials and `secrets` masked, and cut to
-    `max_bytes` of UTF-8. A cut text ends in `...`."""
+    `TEXT_MAX_BYTES` of UTF-8. A cut text ends in `...`."""
     if text is None:
         return None
-    if isinstance(text, bytes):
-        text = text[: 8 * max_bytes].decode(errors="replace")
     text = masked(text, secrets)
-    # Mask before the cut at `max_bytes`, because a cut credential is not recognised. The cut at
+    # Mask before the cut at TEXT_MAX_BYTES, because a cut credential is not recognised. The cut at
     # 8 times that size only limits the work.
-    text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))
+    text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * TEXT_MAX_BYTES]))
     encoded = text.encode()
-    if len(encoded) <= max_bytes:
+    if len(encoded) <= TEXT_MAX_BYTES:
         return text
-    return encoded[: max_bytes - len(_CUT_MARK)].decode(errors="ignore") + _CUT_MARK
+    return encoded[: TEXT_MAX_BYTES - len(_CUT_MARK)].decode(errors="ignore") + _CUT_MARK
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -232,25 +232,23 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
         show(rows_table(title, there, plan.sample))
 
 
-def _remarks(plan: Plan) -> Iterator[str]:
-    if plan.left_alone:
-        yield f"{plan.left_alone:,} are left alone: too many backfills failed (--again sends them)"
-    if plan.behind:
-        yield f"{plan.behind:,} wait behind these with the same key (`ledger park` lets them go)"
-    if plan.asked:
-        yield f"{plan.asked:,} may be stored (no answer, or a killed backfill): brokers are asked"
-    if plan.without_body:
-        yield f"{plan.without_body:,} have no body and cannot be sent"
-    if plan.without_topic:
-        yield f"{plan.without_topic:,} have no topic: --to-topic names one"
+def _remarks(plan: Plan) -> list[str]:
+    texts = (
+        (plan.left_alone, "are left alone: too many backfills failed (--again sends them)"),
+        (plan.behind, "wait behind these with the same key (`ledger park` lets them go)"),
+        (plan.asked, "may be stored (no answer, or a killed backfill): brokers are asked"),
+        (plan.without_body, "have no body and cannot be sent"),
+        (plan.without_topic, "have no topic: --to-topic names one"),
+    )
+    return [f"{count:,} {text}" for count, text in texts if count]
 
 
-def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
-    for broker, count in sorted(waiting.items()):
-        yield (
-            f"{count:,} wait for {broker}, which no route names: start it and run this again "
-            "(--move-keys sends them to other queues)"
-        )
+def _waits(waiting: Mapping[str, int]) -> list[str]:
+    return [
+        f"{count:,} wait for {broker}, which no route names: start it and run this again "
+        "(--move-keys sends them to other queues)"
+        for broker, count in sorted(waiting.items())
+    ]
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
