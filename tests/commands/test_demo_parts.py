@@ -14,9 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from rocket_sink.commands.demo import _prepare
-from rocket_sink.commands.demo.flights import Settings, write_flights
-from rocket_sink.commands.demo.run import FaultInjector, _leave_running
-from rocket_sink.commands.demo.summary import Verifier
+from rocket_sink.commands.demo.flights import Verifier, write_flights
+from rocket_sink.commands.demo.run import FaultInjector, Settings, _leave_running
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.wire.stored import StoredMessage
 

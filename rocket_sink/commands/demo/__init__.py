@@ -62,8 +62,7 @@ def demo(
     message back from the brokers and compares. Exits 0 only if the accounts add up, nothing is
     lost, and (strict) every aircraft's flights are stored in order.
     """
-    from rocket_sink.commands.demo.flights import Settings
-    from rocket_sink.commands.demo.run import run
+    from rocket_sink.commands.demo.run import Settings, run
 
     folder = _prepare(out)
     settings = Settings(folder, rows, ordering, brokers, fault, fault_seconds)

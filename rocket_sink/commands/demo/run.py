@@ -1,4 +1,4 @@
-"""Execution of the demo: flights, cluster, stream with a fault, read back, summary."""
+"""Execution of the demo: cluster, stream of the flights with a fault, read back, summary."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import datetime as dt
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
@@ -23,29 +25,47 @@ from rocket_sink.commands.common.output import (
     print_json,
     program,
     show,
+    table,
 )
 from rocket_sink.commands.common.spark_input import spark_session
-from rocket_sink.commands.demo.flights import (
-    FAULT_AT,
-    QUEUES_PER_BROKER,
-    TOPIC,
-    Flights,
-    Settings,
-    write_flights,
-)
-from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, lost_rows
+from rocket_sink.commands.demo.flights import Flights, Verdict, Verifier, write_flights
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.report import Report
+from rocket_sink.ledger.report.tables import console_table, tables
+from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.producer.admin.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from rich.console import RenderableType
 
 
+TOPIC: Final = "flights"
+QUEUES_PER_BROKER: Final = 4
+FAULT_AT: Final = 0.35
+"""Share of the rows after which the broker is broken."""
 _DOWN_S: Final = 2.0
 """Time before a dead broker is restarted, so that the sink notices the outage."""
 _RESTART_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.2
+_PULL: Final = 512
+_READ_TRIES: Final = 6
+_ISOLATIONS_SHOWN: Final = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run of the demo. `fault` is freeze, kill or none. `out` has the folders flights (input),
+    checkpoint, ledger and cluster."""
+
+    out: Path
+    rows: int
+    ordering: str
+    brokers: int
+    fault: str
+    fault_s: float
 
 
 class FaultInjector:
@@ -127,9 +147,117 @@ class FaultInjector:
         self._repair_at_s.pop(broker.name, None)
 
 
-_POLL_S: Final = 0.2
-_PULL: Final = 512
-_READ_TRIES: Final = 6
+@dataclass(frozen=True)
+class DemoSummary:
+    """The ledger's report, the verification, and the checks on both."""
+
+    settings: Settings
+    flights: Flights
+    seconds: float
+    report: Report
+    verdict: Verdict
+    lost: int
+    events: Sequence[str]
+    """The demo's actions on brokers, with their times."""
+
+    @property
+    def announced(self) -> int:
+        """The number of possible duplicates that the ledger reports."""
+        totals = self.report.totals
+        return totals.duplicates_possible + totals.superseded_rows + totals.unknown
+
+    @property
+    def failures(self) -> list[str]:
+        totals, verdict = self.report.totals, self.verdict
+        ordering = self.settings.ordering
+        accounted = sum(getattr(totals, outcome) for outcome in OUTCOMES)
+        checks = {
+            f"{totals.not_adding_up:,} epochs of the ledger do not add up": totals.not_adding_up,
+            f"the ledger has {totals.rows_in:,} rows, the input {self.flights.rows:,}":
+                totals.rows_in != self.flights.rows,
+            f"{accounted:,} of {totals.rows_in:,} rows are accounted for":
+                accounted != totals.rows_in,
+            f"{self.lost:,} rows are lost": self.lost,
+            f"{verdict.altered:,} messages differ from their rows": verdict.altered,
+            f"{verdict.foreign:,} messages are not the demo's": verdict.foreign,
+            f"{verdict.new_ids:,} duplicates have a message id of their own": verdict.new_ids,
+            f"{verdict.duplicates:,} duplicates, but only {self.announced:,} were announced":
+                verdict.duplicates > self.announced,
+            f"{verdict.disordered_keys:,} keys are out of order":
+                verdict.disordered_keys and ordering != "none",
+            f"{verdict.moved_keys:,} keys are in several queues":
+                verdict.moved_keys and ordering == "strict",
+        }  # fmt: skip
+        return [text for text, wrong in checks.items() if wrong]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def as_dict(self) -> dict[str, Any]:
+        verdict = asdict(self.verdict)
+        missing = len(verdict.pop("missing"))
+        return {
+            "passed": self.passed,
+            "failures": self.failures,
+            "rows": self.flights.rows,
+            "seconds": round(self.seconds, 1),
+            "stored": {**verdict, "missing": missing, "lost": self.lost},
+            "ledger": self.report.as_dict(),
+        }
+
+    def tables(self) -> list[RenderableType]:
+        isolations = self.report.isolations[-_ISOLATIONS_SHOWN:]
+        accounts, brokers, isolated, *_ = (
+            console_table(each, narrow=True)
+            for each in tables(replace(self.report, isolations=isolations))
+        )
+        return [accounts, self._stored(), brokers, isolated, self._explained(), self._closing()]
+
+    def _stored(self) -> RenderableType:
+        verdict = self.verdict
+        order = f"{verdict.keys - verdict.disordered_keys:,} of {verdict.keys:,}"
+        if self.settings.ordering == "none":
+            order = "not asked for"
+        rows = [
+            ("messages stored", verdict.stored, "read back from every queue"),
+            ("distinct rows", verdict.distinct, "compared with the input"),
+            ("duplicates", verdict.duplicates, f"announced as possible: {self.announced:,}"),
+            ("lost", self.lost, ""),
+            ("keys in order", order, f"{verdict.moved_keys:,} moved to another queue"),
+        ]
+        return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
+
+    def _explained(self) -> RenderableType:
+        failed = [f"{e.attempts:,} {e.error_code}" for e in self.report.errors]
+        shown = f" ({', '.join(failed)})" if failed else ""
+        advice = (
+            f"Requests that failed{shown} are not acked, and only those with an answer have a "
+            "latency. A broker is isolated after a failure, or after a slow answer (LATENCY) "
+            "or a refusal because it is overloaded (BROKER_BUSY). A busy machine causes both, too."
+            "\n"
+        )
+        return "\n".join((*self.events, advice))
+
+    def _closing(self) -> RenderableType:
+        from rich.text import Text
+
+        path = str(self.settings.out / "ledger")
+        ledger = f"ledger: {path}\n  {program()} report --ledger {shlex.quote(path)}"
+        if self.passed:
+            return Text.assemble(
+                f"{ledger}\n", ("PASSED", "bold green"),
+                ": the accounts add up and nothing is lost",
+            )  # fmt: skip
+        wrong = "\n".join(f"  - {text}" for text in self.failures)
+        return Text.assemble(f"{ledger}\n", ("FAILED", "bold red"), f":\n{wrong}")
+
+
+def lost_rows(spark: SparkSession, ledger: Ledger, verdict: Verdict) -> int:
+    """Return the number of rows that neither a broker nor a pending dead letter has."""
+    dead_letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
+    dead_rows = [row.row for row in dead_letters.where("row IS NOT NULL").collect()]
+    return len(verdict.missing.difference(dead_rows))
 
 
 def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
