@@ -26,11 +26,8 @@ from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from rocket_sink.spark.backfill.backfill import Backfill, Plan
     from rocket_sink.spark.backfill.resend import Resent
-    from rocket_sink.spark.backfill.sources import Table
 
 
 @click.command(
@@ -136,12 +133,17 @@ def backfill(
         if not from_table:
             check_exists(options.ledger, session)
         from rocket_sink.spark.backfill.backfill import Backfill
-        from rocket_sink.spark.backfill.sources import Selection
+        from rocket_sink.spark.backfill.sources import Selection, Table
 
         selection = Selection(reasons, only_topic, where, since, until, limit, max_tries, again)
         source = None
-        if from_table:
-            source = _table(session, options, path, name, form, schema, source_option)
+        if name:
+            source = Table(session.table(name), name, options)
+        elif path:
+            path = absolute(path)
+            files = Source(form, path, schema, source_option).read(session, streaming=False)
+            is_text = form in ("csv", "json", "text", "xml")
+            source = Table(files, path, options, is_text)
         work = Backfill(
             session, options, selection, source, move_keys=move_keys,
             wait_s=0.0 if no_wait else None,
@@ -161,21 +163,6 @@ def backfill(
             done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.noun, as_json=as_json)
     return 1 if done.unsettled else 0
-
-
-def _table(
-    spark: SparkSession, options: SinkOptions, path: str | None, name: str | None, form: str,
-    schema: str | None, source_option: dict[str, str],
-) -> Table:  # fmt: skip
-    from rocket_sink.spark.backfill.sources import Table
-
-    if name:
-        return Table(spark.table(name), name, options)
-    assert path is not None
-    path = absolute(path)
-    files = Source(form, path, schema, source_option, None, ())
-    is_text = form in ("csv", "json", "text", "xml")
-    return Table(files.read(spark, streaming=False), path, options, is_text)
 
 
 def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:

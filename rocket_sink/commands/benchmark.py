@@ -271,7 +271,7 @@ class LaneBench:
         sink = {**self._sink, "ledger": f"{folder}/ledger"}
         parallel = self._spark.sparkContext.defaultParallelism
         rate = {"rowsPerBatch": str(work.messages), "numPartitions": str(parallel)}
-        source = Source("rate-micro-batch", None, None, rate, None, _columns(work))
+        source = Source("rate-micro-batch", None, None, rate, select=_columns(work))
         frame = source.read(self._spark, streaming=True)
         writer = stream_writer(self._spark, frame, sink, LANES[case])
         writer = writer.option("checkpointLocation", f"{folder}/checkpoint")

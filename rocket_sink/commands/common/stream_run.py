@@ -174,8 +174,8 @@ class Source:
     path: str | None
     schema: str | None
     options: Mapping[str, str]
-    where: str | None
-    select: tuple[str, ...]
+    where: str | None = None
+    select: tuple[str, ...] = ()
 
     def read(self, spark: SparkSession, *, streaming: bool) -> DataFrame:
         """Return the source's DataFrame.
