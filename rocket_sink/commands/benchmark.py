@@ -15,7 +15,7 @@ import tempfile
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -431,19 +431,31 @@ def benchmark(
     if keys is None:
         keys = 0 if options.ordering == "none" else _ORDERED_KEYS
     work = Workload(messages, body_bytes, keys, batch)
-    cases = (*dict.fromkeys(modes or (() if lanes else MODES)), *dict.fromkeys(lanes))
+    modes = modes or (() if lanes else tuple(MODES))
     machine = {
         "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         "cores": os.cpu_count(), "python": platform.python_version(), "rocket-sink": __version__,
     }  # fmt: skip
     settings = {**asdict(work), "ordering": options.ordering}
-    before = _baseline(baseline, settings, cases) if baseline else {}
+    before = _baseline(baseline, settings, {*modes, *lanes}) if baseline else {}
     if out:
         check_writable(out)
     check_name_server(options)  # fail now: each message would fail after its time-out
     runs: dict[str, list[Figures]] = {}
-    with until_signal() as stop:
-        _measure(cases, repeat, sink, options, work, scratch, spark, runs)
+    with until_signal() as stop, ExitStack() as stack:
+        measure: Callable[[str, Advance], Figures] = partial(measure_producer, options, work)
+        benches = dict.fromkeys(modes, measure)
+        if lanes:
+            if not scratch:
+                folder = tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-")
+                scratch = stack.enter_context(folder)
+            session = stack.enter_context(spark_session("benchmark", **spark))
+            lane_bench = LaneBench(session, sink, work, absolute(scratch))
+            benches |= dict.fromkeys(lanes, lane_bench.run)
+        for number, case in itertools.product(range(1, repeat + 1), benches):
+            with Bar(f"{case} {number}/{repeat}", work.messages) as bar:
+                figures = benches[case](case, bar.advance_to)
+            runs.setdefault(case, []).append(figures)
     medians = [median(figures) for figures in runs.values()]
     results = {
         "machine": machine,
@@ -462,27 +474,6 @@ def benchmark(
         return 128 + stop.number
     failed = any(item.failed for item in medians)
     return 1 if failed or any(item.worse for item in changes) else 0
-
-
-def _measure(
-    cases: Sequence[str], repeat: int, sink: Mapping[str, Any], options: SinkOptions,
-    work: Workload, scratch: str | None, spark: Mapping[str, Any], runs: dict[str, list[Figures]],
-) -> None:  # fmt: skip
-    """Add the figures of each run to `runs`, {case: figures}; a signal may end this function."""
-    measure: Callable[[str, Advance], Figures] = partial(measure_producer, options, work)
-    benches = dict.fromkeys(cases, measure)
-    with ExitStack() as stack:
-        if not set(cases) <= set(MODES):
-            if not scratch:
-                folder = tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-")
-                scratch = stack.enter_context(folder)
-            session = stack.enter_context(spark_session("benchmark", **spark))
-            lane_bench = LaneBench(session, sink, work, absolute(scratch))
-            benches |= dict.fromkeys(LANES, lane_bench.run)
-        for number, case in itertools.product(range(1, repeat + 1), cases):
-            with Bar(f"{case} {number}/{repeat}", work.messages) as bar:
-                figures = benches[case](case, bar.advance_to)
-            runs.setdefault(case, []).append(figures)
 
 
 @dataclass(frozen=True)
@@ -520,7 +511,7 @@ def compare(
     return all_changes
 
 
-def _baseline(path: Path, now: Mapping[str, Any], cases: Iterable[str]) -> dict[str, Figures]:
+def _baseline(path: Path, now: Mapping[str, Any], cases: set[str]) -> dict[str, Figures]:
     """Read the baseline; raise ConfigurationError if its settings are not those of `now`, or if it
     has too few cases."""
     try:
@@ -537,7 +528,7 @@ def _baseline(path: Path, now: Mapping[str, Any], cases: Iterable[str]) -> dict[
         other = [f"{name} {settings.get(name)}" for name in now
                  if settings.get(name) != now[name]]  # fmt: skip
         raise ConfigurationError(f"the baseline {path} was measured with {', '.join(other)}")
-    if len(before.keys() & set(cases)) < 2:
+    if len(before.keys() & cases) < 2:
         raise ConfigurationError(
             f"the baseline {path} has {', '.join(before)}: give two of them or more, because each "
             "is compared with the others"
