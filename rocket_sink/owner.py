@@ -75,15 +75,12 @@ class Owner:
 def this_process() -> Owner:
     boot = _boot_id()
     start = _ticks(_PROC / "self/stat") if boot else _start_of(os.getpid())
-    return Owner(host_name(), boot, _pid_namespace(), os.getpid(), start)
+    # Reduce the host's name to characters that file names may have.
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
+    return Owner(host, boot, _pid_namespace(), os.getpid(), start)
 
 
 os.register_at_fork(after_in_child=this_process.cache_clear)
-
-
-def host_name() -> str:
-    """Return this host's name, reduced to characters that file names may have."""
-    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
 
 
 @functools.cache

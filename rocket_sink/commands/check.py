@@ -99,9 +99,18 @@ def check(as_json: bool) -> int:
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
     proxy = _proxy(options)
-    if proxy:
-        yield _proxy_finding(options, proxy)
-    yield from _environment()
+    if proxy and options.delivery != "at_least_once":
+        yield Finding(f"proxy {proxy}", "fail", str(proxy_error(options.delivery, proxy)))
+    elif proxy:
+        yield Finding(
+            f"proxy {proxy}", "note",
+            "is a RocketMQ proxy, which hides the brokers: they are not looked at, and commands "
+            "that ask them do not work (docs/deploy/proxy.md)",
+        )  # fmt: skip
+    packages = ("pyspark", "delta-spark", "pyarrow")
+    versions = (platform.python_version(), *(f"{name} {_version(name)}" for name in packages))
+    yield Finding("python", "ok", ", ".join(versions))
+    yield _tried("java", _java)
     if not proxy and not (yield from _name_servers(options)):
         return
     if options.topic:
@@ -113,33 +122,12 @@ def look(options: SinkOptions) -> Iterator[Finding]:
 
 
 def _proxy(options: SinkOptions) -> str | None:
-
     with contextlib.suppress(RocketSinkError), Admin(options) as admin:
         return admin.proxy()
     return None
 
 
-def _proxy_finding(options: SinkOptions, proxy: str) -> Finding:
-
-    if options.delivery != "at_least_once":
-        return Finding(f"proxy {proxy}", "fail", str(proxy_error(options.delivery, proxy)))
-    return Finding(
-        f"proxy {proxy}", "note",
-        "is a RocketMQ proxy, which hides the brokers: they are not looked at, and commands that "
-        "ask them do not work (docs/deploy/proxy.md)",
-    )  # fmt: skip
-
-
-def _environment() -> Iterator[Finding]:
-    versions = ", ".join(
-        f"{name} {_version(name)}" for name in ("pyspark", "delta-spark", "pyarrow")
-    )
-    yield Finding("python", "ok", f"{platform.python_version()}, {versions}")
-    yield _tried("java", _java)
-
-
 def _java() -> str:
-
     java = find_java()
     return f"Java {java.version} from {java.source}"
 

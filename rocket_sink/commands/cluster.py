@@ -112,7 +112,6 @@ def down(home: Path | None, as_json: bool) -> None:
 
 
 def _print(state: clusters.ClusterState, *, as_json: bool) -> None:
-
     facts: dict[str, Any] = state.to_dict()
     if as_json:
         print_json(facts)

@@ -143,7 +143,6 @@ def _fields(text: bytes) -> dict[str, Any]:
 def _send_all(
     options: SinkOptions, messages: Iterator[dict[str, Any]], as_json: bool
 ) -> tuple[int, int]:
-
     sent = failed = 0
     with Producer(options) as producer:
         for number, fields in enumerate(messages):

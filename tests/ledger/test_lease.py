@@ -67,7 +67,7 @@ def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path
     try:
         # The wait is three leases long.
         assert not other.acquire(4.5, on_wait=waits.append)
-        assert waits == [f"process {holder.pid} on {owner.host_name()}"]
+        assert waits == [f"process {holder.pid} on {owner.this_process().host}"]
     finally:
         holder.kill()
         holder.communicate()

@@ -208,7 +208,6 @@ def check_name_server(options: SinkOptions) -> None:
 
 
 def _local_name_server() -> str | None:
-
     try:
         address = running_name_server()
     except (RocketSinkError, OSError):

@@ -327,7 +327,6 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     path = sink_options.get("ledger")
     if not path:
         return report
-
     ledger, began = Ledger(str(path)), dt.datetime.now(dt.timezone.utc)
     began -= dt.timedelta(seconds=report.seconds)
     fold_and_note(ledger, spark)

@@ -312,7 +312,6 @@ def _headline(settings: Settings) -> str:
 
 @contextlib.contextmanager
 def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
-
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
     # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
     home = settings.out / "cluster" if keep else None
@@ -407,7 +406,6 @@ def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjecto
 
 
 def _leave_running(settings: Settings) -> None:
-
     note("--keep: starting the brokers again on the same data, to outlive the demo")
     home = settings.out / "cluster"
     state = clusters.up(home, settings.brokers)
