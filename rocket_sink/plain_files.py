@@ -20,11 +20,14 @@ from typing import IO, Final
 import pyarrow as pa
 from pyarrow import fs
 
+from rocket_sink.private_file import refused
+
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags to open a file. With O_NONBLOCK, opening a pipe does not wait for its other end."""
 _DEEPEST: Final = 6
 """Depth to which folders are listed; a ledger needs four, for its quarantine."""
+_NOT_PLAIN: Final = "is a link or no plain file"
 _KINDS: Final = {stat.S_IFREG: fs.FileType.File, stat.S_IFDIR: fs.FileType.Directory}
 
 
@@ -113,7 +116,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
             opened = os.open(name, flags | _FILE, 0o666, dir_fd=handle)
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 os.close(opened)
-                raise _refused(path)
+                raise refused(path, _NOT_PLAIN)
             return opened
 
         with self._parent(path) as (handle, name):
@@ -206,7 +209,7 @@ def check_plain(root: str, *folders: str) -> None:
                 if not entry.is_file(follow_symlinks=False) and not (
                     is_near and entry.is_dir(follow_symlinks=False)
                 ):
-                    raise _refused(at)
+                    raise refused(at, _NOT_PLAIN)
 
 
 def _walk(handle: int, path: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -243,7 +246,7 @@ def _enter(handle: int, name: str, path: str) -> int:
         is_link = error.errno == errno.ENOTDIR and stat.S_ISLNK(
             os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode
         )
-        raise _refused(path) if is_link else _named(error, path) from error
+        raise refused(path, _NOT_PLAIN) if is_link else _named(error, path) from error
 
 
 def _remove(handle: int, name: str, path: str) -> None:
@@ -263,14 +266,6 @@ def _remove(handle: int, name: str, path: str) -> None:
 def _named(error: OSError, path: str) -> OSError:
     """Return the error with the whole path; for a link, an error that says what to do."""
     if error.errno == errno.ELOOP:
-        return _refused(path)
+        return refused(path, _NOT_PLAIN)
     is_named = error.filename == path
     return error if is_named else OSError(error.errno, os.strerror(error.errno or 0), path)
-
-
-def _refused(path: str) -> PermissionError:
-    text = (
-        "is a link or no plain file, and is not used: remove it, and see who can write to its "
-        "folder"
-    )
-    return PermissionError(errno.EPERM, text, path)

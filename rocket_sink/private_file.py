@@ -39,17 +39,17 @@ def open_private(path: Path) -> int:
         handle = os.open(path, _FLAGS, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _refused(path, "is a symbolic link") from error
+            raise refused(path, "is a symbolic link") from error
         raise
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise _refused(path, "is not a plain file")
+            raise refused(path, "is not a plain file")
         if status.st_nlink > 1:
-            raise _refused(path, "has a second name (a hard link)")
+            raise refused(path, "has a second name (a hard link)")
         own = status.st_uid == os.geteuid()
         if not own and status.st_uid != path.parent.stat().st_uid:
-            raise _refused(path, f"belongs to another user (uid {status.st_uid})")
+            raise refused(path, f"belongs to another user (uid {status.st_uid})")
         if own and stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(handle, 0o600)
     except BaseException:
@@ -65,10 +65,11 @@ def check_folder(path: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(status.st_mode):
-        raise _refused(path, f"is a symbolic link (of uid {status.st_uid})")
+        raise refused(path, f"is a symbolic link (of uid {status.st_uid})")
 
 
-def _refused(path: Path, what: str) -> PermissionError:
+def refused(path: Path | str, what: str) -> PermissionError:
+    """Return the error for a path that somebody may have put there; `what` says what is wrong."""
     text = f"{what}, and is not used: remove it, and see who can write to its folder"
     return PermissionError(errno.EPERM, text, str(path))
 

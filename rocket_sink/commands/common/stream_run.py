@@ -185,9 +185,11 @@ class Source:
         """
         reader = spark.readStream if streaming else spark.read
         reader = reader.format(self.form).options(**self.options)
-        schema = self.schema or (self._inferred(spark) if streaming else None)
-        if schema is not None:
-            reader = reader.schema(schema)
+        if self.schema:
+            reader = reader.schema(self.schema)
+        elif streaming and self.path and self.form.lower() not in _WITH_FIXED_SCHEMA:
+            files = spark.read.format(self.form).options(**self.options).load(self.path)
+            reader = reader.schema(files.schema)
         try:
             frame = reader.load(self.path) if self.path else reader.load()
         except Exception as error:
@@ -195,11 +197,6 @@ class Source:
         if self.where:
             frame = frame.where(self.where)
         return frame.selectExpr(*self.select) if self.select else frame
-
-    def _inferred(self, spark: SparkSession) -> Any:
-        if not self.path or self.form.lower() in _WITH_FIXED_SCHEMA:
-            return None
-        return spark.read.format(self.form).options(**self.options).load(self.path).schema
 
     def _explained(self, error: Exception, spark: SparkSession) -> Exception:
         if self.form.lower() != "kafka" or "kafka" not in str(error).lower():
