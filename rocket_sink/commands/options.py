@@ -60,15 +60,7 @@ def _words(spec: Option) -> str:
 
 
 _FACTS: Final = ("name", "default", "kind", "unit", "group", "choices", "aliases", "java", "help")
-_TITLES: Final = {
-    "connection": "Connection",
-    "message": "Messages",
-    "sending": "Sending",
-    "routing": "Routing and fault tolerance",
-    "delivery": "Delivery",
-    "ledger": "Ledger",
-    "spark": "Spark",
-}
+_TITLES: Final = {"message": "Messages", "routing": "Routing and fault tolerance"}
 _EXAMPLES: Final = {
     "nameServer": "127.0.0.1:9876",
     "topic": "flights",
@@ -110,7 +102,8 @@ def markdown_table() -> str:
     """Return the options as Markdown, one table per group."""
     parts: list[str] = []
     for group in GROUPS:
-        parts += [f"\n**{_TITLES[group]}**\n", "| option | default | what it is |", "|---|---|---|"]
+        title = _TITLES.get(group, group.capitalize())
+        parts += [f"\n**{title}**\n", "| option | default | what it is |", "|---|---|---|"]
         parts += [_markdown_row(option) for option in options_in([group])]
     return "\n".join(parts).strip() + "\n"
 
