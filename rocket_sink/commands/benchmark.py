@@ -326,16 +326,14 @@ def _columns(work: Workload) -> tuple[str, ...]:
 
 def median(runs: Sequence[Figures]) -> Figures:
     """Return the median of each figure over runs of a case; failures and errors are summed."""
-    errors: Counter[str] = Counter()
-    for run in runs:
-        errors.update(run.errors)
-    values: dict[str, Any] = {"case": runs[0].case, "errors": dict(errors)}
+    errors = sum((Counter(run.errors) for run in runs), Counter[str]())
+    failed = sum(run.failed for run in runs)
+    values: dict[str, Any] = {"case": runs[0].case, "errors": dict(errors), "failed": failed}
     for item in fields(Figures):
         if item.name not in values:
             measured = [value for run in runs if (value := getattr(run, item.name)) is not None]
             values[item.name] = statistics.median(measured) if measured else None
     values["messages"] = round(values["messages"])
-    values["failed"] = sum(run.failed for run in runs)
     return Figures(**values)
 
 
