@@ -18,6 +18,7 @@ from rocket_sink.text import counted
 
 _home = click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path),
+    callback=lambda context, parameter, home: home or clusters.default_home(),
     help="Folder of its data. Default: one in the user's data folder.",
 )  # fmt: skip
 
@@ -43,7 +44,7 @@ def cluster() -> None:
 @click.option("--tls", type=click.Choice(["permissive", "enforcing"]), help="Serve TLS.")
 @json_option
 def up(
-    home: Path | None,
+    home: Path,
     brokers: int,
     queues: int,
     version: str | None,
@@ -62,14 +63,13 @@ def up(
 @click.argument("name")
 @_home
 @count_option("--queues", default=4, help="Queues per broker.")
-def topic(name: str, home: Path | None, queues: int) -> None:
+def topic(name: str, home: Path, queues: int) -> None:
     """Create a topic on all brokers of the cluster, or change its number of queues."""
     check_topic(name)
     state = clusters.status(home)
     if state is None or not state.running:
         raise click.ClickException(
-            f"no whole cluster runs in {home or clusters.default_home()}: start it with "
-            "rocket-sink cluster up"
+            f"no whole cluster runs in {home}: start it with rocket-sink cluster up"
         )
     with Admin(SinkOptions.parse(state.client_options())) as admin:
         admin.create_topic(name, queues=queues)
@@ -80,14 +80,14 @@ def topic(name: str, home: Path | None, queues: int) -> None:
 @cluster.command(example="    rocket-sink cluster status --json")
 @_home
 @json_option
-def status(home: Path | None, as_json: bool) -> int:
+def status(home: Path, as_json: bool) -> int:
     """Show the cluster; exit code 1 unless all of it runs."""
     state = clusters.status(home)
     if state is None:
         if as_json:
             print_json({"running": False, "nodes": []})
         else:
-            note(f"no cluster runs in {home or clusters.default_home()}")
+            note(f"no cluster runs in {home}")
         return 1
     _print(state, as_json=as_json)
     if not state.ready:
@@ -100,7 +100,7 @@ def status(home: Path | None, as_json: bool) -> int:
 @cluster.command(example="    rocket-sink cluster down")
 @_home
 @json_option
-def down(home: Path | None, as_json: bool) -> None:
+def down(home: Path, as_json: bool) -> None:
     """Stop what `up` started, and only that; its data stays."""
     if not as_json and clusters.status(home):
         note("stopping (brokers take some seconds for a clean shutdown)")
@@ -108,7 +108,7 @@ def down(home: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"ended": was_running})
     else:
-        note("stopped" if was_running else f"no cluster runs in {home or clusters.default_home()}")
+        note("stopped" if was_running else f"no cluster runs in {home}")
 
 
 def _print(state: clusters.ClusterState, *, as_json: bool) -> None:
