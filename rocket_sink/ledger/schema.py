@@ -102,7 +102,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("broker_address", "STRING", (SEND, RESOLUTION), "host:port that was asked"),
     Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue; half: in its broker's half queue"),
     Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
-    Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body"),
+    Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body; epoch: of all rows that came in"),
 
     Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it; of those to the deadLetterTopic, negative"),
     Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first; of a row that sums up a wait, the last that it stands for"),

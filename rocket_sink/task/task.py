@@ -46,6 +46,7 @@ from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.request_factory import RequestFactory
 from rocket_sink.task.totals import RowTotals, TaskSummary
+from rocket_sink.wire.columns.buffers import bytes_of
 
 if TYPE_CHECKING:
     from rocket_sink.producer.tracing import RequestTraces
@@ -125,6 +126,7 @@ class TaskSender:
         for part in parts_of(batch):
             rows = normalise(part, self._plan)
             self.summary.rows_in += len(rows)
+            self.summary.body_bytes += bytes_of(rows.body).size
             checked = validate(rows, self._options)
             self._refuse(rows, checked.refused)
             if not len(checked.rows):

@@ -125,6 +125,13 @@ class TestSends:
         assert epoch["complete"] and epoch["rows_in"] == 100 and epoch["acked"] == 100
         assert sum(row["message_count"] for row in run.kind("send")) == 100
 
+    def test_the_bytes_of_all_bodies_are_counted(self) -> None:
+        batch = pa.RecordBatch.from_pydict({"body": ["before", "kilo", "", None, "ö"]})
+        run = Run(StubEngine())
+        run.feed(body=batch["body"].slice(1)).feed(body=["x" * 1000]).finish()
+        assert run.summary.rows_in == 5 and run.summary.dead == 2
+        assert run.kind("epoch")[0]["body_bytes"] == 4 + 2 + 1000
+
     def test_unsharded_rows_go_in_one_request_that_the_engine_places(self) -> None:
         run = Run(StubEngine()).feed(body=bodies(100)).finish()
         (request,) = run.engine.requests
