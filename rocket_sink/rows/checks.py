@@ -1,10 +1,8 @@
 """Validation of rows: the rules of `Message`, on whole columns.
 
-Column kernels select suspect rows: all illegal rows, and perhaps some legal ones. Each suspect row
-becomes a `Message`, and the constructor raises the error if the row is illegal. This module adds
-rules that `Message` lacks: UTF-8 in text bodies, the sizes of body and properties, explicit queues,
-and sharding keys for strict order.
-"""
+Column kernels select suspect rows: all illegal rows, perhaps with legal ones. Each suspect row
+becomes a `Message`, whose constructor raises the error if the row is illegal. This module adds
+UTF-8 in text bodies, sizes of body and properties, named queues, and keys for strict order."""
 
 from __future__ import annotations
 
@@ -73,8 +71,7 @@ _TRACESTATE: Final = f"^{_MEMBER}(,{_MEMBER}){{0,31}}$"
 
 
 def _suspect_entries(batch: RowBatch, names: pa.Array, values: pa.Array) -> Mask:
-    """Return a mask of the entries of `batch.properties` that are illegal, and perhaps of some
-    legal ones."""
+    """Return a mask of all illegal entries of `batch.properties`, and perhaps of legal ones."""
     is_suspect = np.zeros(len(names), np.bool_)
     for part in (names, values):
         is_suspect |= with_separator(part) | invalid_utf8(part) | all_blank(part)
@@ -180,8 +177,7 @@ class Refused:
 
     Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
     INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
-    INVALID_FLAG, INVALID_QUEUE, INVALID_PRIORITY, INVALID_LITE_TOPIC, MISSING_SHARDING_KEY.
-    """
+    INVALID_FLAG, INVALID_QUEUE, INVALID_PRIORITY, INVALID_LITE_TOPIC, MISSING_SHARDING_KEY."""
 
     row: int
     code: str
@@ -231,8 +227,7 @@ def _property_limit(options: SinkOptions) -> int:
 
 
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
-    """Yield masks of suspect rows. Every illegal row is in at least one mask, except rows with too
-    many bytes of properties."""
+    """Yield masks that cover all illegal rows, except rows with too many bytes of properties."""
     if isinstance(batch.topic, pa.Array):
         yield _suspect_topics(batch.topic, options)
     sizes = lengths_of(batch.body)
@@ -297,8 +292,8 @@ def _suspect_keys(keys: pa.Array) -> Mask:
 
 
 def _suspect_kinds(batch: RowBatch) -> Iterator[Mask]:
-    """Yield masks of rows with an illegal delay, priority or lite topic, of rows that have two of
-    these, and of rows with a priority or lite topic that also name a queue or a sharding key."""
+    """Yield masks of rows with an illegal delay, priority or lite topic, of rows with two of these,
+    and of rows with a priority or lite topic that also name a queue or a sharding key."""
     kinds = np.zeros(len(batch), np.int64)
     if batch.delay_level is not None:
         levels = ints_of(batch.delay_level, 0)
@@ -445,8 +440,7 @@ def with_control(array: pa.Array) -> Mask:
 
 
 def with_separator(array: pa.Array) -> Mask:
-    """Return a mask of texts with 0x00, 0x01 or 0x02. The wire format separates properties by 0x01
-    and 0x02."""
+    """Return a mask of texts with 0x00, or with 0x01 or 0x02, which separate wire properties."""
     return _texts_with_up_to(array, 0x02)
 
 
@@ -456,8 +450,7 @@ def with_blank(array: pa.Array) -> Mask:
 
 
 def all_blank(array: pa.Array) -> Mask:
-    """Return a mask of texts that are empty or have only blanks and control characters
-    (`message_rules.JAVA_BLANKS`). Null is not in the mask."""
+    """Return a mask of non-null texts that are empty or have only `message_rules.JAVA_BLANKS`."""
     data = bytes_of(array)
     if not len(data) or int(data.min()) > 0x20:
         return empty(array)
@@ -523,8 +516,7 @@ def _texts_with(array: pa.Array, wanted: Mask) -> Mask:
 
 
 def _rows_with(offsets: np.ndarray[tuple[int], np.dtype[Any]], wanted: Mask) -> Mask:
-    """Return a mask of the rows with a wanted item; row i has items `offsets[i]` to
-    `offsets[i + 1]`."""
+    """Return a mask of rows with a wanted item. Row i has items offsets[i] to offsets[i + 1]."""
     has_wanted = np.zeros(len(offsets) - 1, np.bool_)
     has_wanted[np.searchsorted(offsets, np.flatnonzero(wanted), side="right") - 1] = True
     return has_wanted

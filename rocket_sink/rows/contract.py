@@ -1,13 +1,11 @@
 """The row contract: the columns that the sink reads, and their types, checked on the driver.
 
-docs/reference/columns.md says what each column becomes. Each column may also be called
-`__rmq_<name>`, for frames in which a data column has the plain name. The option `columns` maps a
-column of another name. All other columns are ignored, refused (`strictColumns`) or packed into the
-body (`bodyFormat=json`).
+docs/reference/columns.md describes the columns, and their aliases `__rmq_<name>` for frames in
+which a data column has the plain name. The option `columns` maps a column of another name. All
+other columns are ignored, refused (`strictColumns`) or packed into the body (`bodyFormat=json`).
 
 Types of Spark and of Arrow have the names of Spark's `simpleString` here, but simplified: all whole
-numbers are `integer`, all strings are `string`, and a decimal is `decimal`.
-"""
+numbers are `integer`, all strings are `string`, and a decimal is `decimal`."""
 
 from __future__ import annotations
 
@@ -161,11 +159,9 @@ _PREFIX: Final = "__rmq_"
 def resolve_columns(
     schema: Any, options: SinkOptions, *, case_sensitive: bool = False
 ) -> ColumnPlan:
-    """Find the contract's columns in a pyspark `StructType` or a `pa.Schema`.
-
-    Raises ColumnError if a column is missing, ambiguous, misspelt or of a wrong type, and
-    OptionError if the option `topic` is illegal.
-    """
+    """Find the contract's columns in a `StructType` or `pa.Schema`. Raise ColumnError for a
+    missing, ambiguous, misspelt or mistyped column, and OptionError for an illegal option
+    `topic`."""
     finder = _Finder(schema, case_sensitive)
     named = finder.named(json=options.body_format == "json")
     mapped = finder.mapped(options)

@@ -1,9 +1,8 @@
 """Conversion of record batches to `RowBatch`es, by casts of whole columns.
 
-It takes all forms that Spark and Arrow users send: strings, large strings, views, dictionaries,
-slices, chunks, lists of any form. It refuses no row: Spark's strings may have bytes that are not
-UTF-8, and `rocket_sink.rows.checks` finds these.
-"""
+All forms that Spark and Arrow users send are converted: strings, large strings, views,
+dictionaries, slices, chunks, lists of any form. No row is refused: Spark's strings may have bytes
+that are not UTF-8, and `rocket_sink.rows.checks` finds these."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def _all_text(array: pa.Array) -> pa.Array:
 
 
 def _narrow(array: pa.Array) -> pa.Array:
-    """Return the array with 32-bit offsets if they suffice, because Arrow's kernels refuse to mix
-    them with 64-bit offsets."""
+    """Return the array with 32-bit offsets if they suffice: Arrow's kernels refuse mixed sizes."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(array.type)
     if small is None or array.nbytes > INT32_MAX:
         return array
@@ -119,8 +117,7 @@ def _narrow(array: pa.Array) -> pa.Array:
 
 
 def _tags(array: pa.Array) -> pa.Array | None:
-    """Return the tags, trimmed as in `Message`. An empty tag becomes null. A blank tag stays, so
-    that the checks refuse it."""
+    """Return the tags, trimmed as in `Message`. Empty tags become null; blank tags stay illegal."""
     tags = _text(array)
     none = empty(tags)
     if none.any():

@@ -1,7 +1,5 @@
-"""Rows in the standard form that the sink uses once the row contract has been applied.
-
-The rows may still be illegal: `rocket_sink.rows.checks` refuses those that cannot be messages.
-"""
+"""Rows in the standard form that the sink uses after the row contract was applied. They may still
+be illegal: `rocket_sink.rows.checks` refuses rows that cannot be messages."""
 
 from __future__ import annotations
 
@@ -22,12 +20,9 @@ from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY, PropertyPie
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """A batch of n rows as arrays of n values.
-
-    A column is None if it is absent, or null in all rows (except `body` and `order_by`). Text is
-    `string` (`large_string` beyond 2 GiB), perhaps with bytes that are not UTF-8, as Spark's
-    strings may have. Integers are int64.
-    """
+    """A batch of n rows as arrays of n values. A column is None if it is absent, or null in all
+    rows (except `body` and `order_by`). Text is `string` (`large_string` beyond 2 GiB), perhaps
+    with bytes that are not UTF-8, as in Spark. Integers are int64."""
 
     body: pa.Array
     """Binary or large binary. A null or empty body is illegal."""
@@ -79,18 +74,15 @@ class RowBatch:
         )
 
     def with_(self, **changes: Any) -> RowBatch:
-        """Return a copy with these columns replaced."""
         return replace(self, **changes)
 
     def topic_of(self, row: int) -> str | None:
         return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
 
     def kinds(self) -> npt.NDArray[np.int8]:
-        """Return the kind of each row, a number below KINDS.
-
-        Only rows of kind 0 may be in a batch request. The others are messages with a delay level
-        (1), with a delay or delivery time (2), with a priority (3), or with a lite topic (4).
-        """
+        """Return the kind of each row, a number below KINDS: a message with a delay level (1), with
+        a delay or delivery time (2), with a priority (3), with a lite topic (4), or any other (0).
+        Only rows of kind 0 may be in a batch request."""
         kinds = np.zeros(len(self), np.int8)
         if self.delay_level is not None:
             kinds[ints_of(self.delay_level, 0) != 0] = 1
@@ -110,10 +102,8 @@ class RowBatch:
         return pc.coalesce(self.sharding_key, self.lite_topic.cast(self.sharding_key.type))
 
     def property_columns(self, message_ids: pa.Array | None = None) -> dict[str, Any]:
-        """Return the arguments of `wire.columns.property_pieces` for these rows.
-
-        `message_ids` has an id per row, which counts if the row has no `message_id`.
-        """
+        """Return the arguments of `wire.columns.property_pieces` for these rows. `message_ids` has
+        an id for each row, which is used if the row has no `message_id`."""
         columns = {name: getattr(self, name) for name in _PROPERTY_COLUMNS}
         ids = self.message_id
         if ids is not None and message_ids is not None:
@@ -123,11 +113,8 @@ class RowBatch:
     def encoded(
         self, ids: pa.Array | None = None, properties: pa.Array | PropertyPieces | None = None
     ) -> EncodedBatch:
-        """Return the rows as encoded messages, in order. All rows must have one topic.
-
-        `ids` are as in `property_columns`. `properties` are the rows' property strings, if the
-        caller has them already.
-        """
+        """Return the rows, which have one topic, as encoded messages, in order. `ids` are as in
+        `property_columns`; `properties` are the rows' property strings, if the caller has them."""
         assert isinstance(self.topic, str)
         if properties is None:
             properties = property_pieces(len(self), **self.property_columns(ids))

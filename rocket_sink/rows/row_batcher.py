@@ -1,10 +1,9 @@
 """Spark's Python rows gathered into Arrow batches, for sinks to which Spark passes single rows.
 
-Spark does not tell a foreach writer the schema. If `RocketSink.stream(df)` or `sink.check(df)` was
-called on the driver, the batcher uses the frame's schema. Otherwise it infers a schema from the
-names in the rows and the type of each column's first value, and the row contract checks it. A
-column that is all null is checked in the first batch in which it has a value.
-"""
+Spark does not tell a foreach writer the schema. The batcher uses the frame's schema if
+`RocketSink.stream(df)` or `sink.check(df)` was called on the driver. Otherwise it infers a schema
+from the rows' names and the type of each column's first value, and the row contract checks it. A
+column that is all null is checked in the first batch in which it has a value."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class RowBatcher:
         return self._plan
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Return the columns that the plan needs, as one record batch. Raises ColumnError if the
-        rows do not fit the row contract."""
+        """Return the needed columns as one batch. Raise ColumnError if rows break the contract."""
         names = _names(rows[0])
         columns = list(zip(*rows, strict=True))
         if self._plan is None:
@@ -112,12 +110,10 @@ class RowBatcher:
 
 
 class RowBuffer:
-    """Gathers rows until they make a batch: `limit` rows, or `GATHER_BYTES` of bodies.
-
-    The owner appends to `rows`, and calls `is_full` when there are `look_at` rows. Thus the sizes
-    of small rows are summed every hundred rows, those of large rows at each row. Another thread may
-    call `take` while the owner appends, if both threads hold a lock around `take` and `is_full`.
-    """
+    """Gathers rows until they make a batch: `limit` rows, or `GATHER_BYTES` of bodies. The owner
+    appends to `rows`, and calls `is_full` at `look_at` rows. Thus the sizes of small rows are
+    summed every hundred rows, those of large rows at each row. Another thread may call `take` while
+    the owner appends, if both threads hold a lock around `take` and `is_full`."""
 
     __slots__ = ("_body", "_gatherer", "_largest", "_limit", "_seen", "_size", "look_at", "rows")
 
@@ -134,8 +130,8 @@ class RowBuffer:
         self._look_in(1)  # The owner then notes the time of the oldest row.
 
     def _look_in(self, rows: int) -> None:
-        """Let the next call of `is_full` come after `rows` more rows, or after fewer: as many rows,
-        each of the largest size so far, as fill a quarter of the remaining bytes (at least one)."""
+        """Let the next call of `is_full` come after `rows` more rows, or earlier: after as many
+        rows of the largest size so far as fill a quarter of the remaining bytes."""
         room = (GATHER_BYTES - self._size) // (4 * self._largest)
         self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
 
@@ -153,8 +149,7 @@ class RowBuffer:
         return self._seen >= self._limit or self._size >= GATHER_BYTES
 
     def take(self) -> pa.RecordBatch | None:
-        """Remove the rows and return them as a batch; None if there are none. Raises ColumnError if
-        the rows do not fit the row contract."""
+        """Remove the rows; return their batch, or None without rows. Errors as in `batch`."""
         if not self.rows:
             return None
         rows = self.rows[:]
@@ -165,8 +160,7 @@ class RowBuffer:
 
 
 def _lengths(rows: Sequence[Any], column: int) -> list[int]:
-    """Return the lengths of the bodies, in bytes or in characters of text. Leave out other
-    values."""
+    """Return the lengths of the bodies, in bytes or characters of text. Leave out other values."""
     # Avoid `Row.__getitem__`, which is slow Python code.
     bodies = list(map(tuple.__getitem__, rows, repeat(column)))
     try:
@@ -176,7 +170,6 @@ def _lengths(rows: Sequence[Any], column: int) -> list[int]:
 
 
 def type_of(value: Any) -> pa.DataType:
-    """Return the Arrow type of a column that has this value."""
     if isinstance(value, dt.datetime):
         return _INSTANT
     if isinstance(value, _SCALARS):
@@ -238,7 +231,7 @@ class FarTime(dt.datetime):
 
 
 def _micros(value: dt.datetime | None) -> int | None:
-    """Return microseconds since 1970. Spark passes times without a zone, in the worker's local time
+    """Return microseconds since 1970. Spark passes local times without a zone
     (TimestampType.fromInternal)."""
     if value is None:
         return None
@@ -254,12 +247,9 @@ def _micros(value: dt.datetime | None) -> int | None:
 
 
 def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
-    """Return binary keys that sort like the times. The times are TIMESTAMP or TIMESTAMP_NTZ: Spark
-    passes both as times without a zone.
-
-    A key is the moment in the worker's zone, then the time as written. If the clock skips an hour,
-    a TIMESTAMP_NTZ in this hour has the moment of the skip.
-    """
+    """Return binary keys that sort like the times. Spark passes both TIMESTAMP and TIMESTAMP_NTZ as
+    times without a zone. A key is the moment in the worker's zone, then the time as written. If the
+    clock skips an hour, a TIMESTAMP_NTZ in this hour has the moment of the skip."""
     keys = np.zeros((len(times), 2), ">i8")
     for number, value in enumerate(times):
         if value is None:

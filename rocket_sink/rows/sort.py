@@ -1,9 +1,6 @@
-"""Sorts a task's rows by `order_by` in bounded memory.
-
-When the rows exceed a memory limit, they are sorted and written to a temporary file, a *run*. At
-the end of the input the runs are merged. A merge reads each run in blocks. It takes at most `_RUNS`
-runs, so that the blocks fit into memory; more runs are first merged into longer ones.
-"""
+"""Sorts a task's rows by `order_by` in bounded memory. Rows beyond the memory limit are sorted and
+written to a temporary file, a *run*. At the end of the input the runs are merged by blocks. A merge
+takes at most `_RUNS` runs, so that the blocks fit into memory; more runs are merged in steps."""
 
 from __future__ import annotations
 

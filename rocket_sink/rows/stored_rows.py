@@ -1,8 +1,5 @@
-"""Stored messages as Arrow rows, for the reader and the export of dead-letter topics.
-
-The columns of the row contract come first, so that rows can be sent again. `system_properties` has
-the properties that RocketMQ reserves.
-"""
+"""Stored messages as Arrow rows, for the reader and exports of dead-letter topics. The contract's
+columns come first, so that rows can be sent again. `system_properties` has RocketMQ's own."""
 
 from __future__ import annotations
 
