@@ -2,9 +2,7 @@
 
 `FakeCluster` serves the remoting protocol on loopback ports of this process. Its brokers delay,
 refuse, drop and cut answers, freeze or answer wrongly as scripted, and keep stored messages for
-assertions. `FaultProxy` does the same in front of a real broker, `FaultProxies` in front of a
-cluster.
-"""
+assertions. `FaultProxy` does this before a real broker, `FaultProxies` before a cluster."""
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig
 from rocket_sink.testing.cluster import FakeCluster

@@ -55,11 +55,9 @@ class Cutter:
         """The incomplete frame that is held back."""
 
     def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
-        """Yield the pieces to forward now.
-
-        With `whole`, hold back each frame, from the next one on, until it is complete. Later calls
-        must then set `whole`, too. A stream without frames (TLS) is forwarded unchanged.
-        """
+        """Yield the pieces to forward now. With `whole`, hold back each frame, from the next one
+        on, until it is complete; later calls must then set `whole`, too. Forward a stream without
+        frames (TLS) unchanged."""
         while data:
             if self._remaining:
                 piece, data = data[: self._remaining], data[self._remaining :]
@@ -242,8 +240,6 @@ class FaultProxy(Scripted):
 
 
 class _Connection(Connection):
-    """A connection through the proxy."""
-
     def __init__(self, client: _Stream, server: _Stream, proxy: FaultProxy) -> None:
         super().__init__()
         self.client, self.server, self._proxy = client, server, proxy

@@ -1,9 +1,7 @@
 """Behaviours of scripted servers and of the proxy: values, rules, and their execution.
 
 The first rule of a `Script` that matches a request decides. If no rule matches, the server answers
-normally. Random generators are seeded, so that runs can be repeated. `perform` executes a behaviour
-on a connection.
-"""
+normally. Random generators are seeded, so that runs can be repeated."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ class Behaviour:
 class Answer(Behaviour):
     """Answer with this response code and remark, and store nothing unless `stores=True`.
 
-    With the codes 10, 11 and 12 (degraded) the message is stored, as in real brokers.
-    """
+    With the codes 10, 11 and 12 (degraded) the message is stored, as in real brokers."""
 
     code: int
     remark: str = ""

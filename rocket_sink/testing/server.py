@@ -1,7 +1,4 @@
-"""A thread that serves many scripted ports: sockets, frames, timers.
-
-All handlers run in this thread, so they need no locks.
-"""
+"""A thread that serves scripted ports. All handlers run in this thread, so they need no locks."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ class Connection:
         """The queue of (bytes to send, seconds per byte). 0 seconds sends all bytes at once."""
 
     def send(self, data: bytes) -> None:
-        """Send bytes, in order."""
         self.drip(data, 0.0)
 
     def drip(self, data: bytes, seconds_per_byte: float) -> None:
@@ -59,7 +55,6 @@ class Connection:
             self.transport.write(data)
 
     def reset(self) -> None:
-        """Close with RST."""
         reset(self.transport)
 
     def drop(self) -> None:
@@ -190,8 +185,8 @@ class Loop:
         self._thread.start()
 
     def call(self, function: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
-        """Run `function` in the loop's thread, after clients' connections so far are accepted, and
-        wait for it and for the connections that it resets."""
+        """Run `function` in the loop's thread once clients' connections so far are accepted. Wait
+        for the function, and for the connections that it resets."""
 
         async def run() -> None:
             await _take_turns()
@@ -205,11 +200,8 @@ class Loop:
             asyncio.run_coroutine_threadsafe(run(), self._loop).result(_CALL_TIMEOUT_S)
 
     def reserve_port(self) -> int:
-        """Reserve a port until the loop stops, and return its number.
-
-        A socket is bound to the port and does not listen. So no other process gets the port while
-        its server is down, and connections are refused.
-        """
+        """Reserve a port until the loop stops; return it. A bound socket that does not listen keeps
+        the port from other processes, and connections are refused while the server is down."""
         self._reserved.append(_bound_socket())
         return int(self._reserved[-1].getsockname()[1])
 

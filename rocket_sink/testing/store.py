@@ -2,8 +2,7 @@
 
 As in a real broker, half messages are hidden until END_TRANSACTION. The store does not remember an
 end, so each commit stores the message again. Each check appends a copy of the half message, which
-can be committed, too.
-"""
+can be committed, too."""
 
 from __future__ import annotations
 
