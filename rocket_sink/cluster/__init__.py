@@ -2,8 +2,7 @@
 
 A `LocalCluster` ends by `stop`, or when the process that started it ends; `up`, `status` and `down`
 manage a detached cluster. PySpark's Ivy fetches RocketMQ once from Maven Central. RocketMQ runs on
-Spark's Java. POSIX only.
-"""
+Spark's Java. POSIX only."""
 
 from rocket_sink.cluster.detached import (
     ClusterState,

@@ -1,13 +1,10 @@
 """Configuration of a local cluster's processes: ports, broker.conf, JVM flags, log settings.
 
-A broker binds three ports: its listen port, the "fast" port two below (BrokerController), and the
-replication port one above. All ports are below the range of outgoing connections (32768 up on
-Linux), so that other processes seldom take a port before the broker binds it. If a process does
-take one, the start is repeated with other ports.
-
-docker-compose.yml repeats `BROKER_DEFAULTS`; a test compares the two. Values are as in
-`broker.conf`: text, sizes in bytes.
-"""
+A broker binds its listen port, the "fast" port two below (BrokerController), and the replication
+port one above. All are below the range of outgoing connections (32768 up on Linux), so that other
+processes seldom take a port first. If a process does, the start is repeated with other ports. A
+test compares docker-compose.yml with `BROKER_DEFAULTS`. Values are as in `broker.conf`: text, sizes
+in bytes."""
 
 from __future__ import annotations
 
@@ -137,7 +134,6 @@ NEARLY_FULL_DISK: Mapping[str, str] = {
     "deleteWhen": "never",
     "cleanResourceInterval": "3600000",
 }
-"""Settings for a nearly full disk, on which a broker would refuse messages."""
 
 LEAST_FREE_MB = 1024
 """The free disk space that a start needs."""
@@ -230,8 +226,7 @@ def properties_text(lines: Mapping[str, str]) -> str:
 
 
 def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> None:
-    """Make `folder` a rocketmq.home.dir, with log settings, and ACL 1.0's and the tools'
-    credentials."""
+    """Make `folder` a rocketmq.home.dir with log settings and credentials (ACL 1.0, tools)."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     # Version 4.x reads log settings from conf/, 5.x from the file that `jvm_command` names.
@@ -264,11 +259,9 @@ def jvm_command(
     memory: Sequence[str],
     extra: Sequence[str],
 ) -> list[str]:
-    """Return the command line of a process, without arguments; its class path is in CLASSPATH.
-
-    `role` is name-server, broker, admin or proxy. `folder` is the value of rocketmq.home.dir and
-    user.home, below which RocketMQ puts stores and logs.
-    """
+    """Return the command line of a name-server, broker, admin or proxy, without arguments; its
+    class path is in CLASSPATH. `folder` is rocketmq.home.dir and user.home, where RocketMQ puts
+    stores and logs."""
     opens = [*_ADD_OPENS]
     if is_4x(version):
         opens.append("--add-opens=java.base/java.lang=ALL-UNNAMED")
@@ -287,5 +280,4 @@ def jvm_command(
 
 
 def is_4x(version: str) -> bool:
-    """Return whether the version is one of RocketMQ 4."""
     return version.startswith("4.")

@@ -2,8 +2,7 @@
 
 `cluster.json` in the home folder lists the processes, and has a random mark that each start puts
 into their command lines. A process without the mark does not belong to the cluster, so a reused pid
-is never signalled. A file lock allows one command per home at a time.
-"""
+is never signalled. A file lock allows one command per home at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +41,6 @@ class NodeState:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that `up` started exists."""
         return self.process() is not None
 
     def process(self) -> psutil.Process | None:
@@ -57,10 +55,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster that `up` started; its name server is the first node.
-
-    `ready`: `up` has seen every broker store a message.
-    """
+    """A cluster that `up` started, the name server first. `ready`: each broker stored a message."""
 
     home: Path
     version: str
@@ -105,7 +100,6 @@ class ClusterState:
 
 
 def default_home() -> Path:
-    """Return the default folder of a cluster's data."""
     return Path(platformdirs.user_data_dir("rocket-sink")) / "cluster"
 
 
@@ -128,8 +122,7 @@ def up(
 
     If only brokers are dead, and the settings are the same, start these brokers again. In all other
     cases stop the processes that are left, and start all with the same data and, if they are free,
-    the same ports. Arguments and errors are those of LocalCluster.
-    """
+    the same ports. Arguments and errors are those of LocalCluster."""
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
         alive: list[NodeState] = []
@@ -181,11 +174,8 @@ def status(home: Path | None = None) -> ClusterState | None:
 
 
 def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
-    """Stop the cluster that `up` started in `home`; its data stays. Idempotent.
-
-    Return whether a process was stopped. Brokers take some 15 s to stop. `progress` gets a line if
-    another command has the lock of the home.
-    """
+    """Stop the cluster in `home`; its data stays. Idempotent. Return whether a process was stopped.
+    Brokers take some 15 s. `progress` gets a line if another command has the lock."""
     if not (_folder(home) / _STATE_FILE).exists():
         return False
     with _locked(home, progress) as folder:

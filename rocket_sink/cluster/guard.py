@@ -1,10 +1,9 @@
 """Kills a cluster's processes when its owner process ends, even by SIGKILL.
 
-`Guard` runs this file as a process, which leads a process group that the cluster's JVMs join. When
-the owner ends, a pipe from the owner closes or this process gets another parent. Then this process
-kills the group and itself. Unlike Linux's PR_SET_PDEATHSIG this does not depend on the thread that
-started a broker, and works on macOS. A process group's number is not reused while a member lives.
-"""
+`Guard` runs this file as a process that leads the process group of the cluster's JVMs. When the
+owner ends, a pipe closes or this process gets another parent. Then this process kills the group and
+itself. Unlike Linux's PR_SET_PDEATHSIG this does not depend on the thread that started a broker,
+and works on macOS. A process group's number is not reused while a member lives."""
 
 from __future__ import annotations
 

@@ -1,16 +1,13 @@
 """RocketMQ's jars: a cache, which PySpark's Ivy fills from Maven Central.
 
 The cache is `<cache>/rocketmq-<version>/`; `<cache>` is the argument, else ROCKET_SINK_CACHE, else
-the user's cache folder. One process at a time fills it, in a scratch folder that is renamed at the
-end.
+the user's cache folder. One process at a time fills it, in a scratch folder that is then renamed.
 
 A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
 `group:name:version[:classifier] sha256`. With a lock file several Ivy processes fetch the jars in
-parallel (each with an Ivy cache of its own, because two cannot share one), and the digests are
-checked. Without a lock file one Ivy process resolves all dependencies in some minutes, and checks
-the registry's SHA-1; the SHA-256 digests are then noted in the cache. Each use of the cache checks
-the jars' SHA-256 again.
-"""
+parallel (each with its own Ivy cache, which cannot be shared). Without a lock file one Ivy process
+resolves all dependencies in some minutes, and checks the registry's SHA-1; the SHA-256 digests are
+then noted in the cache. Each use of the cache checks the jars' SHA-256."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ from rocket_sink.java import Java, find_java
 from rocket_sink.private_file import FileLock
 
 DEFAULT_VERSION = "5.5.0"
-"""The default RocketMQ version."""
 
 CACHE_ENV = "ROCKET_SINK_CACHE"
 
@@ -85,12 +81,9 @@ def run_ivy(
     java: Java, folder: Path, module: str, pattern: Path, on_jar: Callable[[], None], *,
     poms: bool, label: str = "Apache RocketMQ",
 ) -> None:  # fmt: skip
-    """Fetch the jars of an ivy.xml to paths of Ivy's `pattern`, and call `on_jar` after each.
-
-    `folder` is a new scratch folder. With `poms`, fetch dependencies too, and check the registry's
-    SHA-1; otherwise no digest is checked. Raises ClusterError with `label` and Ivy's last lines if
-    Ivy fails.
-    """
+    """Fetch the jars of an ivy.xml to paths of Ivy's `pattern`, in the new scratch folder `folder`;
+    call `on_jar` after each. With `poms`, fetch dependencies too, and check the registry's SHA-1;
+    otherwise check no digest. Raise ClusterError with `label` and Ivy's last lines if Ivy fails."""
     folder.mkdir(parents=True)
     ivy_file = folder / "ivy.xml"
     ivy_file.write_text(module, encoding="utf-8")
@@ -219,10 +212,8 @@ class Artifact:
 
 
 def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
-    """Return the artifacts of a lock file, in the file's order.
-
-    Raises ClusterError for a malformed line, and for two artifacts with the same file name.
-    """
+    """Return the artifacts of a lock file, in its order. Raise ClusterError for a malformed line,
+    and for two artifacts with the same file name."""
     artifacts: dict[str, Artifact] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -248,7 +239,6 @@ def load_lock(version: str) -> tuple[Artifact, ...] | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the file's SHA-256 as lower-case hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -265,11 +255,8 @@ def resolve_jars(
     java: Java | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Return the jars of name server, broker and admin tool, in class path order.
-
-    `progress` gets lines of text during a fetch. Raises ClusterError if the jars cannot be fetched,
-    or a digest differs from the lock file's.
-    """
+    """Return the jars of name server, broker and admin tool, in class path order. `progress` gets
+    texts during a fetch. Raise ClusterError if a jar cannot be fetched or has a wrong digest."""
     if not re.fullmatch(r"\d+(\.\d+)+([.-]\w+)*", version):
         raise ClusterError(f"{version!r} is no version of RocketMQ, as {DEFAULT_VERSION} is one.")
     base = cache_folder(cache)
@@ -375,10 +362,7 @@ def _counter(what: str, total: int | None, tell: Progress) -> Callable[[], None]
 
 @contextmanager
 def only_one(lock: Path, tell: Progress) -> Iterator[None]:
-    """Hold a file lock, so that one process at a time fills a cache.
-
-    Raises ClusterError if the cache cannot be written.
-    """
+    """Hold the file lock of a cache; raise ClusterError if the cache cannot be written."""
     cache_lock = FileLock(lock)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

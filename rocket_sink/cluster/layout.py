@@ -1,7 +1,5 @@
-"""Starting a cluster: settings, files in the home folder, command lines, processes.
-
-The home folder has one folder per process (configuration, store, logs), `tls/` and `ports.json`.
-"""
+"""The start of a cluster: settings, files, command lines, processes. The home folder has one folder
+per process (configuration, store, logs), `tls/` and `ports.json`."""
 
 from __future__ import annotations
 
@@ -145,11 +143,9 @@ def launch(
     alive: Collection[str] = (),
 ) -> Nodes:
     """Start a cluster in `runtime.home` and return when every broker has stored a message.
-
     `spawned` is called after each process start. The processes named in `alive` run already, on
-    `ports`; their nodes in the result are not started. If another process took a port meanwhile,
-    try again with other ports. On any other error, kill the started processes and raise the error.
-    """
+    `ports`; their nodes in the result are not started. If a port was taken meanwhile, try other
+    ports. On any other error, kill the started processes and raise the error."""
     wanted_ports = load_ports(runtime.home / "ports.json")
     failures = 0
     while True:

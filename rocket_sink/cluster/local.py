@@ -81,9 +81,7 @@ class LocalCluster:
 
     def start(self, timeout_s: float = 240) -> LocalCluster:
         """Start the cluster if it does not run, and wait until every broker has stored a message.
-
-        Raises ClusterError with the last log lines. `timeout_s` does not include fetching RocketMQ.
-        """
+        `timeout_s` excludes fetching RocketMQ. Raise ClusterError with the last log lines."""
         if self._nodes is not None:
             return self
         home = self._make_home()
@@ -189,8 +187,7 @@ class LocalCluster:
         """Create or update a topic on all brokers, or the named ones, and wait for its route.
 
         `perm` is 2 to write, 4 to read, 6 for both; `order` also stores the order configuration at
-        the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x).
-        """
+        the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x)."""
         chosen = self._chosen(brokers)
         targets = [("-b", b.address) for b in chosen] if brokers else [("-c", CLUSTER_NAME)]
         arguments = ["-t", name, "-r", str(queues), "-w", str(queues), "-p", str(perm)]
@@ -210,9 +207,7 @@ class LocalCluster:
         timeout_s: float = _ROUTE_TIMEOUT_S,
     ) -> None:
         """Wait until the topic's route has all brokers, or the named ones; else raise ClusterError.
-
-        A broker that was killed or frozen may be missing for up to 30 s after its return.
-        """
+        A broker that was killed or frozen may be missing for up to 30 s after its return."""
         for broker in self._chosen(brokers):
             broker.wait_routed(topic, timeout_s)
 
@@ -268,11 +263,9 @@ def admin(
     cache: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> str:
-    """Return the output of an admin tool's command, as `admin(server, "topicStatus", "-t", "t")`.
-
-    This takes some seconds. Raises ClusterError with the output if the tool fails, prints an error,
-    or exceeds `timeout_s`.
-    """
+    """Return the output of an admin tool's command, as `admin(server, "topicStatus", "-t", "t")`,
+    in some seconds. Raise ClusterError with the output if the tool fails, prints an error, or
+    exceeds `timeout_s`."""
     java = find_java()
     jars = resolve_jars(version, cache=cache, java=java)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-admin-") as name:

@@ -3,13 +3,12 @@
 The setting `bindAddress` exists from 5.0 on, and only for the ports that serve clients. In every
 version a broker binds its replication port by `new InetSocketAddress(port)`, on all interfaces, and
 anybody who reaches the port gets the whole commit log without a password. Before 5.0 all ports are
-bound in this way. No setting changes that: brokers with `duplicationEnable` open no replication
-port, but consumers get no messages.
+bound so. No setting changes that: with `duplicationEnable` there is no replication port, but
+consumers get no messages.
 
 The copies come first on the class path. Where the original code makes an `InetSocketAddress(port)`,
 a copy calls Netty's `SocketUtils.socketAddress("127.0.0.1", port)`. Both expressions have the same
-length in bytes, so nothing else in a class moves.
-"""
+length in bytes, so nothing else in a class moves."""
 
 from __future__ import annotations
 
@@ -41,11 +40,9 @@ _NEW, _DUP, _INVOKE_SPECIAL, _INVOKE_STATIC, _LOAD_CONSTANT, _NOP = (
 
 def write_loopback_jar(jars: Sequence[Path], home: Path) -> Path:
     """Write a jar with changed copies of all classes of `jars` that bind all interfaces; return it.
-
-    The jar is put beside the others, so that all clusters have the same class path. A JVM uses a
-    class data archive (CDS) only with the class path for which it was made. If the cache is
-    read-only, the jar is put into `home`.
-    """
+    The jar is put beside the others, or into `home` if the cache is read-only: a JVM uses a class
+    data archive (CDS) only with the class path for which it was made, so all clusters should have
+    the same class path."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as copies:
         for jar in jars:

@@ -49,7 +49,6 @@ class NodeSpec:
 
     @property
     def address(self) -> str:
-        """The host:port that clients use."""
         return f"{self.host}:{self.port}"
 
 
@@ -150,11 +149,8 @@ class Node:
             )
 
     def wait_for(self, check: Callable[[], None], timeout_s: float) -> None:
-        """Repeat `check` until it does not raise ProbeFailed.
-
-        Raises ClusterError with the last log lines if the process ends, or after `timeout_s`;
-        PortTakenError if the log says that a port was in use.
-        """
+        """Repeat `check` until it raises no ProbeFailed. Raise ClusterError with the last log lines
+        if the process ends, or after `timeout_s`; PortTakenError if a port was in use."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -169,10 +165,8 @@ class Node:
             time.sleep(_POLL_S)
 
     def restart(self, timeout_s: float = 120) -> None:
-        """Restart with the same ports and store, and wait until ready.
-
-        A restarted name server has no routes until the brokers register again, within 30 s.
-        """
+        """Restart with the same ports and store, and wait until ready. A restarted name server has
+        no routes until the brokers register again, within 30 s."""
         self.stop()
         self.spawn()
         self.wait_ready(timeout_s)
@@ -220,8 +214,6 @@ class Node:
 
 
 class NameServer(Node):
-    """The cluster's name server."""
-
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the name server listens; errors as `wait_for`."""
 
@@ -250,8 +242,7 @@ class Broker(Node):
         self._wait_registered(check, timeout_s)
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
-        """Wait until `check` passes. If it keeps failing while the broker listens, register the
-        broker."""
+        """Wait until `check` passes. Register a broker that listens while `check` keeps failing."""
         listens_since_s = 0.0
 
         def registered() -> None:

@@ -1,9 +1,6 @@
-"""The readiness probe of brokers: fetch the route, store a message.
-
-The probe uses the wire format, but no code that sends for users: it opens a blocking connection for
-each request. Its message goes to the topic with the broker's name, which every broker creates for
-itself.
-"""
+"""The readiness probe of brokers: fetch the route, store a message. The probe shares only the wire
+format with the sink, and opens a blocking connection for each request. Its message goes to the
+topic with the broker's name, which every broker creates for itself."""
 
 from __future__ import annotations
 
@@ -57,12 +54,10 @@ class Probe:
             raise ProbeFailed(f"{name} at {address} does not store messages (code {code})")
 
     def register_now(self, address: str, permission: int) -> None:
-        """Make the broker register at the name server; raise ProbeFailed if the request fails.
-
-        A broker's first registration may fail, because the broker is not connected yet, and the
-        second follows ten seconds later. A broker whose permission is set registers at once, even
-        if the value stays the same (AdminBrokerProcessor.updateBrokerConfig).
-        """
+        """Make the broker register at the name server; raise ProbeFailed if the request fails. A
+        broker's first registration may fail, because the broker is not connected yet; the second
+        follows ten seconds later. A broker whose permission is set registers at once, even if the
+        value stays the same (AdminBrokerProcessor.updateBrokerConfig)."""
         settings = f"brokerPermission={permission}\n".encode()
         code = self._ask(address, Frame(_UPDATE_BROKER_CONFIG, body=settings)).code
         if code != 0:

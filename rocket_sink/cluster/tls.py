@@ -1,8 +1,6 @@
 """Test certificates: an authority, a server certificate for 127.0.0.1, and a client certificate.
-
 `openssl` makes them in the home folder for a year; they are made again before they expire. They are
-for tests and local use only: the private keys are in the home folder.
-"""
+for tests and local use only: the private keys are in the home folder."""
 
 from __future__ import annotations
 
@@ -37,15 +35,12 @@ class TestCertificates:
 
     @property
     def client(self) -> tuple[Path, Path]:
-        """The certificate and key of clients."""
         return self.client_cert, self.client_key
 
     def jvm_flags(self, mode: str, settings: Path, client_auth: str = "none") -> list[str]:
-        """Write the TLS settings of servers to `settings`; return the JVM flags for them.
-
-        `mode` is permissive or enforcing (then the servers also use TLS between each other).
-        `client_auth` is none, optional or require.
-        """
+        """Write the servers' TLS settings to `settings`; return the JVM flags for them. `mode` is
+        permissive, or enforcing (servers, too, use TLS between each other); `client_auth` is none,
+        optional or require."""
         lines = {
             **self._client_lines(),
             "tls.server.need.client.auth": client_auth,
@@ -75,9 +70,7 @@ class TestCertificates:
 
 def make_certificates(folder: Path) -> TestCertificates:
     """Return the certificates in `folder`. Make them if they are missing, or expire within a month.
-
-    Raises ClusterError if `openssl` is missing or fails.
-    """
+    Raise ClusterError if `openssl` is missing or fails."""
     names = ("ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem")
     certificates = TestCertificates(*(folder / name for name in names))
     if all((folder / name).is_file() for name in names) and _is_valid(certificates.client_cert):
