@@ -2,8 +2,7 @@
 
 A command's module is imported when the command runs or prints its help. So `rocket-sink --help`
 imports no Spark, Arrow or table library. Exit codes: 0 success; 1 failure, with one line on stderr;
-2 wrong command line or option; 130 stopped by the user. Only `--debug` prints tracebacks.
-"""
+2 wrong command line or option; 130 stopped by the user. Only `--debug` prints tracebacks."""
 
 from __future__ import annotations
 
@@ -61,7 +60,6 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit code."""
     return run(cli, "rocket-sink", arguments)
 
 

@@ -193,8 +193,7 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
 
 
 def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
-    """Print the plan. `waiting` is {broker: number of dead letters that wait for it}, or None if no
-    name server answered."""
+    """Print the plan. `waiting` is {broker: its dead letters}; None: no name server answered."""
     if as_json:
         print_json({**asdict(plan), "waiting": waiting})
         return

@@ -1,7 +1,5 @@
-"""`rocket-sink benchmark` and `jobs/benchmark.py`: measurements on the user's own cluster.
-
-A case is a send mode of `Producer`, or a Spark lane. CPU figures are those of the client.
-"""
+"""`rocket-sink benchmark` and `jobs/benchmark.py`: measurements on the user's own cluster. A case
+is a send mode of `Producer`, or a Spark lane. CPU figures are those of the client."""
 
 from __future__ import annotations
 
@@ -83,10 +81,8 @@ class Workload:
 @dataclass(frozen=True)
 class Figures:
     """The figures of a case's run, or the medians of several runs with the sums of their failures.
-
     Latencies are those of calls; a call sends a message, a batch, or a request of a lane. CPU is
-    that of this process; for a lane also that of Spark's JVM and Python workers.
-    """
+    that of this process; for a lane also that of Spark's JVM and Python workers."""
 
     case: str
     messages: int
@@ -141,11 +137,8 @@ class Calls:
 
 
 def measure_producer(options: SinkOptions, work: Workload, case: str, advance: Advance) -> Figures:
-    """Measure one run of a send mode, with its own producer and after a warm-up.
-
-    Raises:
-        RocketSinkError: no message of the warm-up could be stored.
-    """
+    """Measure one run of a send mode, with its own producer and after a warm-up. Raise
+    RocketSinkError if no message of the warm-up could be stored."""
     send = MODES[case]
     with Producer(options) as producer:
         warm, warm_up = Calls(), min(_WARM_UP, max(1, work.messages // 10))
@@ -236,13 +229,9 @@ MODES: Final[Mapping[str, Callable[[Producer, Iterator[Message], int, Calls], No
 
 
 class LaneBench:
-    """Cases of the Spark lanes: one epoch of generated rows each, with a ledger.
-
-    Failed rows and latencies of requests are read from the ledger.
-
-    Args:
-        scratch: for ledgers and checkpoints; all of Spark's machines must see it.
-    """
+    """Cases of the Spark lanes: one epoch of generated rows each, with a ledger, from which failed
+    rows and latencies of requests are read. All of Spark's machines must see the folder `scratch`,
+    which gets ledgers and checkpoints."""
 
     def __init__(
         self, spark: SparkSession, sink: Mapping[str, Any], work: Workload, scratch: str
@@ -510,8 +499,7 @@ def compare(
 
 
 def _baseline(path: Path, now: Mapping[str, Any], cases: set[str]) -> dict[str, Figures]:
-    """Read the baseline; raise ConfigurationError if its settings are not those of `now`, or if it
-    has too few cases."""
+    """Read the baseline; raise ConfigurationError if its settings differ, or it lacks cases."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         settings = dict(value["settings"])

@@ -277,10 +277,8 @@ def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
 
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     """Report the topic's type and cleanup policy, if set, and messages that do not fit them.
-
     Brokers accept messages of any type (in 5.3 the type only labels metrics); proxies refuse
-    messages of another type (enableTopicMessageTypeCheck, TopicMessageType).
-    """
+    messages of another type (enableTopicMessageTypeCheck, TopicMessageType)."""
     subject = f"topic {options.topic}"
     try:
         attributes = admin.topic_attributes(options.topic)

@@ -1,7 +1,4 @@
-"""`rocket-sink send`: messages from arguments, lines, or JSON lines.
-
-The command sends them one by one, which keeps the order of the input.
-"""
+"""`rocket-sink send`: send arguments, lines or JSON lines one by one, which keeps their order."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ def _first_offset(
 def _messages(
     admin: Admin, offsets: dict[MessageQueue, int], last: int | None, *, follow: bool
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Yield the stored messages, or the `last` of them, in the order of their times; then, with
-    `follow`, new ones."""
+    """Yield stored messages, or the `last` ones, by time; then, with `follow`, new messages."""
     ends = {queue: admin.max_offset(queue) for queue in offsets}
     stored = (
         zip(repeat(queue), admin.read_queue(queue, offset, ends[queue]))

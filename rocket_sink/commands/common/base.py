@@ -59,8 +59,6 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of `Command`s."""
-
     command_class = Command
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -98,11 +96,9 @@ class LazyGroup(Group):
         self.lazy = lazy
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """Return the names in the order of `lazy`."""
         return list(self.lazy)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import and return the command; None if the name is unknown."""
         if name not in self.lazy:
             return None
         command = getattr(importlib.import_module(f"rocket_sink.commands.{name}"), name)
@@ -136,11 +132,8 @@ _LONGEST: Final = 600
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error without stack traces, cut to 600 characters.
-
-    A Spark exception's text has Python and Java traces. Return the innermost rocket-sink error in
-    the text, else its first line.
-    """
+    """Return the error without Spark's Python and Java traces, cut to 600 characters: the innermost
+    rocket-sink error in the text, else the first line."""
     text = str(error)
     if isinstance(error, RocketSinkError):
         first, _, more = text.strip().partition("\n")
@@ -307,11 +300,9 @@ class Stop:
 @contextlib.contextmanager
 def until_signal() -> Iterator[Stop]:
     """End the context at once on SIGTERM or SIGINT, without an exception; `Stop` has the signal.
-
-    After a signal, exceptions of inner context managers are dropped, because the signal may have
-    ended their processes. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C
-    interrupts the clean-up. Main thread only.
-    """
+    Exceptions of inner context managers are then dropped, because the signal may have ended their
+    processes. A second SIGTERM is ignored (`timeout` sends two); a second Ctrl-C interrupts the
+    clean-up. Main thread only."""
     stop = Stop()
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -70,12 +70,8 @@ fold_option: Final = click.option(
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
-    """Open the ledger without Spark, and print a note if its table lacks rows. Return None if a
-    flag in `spark_wanted` is set, or if DuckDB cannot read the ledger.
-
-    Raises:
-        LedgerError: the path has no ledger.
-    """
+    """Open the ledger without Spark; note rows that its table lacks. Return None if a flag in
+    `spark_wanted` is set, or DuckDB cannot read it. Raise LedgerError if the path has no ledger."""
     path = absolute(path)
     check_exists(path)
     # Under spark-submit the JVM runs already.
@@ -93,11 +89,8 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
 
 @contextlib.contextmanager
 def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
-    """Yield a Spark session for small plans, made from the flags `spark`, and the ledger.
-
-    Raises:
-        LedgerError: the path has no ledger.
-    """
+    """Yield a Spark session for small plans, made from the flags `spark`, and the ledger. Raise
+    LedgerError if the path has no ledger."""
     path = absolute(path)
     check_exists(path)
     with spark_session(name, small=True, **spark) as session:
@@ -128,14 +121,10 @@ def note_faults(summary: FoldSummary) -> None:
 
 
 def check_exists(path: str, spark: SparkSession | None = None) -> None:
-    """Check that a path has a ledger, if pyarrow can look there.
-
-    Without a session only a local path is checked, so that a wrong path is reported before Spark
-    starts. For a store, only the session may know the address and keys.
-
-    Raises:
-        LedgerError: the path has neither a table nor a spool, or this user may not read them.
-    """
+    """Check that a path has a ledger, if pyarrow can look there. Without a session only a local
+    path is checked, so that a wrong path is reported before Spark starts: for a store, only the
+    session may know the address and keys. Raise LedgerError if the path has neither a table nor a
+    spool, or this user may not read them."""
     if spark is None and is_remote(path):
         return
     place = resolve_path(path)

@@ -1,8 +1,6 @@
-"""Output of commands: results to standard output, everything else to standard error.
-
-Progress bars are for terminals; pipes and files get plain lines. All commands print through this
-module. It removes control characters (`rocket_sink.text`), escapes JSON, and interprets no markup.
-"""
+"""Output of commands: results to standard output, everything else to standard error. All commands
+print through this module. It removes control characters (`rocket_sink.text`), escapes JSON, and
+interprets no markup. Progress bars are for terminals; pipes and files get plain lines."""
 
 from __future__ import annotations
 
@@ -162,8 +160,7 @@ def show(*things: RenderableType) -> None:
 
 
 def rows_table(title: str, names: Sequence[str], rows: Iterable[Any]) -> Table:
-    """Return a table of the columns `names` of the rows, with long texts cut. Heads are the names
-    without underscores."""
+    """Return a table of the columns `names`; long texts are cut, and heads have no underscores."""
     cells = ([_short(row[name]) for name in names] for row in rows)
     return table(title, [name.replace("_", " ") for name in names], cells)
 
@@ -247,10 +244,7 @@ def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[No
 
 
 class Bar:
-    """The progress of one step: a bar in a terminal, else a line every few seconds.
-
-    A context manager; not thread-safe.
-    """
+    """A step's progress: a bar in a terminal, else a line every few seconds. Not thread-safe."""
 
     def __init__(self, label: str, total: int, *, every_s: float = 5.0) -> None:
         self.label = label

@@ -2,8 +2,7 @@
 
 Priority: flag, `-O`, file, environment (`NAMESRV_ADDR`, as in the Java client), the local cluster
 of `rocket-sink cluster up`. A configuration file has `name = value` lines and `#` comments.
-`[section]` heads are allowed, but have no meaning.
-"""
+`[section]` heads are allowed, but have no meaning."""
 
 from __future__ import annotations
 
@@ -84,11 +83,8 @@ def _keep_file(context: click.Context, _: click.Parameter, path: str | None) -> 
 
 
 def read_conf(path: str | Path) -> dict[str, str]:
-    """Return {option name: text} of a configuration file; values are not parsed.
-
-    Raises:
-        OptionError: the file is unreadable or malformed, or has an unknown or repeated option.
-    """
+    """Return {option name: text} of a configuration file; values are not parsed. Raise OptionError
+    if the file is unreadable or malformed, or has an unknown or repeated option."""
     parser = _parsed_conf(Path(path))
     values: dict[str, str] = {}
     for section in parser.sections():
@@ -160,20 +156,13 @@ def given_options() -> dict[str, Any]:
 
 
 def resolved_options() -> SinkOptions:
-    """Return the running command's options, checked, with a name server.
-
-    Raises:
-        OptionError: an option is wrong, or no name server is given or found.
-    """
+    """Return the running command's options, checked; raise the errors of `checked_options`."""
     return checked_options(given_options())
 
 
 def checked_options(values: Mapping[str, Any]) -> SinkOptions:
-    """Return the options of a command that needs a name server.
-
-    Raises:
-        OptionError: an option is wrong, or no name server is among them.
-    """
+    """Return the options of a command that needs a name server. Raise OptionError if an option is
+    wrong, or no name server is among them."""
     options = SinkOptions.parse(values)
     if not options.name_server.strip(" ;"):
         raise OptionError(
@@ -187,11 +176,7 @@ def checked_options(values: Mapping[str, Any]) -> SinkOptions:
 
 
 def check_topic_name(topic: str) -> None:
-    """Check only the form of a topic's name, because commands that read may name system topics.
-
-    Raises:
-        OptionError: no topic can have this name.
-    """
+    """Raise OptionError if a topic cannot have this name. Readers may name system topics."""
     if topic and topic not in FORBIDDEN_TOPICS:
         check_topic_option("topic", topic)
 

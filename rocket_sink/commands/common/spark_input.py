@@ -68,12 +68,10 @@ def spark_session(
     packages: Iterable[str] = (),
     small: bool = False,
 ) -> Iterator[SparkSession]:
-    """Yield a session with Delta (`rocket_sink.spark.session`) from a command's flags.
-
-    `small` sets Spark for many plans over few rows; --spark-conf overrides these settings. Spark's
-    log goes to a file. If an error that is not rocket-sink's own ends the command, a note names the
-    file, else it is removed. Under spark-submit and with --debug the log goes to standard error.
-    """
+    """Yield a session with Delta (`rocket_sink.spark.session`) from a command's flags. `small` sets
+    Spark for many plans over few rows; --spark-conf overrides these settings. Spark's log goes to a
+    file. If an error that is not rocket-sink's own ends the command, a note names the file, else it
+    is removed. Under spark-submit and with --debug the log goes to standard error."""
     from rocket_sink.spark.session import build_session
 
     conf = {**(_SMALL_PLANS if small else {}), **(spark_conf or {})}
@@ -114,12 +112,9 @@ def _quiet_loggers(*, shows_plans: bool) -> Iterator[None]:
 
 
 class _CtrlC:
-    """A handler of SIGINT that ends all child processes that were started since the handler was
-    made. Without it, a JVM would first finish its start or its job.
-
-    The handler ends the processes before it raises KeyboardInterrupt. Spark's code catches the
-    exception, and waits for the running call until the JVM is gone.
-    """
+    """A handler of SIGINT that ends all child processes started since the handler was made, then
+    raises KeyboardInterrupt. Otherwise a JVM would first finish its start or its job: Spark's code
+    catches the exception, and waits for the running call until the JVM is gone."""
 
     def __init__(self) -> None:
         self.came = False

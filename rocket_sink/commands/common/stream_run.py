@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 
 class RunView:
     """The view of a running query: a table that changes in a terminal, else a line per event.
-
-    A context manager; not thread-safe.
-
-    Args:
-        report: gets the micro-batches.
-        figures: reads the ledger's new rows; None: show Spark's figures only.
-    """
+    `report` gets the micro-batches; `figures` reads the ledger's new rows (None: show only Spark's
+    figures). A context manager; not thread-safe."""
 
     def __init__(self, report: Report, figures: LiveFigures | None) -> None:
         self._report = report
@@ -178,11 +173,7 @@ class Source:
     select: tuple[str, ...] = ()
 
     def read(self, spark: SparkSession, *, streaming: bool) -> DataFrame:
-        """Return the source's DataFrame.
-
-        Raises:
-            ConfigurationError: the Kafka package is missing.
-        """
+        """Return the DataFrame. Raise ConfigurationError if the Kafka package is missing."""
         reader = spark.readStream if streaming else spark.read
         reader = reader.format(self.form).options(**self.options)
         if self.schema:

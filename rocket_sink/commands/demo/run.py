@@ -69,14 +69,9 @@ class Settings:
 
 
 class FaultInjector:
-    """Freezes or kills one broker during the run, repairs it, and restarts other dead brokers. The
-    caller calls `step` often; `step` checks whether an action is due.
-
-    Args:
-        fault: freeze (SIGSTOP), kill (SIGKILL) or none.
-        seconds: how long the broker stays frozen or down.
-        say: gets a line of text for each action.
-    """
+    """Freezes (SIGSTOP) or kills (SIGKILL) one broker during the run, or none, repairs the broker
+    after `seconds`, and restarts other dead brokers. The caller calls `step` often; `step` checks
+    whether an action is due. `say` gets a line of text for each action."""
 
     def __init__(
         self,
@@ -354,11 +349,8 @@ def _stream(
 
 
 def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Return the stream of flights as rows of the contract.
-
-    Each file is a micro-batch. It is partitioned by sharding key, so one task gets all rows of a
-    key in the order of the file.
-    """
+    """Return the stream of flights as rows of the contract. Each file is a micro-batch, partitioned
+    by sharding key: one task gets all rows of a key in the order of the file."""
     path = str(settings.out / "flights")
     schema = spark.read.parquet(path).schema
     columns = [f"`{name}`" for name in schema.names if name not in ("sharding_key", "row", "seq")]
