@@ -4,8 +4,7 @@ docs/reference/errors.md lists all of them with their codes. The four classes di
 `SendError` say what is known of a message: not sent, rejected, degraded, or perhaps stored. Class
 attributes tell `rocket_sink.routing.retry` whether and how to retry. All errors pickle, because
 Spark passes them between processes. The first argument is the text. Facts are keyword arguments,
-and become attributes.
-"""
+and become attributes."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 class Outcome(enum.Enum):
     """The outcome of a send attempt.
 
-    Java's exceptions do not distinguish "certainly not stored" from "maybe stored".
-    """
+    Java's exceptions do not distinguish "certainly not stored" from "maybe stored"."""
 
     ACKED = "acked"
     """The broker stored the message (response code 0)."""
@@ -56,8 +54,7 @@ class RocketSinkError(Exception):
     """Base class of the package's errors.
 
     `code` is a stable name for ledgers and metrics. By default it is made from the class's name:
-    CONNECTION_LOST for ConnectionLostError.
-    """
+    CONNECTION_LOST for ConnectionLostError."""
 
     code: str = "ROCKET_SINK_ERROR"
 
@@ -90,8 +87,7 @@ class ConfigurationError(RocketSinkError):
 class MissingPackageError(ConfigurationError, ImportError):
     """A package that this feature needs is not installed; the text says how to install it.
 
-    Facts: `package` (str), the name to import.
-    """
+    Facts: `package` (str), the name to import."""
 
 
 class OptionError(ConfigurationError):
@@ -147,8 +143,7 @@ class SendError(RocketSinkError):
     """A send attempt failed.
 
     Facts, where known: `response_code` (int), `remark` (str, cleaned), `broker_name`,
-    `broker_address`, `topic`, `attempts` (int).
-    """
+    `broker_address`, `topic`, `attempts` (int)."""
 
     outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     retriable: ClassVar[bool] = True
@@ -218,8 +213,7 @@ class NoRouteError(NotSentError):
 class WindowFullError(NotSentError):
     """The in-flight window had no room before the deadline; nothing was written.
 
-    Java: RemotingTooMuchRequestException.
-    """
+    Java: RemotingTooMuchRequestException."""
 
     isolates = Isolate.NOTHING
     retriable = False
@@ -232,8 +226,7 @@ class UnwrittenError(NotSentError):
 class BrokerTooOldError(NotSentError):
     """The broker would ignore what the message asks for (a timed delivery before 5.0).
 
-    Facts: `broker_version` (str, as in 4.9.7), `broker_name`, `broker_address`, `topic`.
-    """
+    Facts: `broker_version` (str, as in 4.9.7), `broker_name`, `broker_address`, `topic`."""
 
     isolates = Isolate.NOTHING
     avoids_broker = True
@@ -349,8 +342,7 @@ class NotStoredError(RejectedError):
 class DegradedError(SendError):
     """`onDegraded=fail`: the message is stored, and a durability condition was missed.
 
-    Facts: `result` (the SendResult, with its `status`), `broker_name`, `topic`.
-    """
+    Facts: `result` (the SendResult, with its `status`), `broker_name`, `topic`."""
 
     outcome = Outcome.ACKED_DEGRADED
     retriable = False
@@ -396,15 +388,13 @@ class InvalidAnswerError(UnknownOutcomeError):
 class ReplyTimeoutError(RocketSinkError):
     """A request was stored, but its reply did not arrive in time; it may have been processed.
 
-    Facts: `message_id`, `correlation_id`.
-    """
+    Facts: `message_id`, `correlation_id`."""
 
 
 class DeliveryError(RocketSinkError):
     """Rows were not delivered; Spark runs the task again or fails the epoch.
 
-    Facts: `counts` {outcome: rows}, `first_error` (str).
-    """
+    Facts: `counts` {outcome: rows}, `first_error` (str)."""
 
 
 class LedgerError(RocketSinkError):

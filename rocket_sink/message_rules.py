@@ -3,8 +3,7 @@
 Java checks in `Validators.checkMessage` and `Message.putUserProperty`, but not for the separators
 0x01 and 0x02. These can inject properties (apache/rocketmq#4241) and are refused here. Other fields
 that Java sends are legal here, too, if they can be encoded. A namespace is a prefix `namespace%`,
-behind a retry or dead-letter prefix; RocketMQ's own topics and groups have none (NamespaceUtil).
-"""
+behind a retry or dead-letter prefix; RocketMQ's own topics and groups have none (NamespaceUtil)."""
 
 from __future__ import annotations
 
@@ -94,11 +93,9 @@ def is_control_free(text: str) -> bool:
 
 
 def is_carried(text: str) -> bool:
-    """Return whether the text of a property can be encoded and decoded.
-
-    0x01 and 0x02 separate properties and cannot be escaped (MessageDecoder). 0x00 at the end marks
-    properties that a killed broker wrote in part (`wire.stored`).
-    """
+    """Return whether the text of a property can be encoded and decoded. 0x01 and 0x02 separate
+    properties and cannot be escaped (MessageDecoder). 0x00 at the end marks properties that a
+    killed broker wrote in part (`wire.stored`)."""
     return _UNCARRIED.search(text) is None
 
 
@@ -126,11 +123,9 @@ def check_topic(topic: str) -> None:
 
 
 def check_property(name: str, value: str) -> None:
-    """Raise MessageError if `name` and `value` are no legal user property.
-
-    Codes: RESERVED_PROPERTY, INVALID_PROPERTY (blank, not a string, 0x01, 0x02, 0x00 at the end),
-    INVALID_TEXT (a lone surrogate).
-    """
+    """Raise MessageError if `name` and `value` are no legal user property. Codes:
+    RESERVED_PROPERTY, INVALID_PROPERTY (blank, not a string, 0x01, 0x02, 0x00 at the end),
+    INVALID_TEXT (a lone surrogate)."""
     for part, text in (("name", name), ("value", value)):
         if not isinstance(text, str) or not text.strip(JAVA_BLANKS):
             raise MessageError(
@@ -272,10 +267,8 @@ def is_system_topic(topic: str) -> bool:
 
 
 def check_no_system_topic(topic: str, *, is_system: bool = False) -> None:
-    """Raise MessageError(INVALID_TOPIC) if brokers use the topic themselves.
-
-    `is_system`: whether the topic's route says so (`TopicPublishInfo.is_system`).
-    """
+    """Raise MessageError(INVALID_TOPIC) if brokers use the topic themselves, by its name or by
+    `is_system` of its route (`TopicPublishInfo.is_system`)."""
     if is_system or is_system_topic(topic):
         raise MessageError(
             f"the topic column names {topic!r}, a topic of RocketMQ's own; option "

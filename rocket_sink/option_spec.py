@@ -22,11 +22,9 @@ _KEY: Final = "rocket_sink.option"
 
 
 class Secret:
-    """Text that is not printed: `str`, `repr`, `format` and errors show `***`.
-
-    Secrets are compared in constant time. They pickle, because Spark's task closures contain them;
-    if that is a risk, use a reference (`env:NAME`, `file:PATH`).
-    """
+    """Text that is not printed: `str`, `repr`, `format` and errors show `***`. Secrets are compared
+    in constant time. They pickle, because Spark's task closures contain them; if that is a risk,
+    use a reference (`env:NAME`, `file:PATH`)."""
 
     __slots__ = ("_text",)
 
@@ -61,8 +59,6 @@ class Secret:
 
 
 class Kind(enum.Enum):
-    """The type of an option's value."""
-
     TEXT = "text"
     SECRET = "secret"
     INTEGER = "integer"
@@ -100,11 +96,8 @@ class Option:
         return self.kind.value if self.kind in _UNITS else ""
 
     def parse(self, value: Any) -> Any:
-        """Convert text or a Python value to the option's type.
-
-        Raises:
-            OptionError: the type is wrong, or the value out of range; the error shows no secret.
-        """
+        """Convert text or a Python value to the option's type. Raise OptionError, which shows no
+        secret, if the type is wrong or the value out of range."""
         try:
             parse, expected = _FORMS[self.kind]
             parsed = parse(value)
@@ -283,11 +276,7 @@ REFERENCES: Final = ("env:", "file:")
 def resolve_secret(name: str, value: Secret) -> Secret:
     """Return the secret. A reference (`env:NAME`, `file:PATH`) is replaced by the variable's or the
     file's text, without white space and byte order marks around it. Call this where the secret is
-    used, not earlier.
-
-    Raises:
-        OptionError: the variable or file is missing or empty.
-    """
+    used, not earlier. Raise OptionError if the variable or file is missing or empty."""
     kind, _, where = value.reveal().partition(":")
     if not value.reveal().startswith(REFERENCES):
         return value

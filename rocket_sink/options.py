@@ -3,8 +3,7 @@
 The data source, `RocketSink`, `Producer`, the command line, `conf/` and docs/reference/options.md
 take options from this table. Names and defaults are those of Java's `DefaultMQProducer` and
 `ClientConfig` (5.5.0) if they have the option. Case, underscores, dots and dashes in names do not
-matter; for an unknown name the error suggests the nearest known one.
-"""
+matter; for an unknown name the error suggests the nearest known one."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ GROUPS: Final = (_C, _M, _S, _R, _D, _L, _K)
 class SinkOptions:
     """The options, parsed and checked by `SinkOptions.parse`. Immutable; Spark can pickle them.
 
-    Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit.
-    """
+    Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit."""
 
     # fmt: off
     name_server: str = option("nameServer", Kind.TEXT, "", _C, "name servers, host:port separated by ';'", aliases=("namesrvAddr", "name.srv.addr", "bootstrap"), java="namesrvAddr")
@@ -327,11 +325,7 @@ _BY_NAME: Final[dict[str, Option]] = {
 
 
 def find_option(name: str) -> Option:
-    """Return the option of a name, whose prefix `rocketmq.` is ignored.
-
-    Raises:
-        OptionError: no option has the name.
-    """
+    """Return the option of a name, with or without `rocketmq.`; raise OptionError if unknown."""
     plain = _plain(name.removeprefix("rocketmq."))
     if plain in _BY_NAME:
         return _BY_NAME[plain]

@@ -2,8 +2,7 @@
 
 Host, boot id, pid namespace, pid and start time identify a process: pids are reused, and containers
 of one machine have equal pids. Without /proc (not Linux) boot id and namespace are empty, and the
-host's name is compared instead.
-"""
+host's name is compared instead."""
 
 from __future__ import annotations
 
@@ -107,12 +106,8 @@ def _sees_own_pids() -> bool:
 
 
 def _start_of(pid: int) -> int:
-    """Return the start of a process, as in `Owner.start`.
-
-    Raises:
-        psutil.NoSuchProcess: the process has ended, or is a zombie.
-        psutil.AccessDenied: the process exists, but its start is not readable.
-    """
+    """Return the start of a process, as in `Owner.start`. Raise psutil.NoSuchProcess if the process
+    has ended or is a zombie, psutil.AccessDenied if its start is not readable."""
     if not _boot_id():
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -1,10 +1,9 @@
 """A pyarrow file system of a folder that others may write to. It follows no link below that folder.
 
 A user who can write to a ledger's folder can put a link, a pipe or a device in the place of a file.
-So this file system opens the folders on the path of a file one by one (`openat` with O_NOFOLLOW):
-nobody can replace a folder between the check and the use. It opens only plain files and folders.
-The folder itself and the folders above it may be links.
-"""
+So this file system opens the folders on a path one by one (`openat` with O_NOFOLLOW): nobody can
+replace a folder between check and use. It opens only plain files and folders. The folder itself and
+the folders above it may be links."""
 
 from __future__ import annotations
 
@@ -126,10 +125,8 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
                 raise _named(error, path) from error
 
     def write_whole(self, path: str, data: bytes, *, replace: bool) -> bool:
-        """Write a file durably, so that readers see all of it or no file.
-
-        Return False if `replace` is False and the file exists.
-        """
+        """Write a file durably, so that readers see all of it or no file. Return False if `replace`
+        is False and the file exists."""
         # The name is random, because two writers of one partial file would mix their texts.
         part = f"{path}.{uuid.uuid4().hex}.part"
         with self.open(part, "xb") as file:
@@ -193,11 +190,8 @@ def plain_files(root: str) -> fs.FileSystem:
 
 def check_plain(root: str, *folders: str) -> None:
     """Check that these folders below `root` have only plain files and folders. Call this before
-    delta-rs, DuckDB or Java read them, which follow links and wait for pipes.
-
-    Raises:
-        PermissionError: names the first link, pipe or device, or a folder that is too deep.
-    """
+    delta-rs, DuckDB or Java read them, which follow links and wait for pipes. Raise PermissionError
+    with the first link, pipe or device, or a folder that is too deep."""
     for folder in folders:
         path = f"{root}/{folder}"
         with (
@@ -213,10 +207,8 @@ def check_plain(root: str, *folders: str) -> None:
 
 
 def _walk(handle: int, path: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield (path, entry) of all entries of a folder and of its subfolders, down to a depth.
-
-    Use the types in the listing: a Delta log has thousands of files, so a call per file is slow.
-    """
+    """Yield (path, entry) of all entries of a folder and of its subfolders, down to a depth. Use
+    the types in the listing: a Delta log has thousands of files, so a call per file is slow."""
     with os.scandir(handle) as entries:
         for entry in entries:
             at = f"{path}/{entry.name}"

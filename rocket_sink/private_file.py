@@ -2,8 +2,7 @@
 
 Another user may have put something at the path: a link to one of our files, a pipe that blocks, or
 a file that the other user can lock. So this module opens only plain files of this user. It does not
-overwrite text that it did not write.
-"""
+overwrite text that it did not write."""
 
 from __future__ import annotations
 
@@ -75,14 +74,9 @@ def refused(path: Path | str, what: str) -> PermissionError:
 
 
 class FileLock:
-    """A kernel lock (`flock`) on a file, which the kernel releases when the process ends.
-
-    The file is never removed: otherwise two processes could lock two files of the same name. It
-    contains the identity of the process that holds the lock (`Owner`).
-
-    Raises from `acquire`:
-        OSError: from `open_private`.
-    """
+    """A kernel lock (`flock`) on a file, which the kernel releases when the process ends. The file
+    is never removed: otherwise two processes could lock two files of the same name. It contains the
+    identity of the lock's process (`Owner`). `acquire` raises the errors of `open_private`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,12 +85,8 @@ class FileLock:
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> bool:
-        """Take the lock; return False after `wait_s`.
-
-        Args:
-            wait_s: longest wait; None: no limit.
-            on_wait: called once with the holder's description before the first wait.
-        """
+        """Take the lock; return False after `wait_s` (None: no limit). Before the first wait, call
+        `on_wait` once with the holder's description."""
         handle = open_private(self._path)
         try:
             if not wait_for(
@@ -111,7 +101,6 @@ class FileLock:
                 os.close(handle)
 
     def release(self) -> None:
-        """Release the lock if this process holds it."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             os.close(handle)
@@ -128,10 +117,8 @@ class FileLock:
 def wait_for(
     attempt: Callable[[], bool], wait_s: float | None, poll_s: float, on_wait: Callable[[], None]
 ) -> bool:
-    """Repeat `attempt` until it succeeds; return False after `wait_s` (None: no limit).
-
-    `on_wait` is called once, before the first wait.
-    """
+    """Repeat `attempt` until it succeeds; return False after `wait_s` (None: no limit). Call
+    `on_wait` once, before the first wait."""
     until_s = None if wait_s is None else time.monotonic() + wait_s
     waiting = False
     while not attempt():

@@ -17,10 +17,8 @@ def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: str = ""
 ) -> Table:
     """Return a table. Columns of numbers, and those in `numbers` (blank-separated), align right.
-
-    Cells of wide tables are broken at blanks. If that does not suffice for the terminal, each row
-    becomes lines of `column value` pairs: nothing is cut, and no word that fits a line is broken.
-    """
+    Cells of wide tables are broken at blanks. If the terminal is still too narrow, each row becomes
+    lines of `column value` pairs: nothing is cut, and no word that fits a line is broken."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

@@ -2,8 +2,7 @@
 
 Escape sequences can rewrite a terminal's screen or fill the clipboard (OSC 52), line ends can forge
 log lines, and bidirectional controls can reorder text. All output passes `clean`, `clean_lines` or
-`json_text`; texts in the ledger pass `storable`.
-"""
+`json_text`; texts in the ledger pass `storable`."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def clean(text: object, max_chars: int | None = None) -> str:
 
     Each white-space character, also a line end, becomes a blank. Other characters that are not
     printable (`str.isprintable`: C0, DEL, C1, bidirectional and other format characters,
-    surrogates, unassigned ones) become escapes: \\x1b, \\u202e. A truncated text ends in `...`.
-    """
+    surrogates, unassigned ones) become escapes: \\x1b, \\u202e. A truncated text ends in `...`."""
     line = str(text)
     if max_chars is not None and len(line) > max_chars:
         line = line[: max_chars + 1]
@@ -112,11 +110,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def is_misspelled(name: str, word: str) -> bool:
-    """Return whether a name was probably meant to be `word`: `shardKey` for `sharding_key`.
-
-    A name that differs only in case is not misspelled. The parts of both names are compared in
-    pairs. So `order_id` is not taken for `order_by`, nor `message` for `message_id`.
-    """
+    """Return whether a name was probably meant to be `word`: `shardKey` for `sharding_key`, but not
+    a name that differs only in case. The parts of both names are compared in pairs. So `order_id`
+    is not taken for `order_by`, nor `message` for `message_id`."""
     if name.replace("_", "").lower() == word.replace("_", ""):
         return name.lower() != word
     parts = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")
