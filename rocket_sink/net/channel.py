@@ -3,8 +3,7 @@
 Each request ends with exactly one call of its owner's `on_end(result, sent_s, now_s)`. The result
 is the answer, or an error: NotSentError if the broker cannot have the complete frame, else
 UnknownOutcomeError. For a oneway request that is written, the result is None. The owner of a group
-gets several answers (`Connection.open_group`). Times are monotonic seconds.
-"""
+gets several answers (`Connection.open_group`). Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -57,11 +56,9 @@ FLOOD_READ_BYTES: Final = 4096
 
 
 class WriteQueue:
-    """A queue of frames to write, with an exact count of the bytes that the kernel took.
-
-    The count decides between NOT_SENT and UNKNOWN: a frame is written if the kernel took its last
-    byte, and untouched if the kernel took none.
-    """
+    """A queue of frames to write, with an exact count of the bytes that the kernel took. The count
+    decides between NOT_SENT and UNKNOWN: a frame is written if the kernel took its last byte, and
+    untouched if the kernel took none."""
 
     __slots__ = ("_entries", "_first_done", "size")
 
@@ -207,12 +204,10 @@ class Channel:
                 owner.on_end(None, now_s, now_s)
 
     def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
-        """Read and dispatch received bytes; return whether there may be more.
-
-        With `to_the_end`, read on after a short read (one more system call), to detect the stream's
-        end. Raises StreamEnded if the stream ended or is not RocketMQ's protocol, and TlsError if
-        the server refuses our certificate.
-        """
+        """Read and dispatch received bytes; return whether there may be more. With `to_the_end`,
+        read on after a short read (one more system call), to detect the stream's end. Raises
+        StreamEnded if the stream ended or is not RocketMQ's protocol, and TlsError if the server
+        refuses our certificate."""
         unasked = 0
         for _ in range(_READS):
             data = self.transport.read(self._read_bytes)
@@ -258,11 +253,9 @@ class Channel:
         return now_s - max(oldest.sent_s, self.heard_s)
 
     def expire(self, now_s: float) -> None:
-        """Fail the requests whose deadline has passed.
-
-        If the oldest request is unwritten, the client drains the channel before this call. So new
-        requests get another connection, and do not wait behind the unwritten request.
-        """
+        """Fail the requests whose deadline has passed. If the oldest request is unwritten, the
+        client drains the channel before this call. So new requests get another connection, and do
+        not wait behind the unwritten request."""
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
         extended_s = now_s + _EXTENSION_S if is_alive else now_s
         for expired in self.connection.expire(now_s, extended_s=extended_s):
@@ -293,10 +286,8 @@ class Channel:
 
     def fail(self, cause: Exception, now_s: float) -> None:
         """Close the channel, and fail all requests: UNKNOWN if they were written, else NOT_SENT.
-
         After a TlsError all are NOT_SENT, because the peer has read no request. After an
-        interrupted `flush` all are UNKNOWN.
-        """
+        interrupted `flush` all are UNKNOWN."""
         self.transport.close()
         begun_owner = self.write_queue.begun_owner
         self.write_queue = WriteQueue()

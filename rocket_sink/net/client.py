@@ -2,8 +2,7 @@
 
 `poll` calls `prepare`, `wait` and `process`. A driver that shares the client between threads calls
 them itself: `prepare` and `process` under its lock, `wait` without the lock. During the wait other
-threads may take the lock and use the channels. If they queue data, they end the wait.
-"""
+threads may take the lock and use the channels. If they queue data, they end the wait."""
 
 from __future__ import annotations
 
@@ -287,11 +286,9 @@ class NetworkClient:
         deadline_s: float,
         now_s: float,
     ) -> int:
-        """Send requests that differ in some header fields; return the first opaque id.
-
-        The owner gets each answer, and one error for all requests without an answer. `columns` is
-        {header field: its text in each frame} (`fill_frames`).
-        """
+        """Send requests that differ in some header fields; return the first opaque id. The owner
+        gets each answer, and one error for all requests without an answer. `columns` is {header
+        field: its text in each frame} (`fill_frames`)."""
         try:
             channel = self.channel(address, now_s)
         except ConnectError as error:
@@ -375,10 +372,8 @@ class NetworkClient:
         self._readiness.wake()
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
-        """Read, write and connect ready channels; then expire requests.
-
-        Read answers before requests expire, because they may have come while this process paused.
-        """
+        """Read, write and connect ready channels; then expire requests. Read answers before
+        requests expire, because they may have come while this process paused."""
         now_s = self.clock()
         for channel, mask in ready:
             if not channel.is_open and not channel.closed:

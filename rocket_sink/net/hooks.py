@@ -1,8 +1,7 @@
 """Hooks around every request of a client, of any request code (RPCHook.java).
 
 Hooks run on the thread that drives the connections, and must not block. Their exceptions are logged
-and ignored.
-"""
+and ignored."""
 
 from __future__ import annotations
 

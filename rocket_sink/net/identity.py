@@ -52,12 +52,10 @@ class Identity:
         """The generator of message ids; not thread-safe."""
 
     def claim(self) -> None:
-        """Reserve this client id and group in this process, until `release`.
-
-        Brokers identify a client by id and group. If two clients shared them, the first to close
-        would unregister the other, too. The other would get no more transaction checks and replies.
-        Raises ConfigurationError if another client has them (MQClientInstance.registerProducer).
-        """
+        """Reserve this client id and group in this process, until `release`. Brokers identify a
+        client by id and group. If two clients shared them, the first to close would unregister the
+        other, too. The other would get no more transaction checks and replies. Raises
+        ConfigurationError if another client has them (MQClientInstance.registerProducer)."""
         key = (self.of_pid, self.client_id, self.group)
         with _claiming:
             if _claimed.setdefault(key, self) is not self:

@@ -2,8 +2,7 @@
 
 A record becomes one printable line (`rocket_sink.text`). Tracebacks are indented, so that none of
 their lines looks like a record. At most `BURST` records of one format string and peer are logged in
-`EVERY_S` seconds. Further records are only counted; `flush` or a later record logs the count.
-"""
+`EVERY_S` seconds. Further records are only counted; `flush` or a later record logs the count."""
 
 from __future__ import annotations
 

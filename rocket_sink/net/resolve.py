@@ -3,8 +3,7 @@
 Literal addresses need no look-up. Each name has at most one daemon thread at a time. At its end the
 thread wakes the selector. Answers are cached for `KEEP_S`. An answer is dropped if no connection to
 its addresses succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed are tried
-last.
-"""
+last."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Names and attributes follow the semantic conventions for messaging. This module does not import the
 metrics API: a program that uses OpenTelemetry has imported it before it makes a producer. Without
-OpenTelemetry an engine has no metrics, and a send only tests for None.
-"""
+OpenTelemetry an engine has no metrics, and a send only tests for None."""
 
 from __future__ import annotations
 
@@ -29,10 +28,8 @@ class ClientMetrics:
 
     @classmethod
     def of_process(cls) -> ClientMetrics | None:
-        """Return the metrics of this process; None if it has not imported OpenTelemetry.
-
-        A provider that is set later gets the values from then on.
-        """
+        """Return the metrics of this process; None if it has not imported OpenTelemetry. A provider
+        that is set later gets the values from then on."""
         api = sys.modules.get("opentelemetry.metrics")
         return None if api is None else cls(api)
 

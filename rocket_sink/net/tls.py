@@ -1,8 +1,7 @@
 """TLS: contexts, the stream over a socket, and explanations of failed handshakes.
 
 By default the certificate's chain and name are verified; Java's client verifies nothing
-(TlsSystemConfig). The lowest version is TLS 1.2. There is no fallback to plain text.
-"""
+(TlsSystemConfig). The lowest version is TLS 1.2. There is no fallback to plain text."""
 
 from __future__ import annotations
 
@@ -115,11 +114,9 @@ SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 
 
 def refuses_us(error: OSError) -> bool:
-    """Return whether the error is the server's alert about the client certificate.
-
-    In TLS 1.3 the alert may arrive after the handshake, when the client has already written
-    requests. The server has read none of them.
-    """
+    """Return whether the error is the server's alert about the client certificate. In TLS 1.3 the
+    alert may arrive after the handshake, when the client has already written requests. The server
+    has read none of them."""
     return _reason(error) in _ABOUT_US
 
 
@@ -206,11 +203,9 @@ class TlsStream:
         return bool(self._unsent)
 
     def handshake(self) -> bool:
-        """Continue the handshake; return whether it is done.
-
-        Raises NoTlsError if the peer's answer is not TLS, ConnectionAbortedError if the peer closed
-        the connection, and OSError if the socket or TLS failed (ssl.SSLError).
-        """
+        """Continue the handshake; return whether it is done. Raises NoTlsError if the peer's answer
+        is not TLS, ConnectionAbortedError if the peer closed the connection, and OSError if the
+        socket or TLS failed (ssl.SSLError)."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -245,12 +240,10 @@ class TlsStream:
                 return b""
 
     def sendmsg(self, buffers: Sequence[Any]) -> int:
-        """Encrypt and write at most one record; return the number of bytes taken.
-
-        If the kernel does not take all encrypted bytes, the next call first writes the `unsent`
-        rest. While some of it remains, calls take no new bytes. Raises OSError if the socket or TLS
-        failed; the peer got none of this call's bytes.
-        """
+        """Encrypt and write at most one record; return the number of bytes taken. If the kernel
+        does not take all encrypted bytes, the next call first writes the `unsent` rest. While some
+        of it remains, calls take no new bytes. Raises OSError if the socket or TLS failed; the peer
+        got none of this call's bytes."""
         if self._unsent and not self._send():
             return 0
         record = _first_bytes(buffers, RECORD_BYTES)

@@ -1,8 +1,7 @@
 """A non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
 
 This module converts exceptions of sockets and TLS: failures to connect become ConnectError,
-UnknownHostError or TlsError; failures of an open stream become `StreamEnded`.
-"""
+UnknownHostError or TlsError; failures of an open stream become `StreamEnded`."""
 
 from __future__ import annotations
 
@@ -55,11 +54,9 @@ class StreamEnded(Exception):
 
 class Transport:
     """A TCP or TLS stream. To open it, call `advance` once its `look_up` is done, and then whenever
-    the socket is ready.
-
-    If an address does not answer within `PATIENCE_S`, `advance(skip=True)` tries the next one.
-    After the last address, the silent addresses are tried again, with twice the patience.
-    """
+    the socket is ready. If an address does not answer within `PATIENCE_S`, `advance(skip=True)`
+    tries the next one. After the last address, the silent addresses are tried again, with twice the
+    patience."""
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
         """Begin to connect. Raises ConnectError if the address is malformed or unknown, or
@@ -110,11 +107,9 @@ class Transport:
         return now_s - self._since_s >= self._patience_s
 
     def advance(self, *, skip: bool = False) -> bool:
-        """Continue to connect; return whether the stream is open now.
-
-        With `skip`, try the next address, because the present one `is_silent`. Raises ConnectError,
-        UnknownHostError or TlsError.
-        """
+        """Continue to connect; return whether the stream is open now. With `skip`, try the next
+        address, because the present one `is_silent`. Raises ConnectError, UnknownHostError or
+        TlsError."""
         if skip:
             self._silent.append(self._target)
             self._leave_target()
@@ -138,12 +133,9 @@ class Transport:
         return self.state is StreamState.OPEN
 
     def write(self, buffers: Sequence[Any]) -> int:
-        """Write, and return the number of bytes taken: 0 if the kernel takes none.
-
-        TLS takes at most one record per call, and nothing while the last record is partly `unsent`.
-        Raises StreamEnded, or TlsError if the server refuses our certificate and has read no
-        request.
-        """
+        """Write, and return the number of bytes taken: 0 if the kernel takes none. TLS takes at
+        most one record per call, and nothing while the last record is partly `unsent`. Raises
+        StreamEnded, or TlsError if the server refuses our certificate and has read no request."""
         try:
             count = int(self._stream.sendmsg(buffers))
         except (BlockingIOError, InterruptedError):
@@ -156,11 +148,9 @@ class Transport:
         return count
 
     def read(self, size: int = READ_BYTES) -> bytes | None:
-        """Return at most `size` received bytes; None if there are none.
-
-        Raises StreamEnded if the stream failed or the peer closed its side, and TlsError if the
-        server refuses our certificate; the server has then read no request.
-        """
+        """Return at most `size` received bytes; None if there are none. Raises StreamEnded if the
+        stream failed or the peer closed its side, and TlsError if the server refuses our
+        certificate; the server has then read no request."""
         try:
             data: bytes = self._stream.recv(size)
         except (BlockingIOError, InterruptedError):

@@ -4,8 +4,7 @@ Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, 
 `latencyMax` and `notAvailableDuration`. A broker without an entry in the fault table is available
 and reachable. Every isolation has an end (apache/rocketmq#7812); a failed probe moves the end. The
 workers of an executor may share the table (`FaultStore`). If two of them update a broker at once,
-one update may be lost. Times are monotonic seconds.
-"""
+one update may be lost. Times are monotonic seconds."""
 
 from __future__ import annotations
 

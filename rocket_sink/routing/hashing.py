@@ -13,8 +13,7 @@
 
 The column functions take string, binary, their large forms, views and dictionaries. They work on
 the buffers with numpy, without a loop over rows. A null has the hash of the empty key. The Java
-hashes read invalid UTF-8 as U+FFFD, with a slow loop.
-"""
+hashes read invalid UTF-8 as U+FFFD, with a slow loop."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ def rendezvous(
     hashes: _Hashes, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> _Hashes:
     """Return the index of the candidate of each key, given the keys' SipHash values; all are int64.
-
     Candidates get keys in proportion to `weights`. If two candidates have the same score, the first
-    name in sorted order wins.
-    """
+    name in sorted order wins."""
     if isinstance(hashes, int):
         return int(rendezvous(np.array([hashes], np.int64), candidates, weights)[0])
     if not candidates:

@@ -1,8 +1,7 @@
 """Rate limits: `TokenBucket` for the options, `AimdWindow` for busy brokers and for proxies.
 
 A broker's window limits its requests in flight. After SYSTEM_BUSY or FLOW_CONTROL the window is
-halved. It grows by one when a whole window of messages was stored, as TCP does (RFC 5681).
-"""
+halved. It grows by one when a whole window of messages was stored, as TCP does (RFC 5681)."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ BURST_S: Final = 1.0
 """The capacity of a `TokenBucket`, in seconds of its rate."""
 CUT: Final = 0.5
 PROXY_PLACES: Final = 120
-"""Limit of single messages in flight on a connection to a RocketMQ proxy.
-
-A proxy drops an answer if more than 64 KiB of earlier answers wait in the connection's write buffer
+"""Limit of single messages in flight on a connection to a RocketMQ proxy. A proxy drops an answer
+if more than 64 KiB of earlier answers wait in the connection's write buffer
 (`AbstractRemotingActivity.writeResponse`, and Netty's default high-water mark). A place in the
 window stands for 512 bytes of answers; the answer to a message has 260 to 420 bytes."""
 PROXY_BATCH: Final = 500
@@ -29,11 +27,9 @@ def batch_places(messages: int) -> int:
 
 
 class TokenBucket:
-    """A token bucket of the capacity `per_second` * BURST_S.
-
-    The bucket starts empty, so that many short-lived senders together keep the limit. A request for
-    more than the capacity waits for a full bucket, and makes the balance negative.
-    """
+    """A token bucket of the capacity `per_second` * BURST_S. The bucket starts empty, so that many
+    short-lived senders together keep the limit. A request for more than the capacity waits for a
+    full bucket, and makes the balance negative."""
 
     __slots__ = ("_at_s", "_capacity", "_saved", "per_second")
 

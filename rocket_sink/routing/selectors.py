@@ -6,8 +6,7 @@ is full, or has far more requests in flight than its equals, the least loaded br
 all brokers of the group are full, the request waits (`take` returns None).
 
 The queues of each broker are used in turn. Java skips an excluded broker's queues in a list of all
-queues, so the first queue behind them gets all their messages (apache/rocketmq#5672).
-"""
+queues, so the first queue behind them gets all their messages (apache/rocketmq#5672)."""
 
 from __future__ import annotations
 

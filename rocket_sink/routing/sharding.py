@@ -6,8 +6,7 @@ a number. If the number of queues changes, these three hashes move most keys. `r
 few keys as possible: it first chooses a broker, weighted by the number of its queues, then one of
 the broker's queues by jump hashing.
 
-A lite topic's queue does not depend on the option (`LITE_TOPIC_HASH`).
-"""
+A lite topic's queue does not depend on the option (`LITE_TOPIC_HASH`)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 LITE_TOPIC_HASH: Final = "lite_topic"
 """The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the number of queues.
-
 Brokers (LiteShardingImpl) and proxies (SendMessageActivity) use this hash. A broker wakes waiting
 consumers for a lite topic's first message only if the hash chooses one of its queues."""
 
@@ -87,12 +85,10 @@ def _queue_index(hashes: Any, info: TopicPublishInfo, sharding_hash: str) -> Any
 def fallback_queue(
     info: TopicPublishInfo, home: MessageQueue, available: Callable[[str], bool]
 ) -> MessageQueue | None:
-    """Return the queue for the keys of the queue `home` at present (ordering=best_effort).
-
-    If its broker is available, or if no broker is, return `home`. Otherwise return a queue of an
-    available broker, by rendezvous hashing of the name of `home`, so that all workers choose the
-    same queue. Return None if the route has no queue.
-    """
+    """Return the queue for the keys of the queue `home` at present (ordering=best_effort). If its
+    broker is available, or if no broker is, return `home`. Otherwise return a queue of an available
+    broker, by rendezvous hashing of the name of `home`, so that all workers choose the same queue.
+    Return None if the route has no queue."""
     has_home = info.index_of(home) is not None
     if has_home and available(info.broker_of(home)):
         return home

@@ -3,8 +3,7 @@
 Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics. A
 sharding key's queue is an index into this order. Values are immutable. If the `fingerprint`
 changes, keys move to other queues. Queue objects are made on access, so that a broker that claims
-very many queues costs no memory.
-"""
+very many queues costs no memory."""
 
 from __future__ import annotations
 

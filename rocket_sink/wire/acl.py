@@ -2,8 +2,7 @@
 
 A signature (HMAC-SHA1, Base64) covers the values of all header fields in the order of their names,
 without separators, and then the body. It is weak: `a="1", b="23"` has the signature of
-`a="12", b="3"`, and without time and nonce a signed request can be replayed. So use TLS.
-"""
+`a="12", b="3"`, and without time and nonce a signed request can be replayed. So use TLS."""
 
 from __future__ import annotations
 
@@ -96,9 +95,7 @@ class Signer:
 
 
 def canonical_fields(ext: Mapping[str, str]) -> str:
-    """Return the values of the signed header fields, joined in the order of their names.
-
-    The order is Java's, by UTF-16 code units. Python's own order differs beyond U+FFFF.
-    """
+    """Return the values of the signed header fields, joined in the order of their names. The order
+    is Java's, by UTF-16 code units. Python's own order differs beyond U+FFFF."""
     names = (name for name in ext if name not in _UNSIGNED)
     return "".join([ext[name] for name in sorted(names, key=lambda name: name.encode("utf-16-be"))])

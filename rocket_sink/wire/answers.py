@@ -3,8 +3,7 @@
 The answers of one broker have the same fields in the same order, and differ in few values. So the
 first answer is made into a regular expression (`AnswerShape`). Reading a later answer takes one
 match, and reading many answers in a row takes a few array operations. Headers that do not match are
-parsed in full. The results are equal (tested).
-"""
+parsed in full. The results are equal (tested)."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ int  magic code, 0        4
 int  body CRC, 0          4
 int  flag                 4
 int  body length          4, body
-short properties length   2, properties (UTF-8)
-"""
+short properties length   2, properties (UTF-8)"""
 
 from __future__ import annotations
 
@@ -53,12 +52,10 @@ def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Raise MessageError (INVALID_BATCH) if the messages cannot be in one batch.
-
-    Java requires one topic, one wait-store flag, no delay level and no retry topic
-    (MessageBatch.generateFromList). Delivery times, priorities and lite topics are refused, too:
-    brokers read these from the properties of the batch, and ignore those of the messages in it.
-    """
+    """Raise MessageError (INVALID_BATCH) if the messages cannot be in one batch. Java requires one
+    topic, one wait-store flag, no delay level and no retry topic (MessageBatch.generateFromList).
+    Delivery times, priorities and lite topics are refused, too: brokers read these from the
+    properties of the batch, and ignore those of the messages in it."""
     if not messages:
         raise MessageError("a batch has no messages", code="INVALID_BATCH")
     topic, wait_store = messages[0].topic, messages[0].wait_store

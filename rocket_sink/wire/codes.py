@@ -2,8 +2,7 @@
 
 Sources: RequestCode.java, ResponseCode.java, RemotingSysResponseCode.java, LanguageCode.java,
 MQVersion.java, MessageSysFlag.java, PermName.java (5.3.3). Received fields are plain `int`, because
-a peer may send other numbers.
-"""
+a peer may send other numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +11,9 @@ from typing import Final
 
 
 class RequestCode(enum.IntEnum):
-    """Requests that this package sends or answers, or that its fake cluster serves.
-
-    Commands that change a server's configuration are left out on purpose: they allow remote code
-    execution on unpatched servers (CVE-2023-33246, CVE-2023-37582).
-    """
+    """Requests that this package sends or answers, or that its fake cluster serves. Commands that
+    change a server's configuration are left out on purpose: they allow remote code execution on
+    unpatched servers (CVE-2023-33246, CVE-2023-37582)."""
 
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -113,10 +110,8 @@ _V4_3_0: Final = 273
 
 
 def mq_version(major: int, minor: int, patch: int) -> int:
-    """Return the ordinal of a release in MQVersion.java, from 4.0.0 on.
-
-    The enum has two entries per release (snapshot, then release); minor and patch go from 0 to 9.
-    """
+    """Return the ordinal of a release in MQVersion.java, from 4.0.0 on. The enum has two entries
+    per release (snapshot, then release); minor and patch go from 0 to 9."""
     return _V4_3_0 + 2 * (major * 100 + minor * 10 + patch - 430)
 
 

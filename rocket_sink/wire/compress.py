@@ -3,8 +3,7 @@
 The forms are zlib streams, LZ4 frames and Zstandard frames. A Java consumer that cannot inflate a
 body loses the message and all later messages of the same pull. So this module writes only what
 Java's decompressors accept, and refuses what they refuse. Inflation stops at a cap, because 16 KiB
-of zlib can hold 16 MiB. lz4 and zstandard come with the extra `compression`.
-"""
+of zlib can hold 16 MiB. lz4 and zstandard come with the extra `compression`."""
 
 from __future__ import annotations
 
@@ -84,12 +83,10 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
 def compress_body(
     body: bytes, kind: CompressionType | None, level: int, over_bytes: int
 ) -> tuple[bytes, int]:
-    """Return the body to send for a single message, and its MessageSysFlag bits.
-
-    A body stays uncompressed if `kind` is None, if it is shorter than `over_bytes`, or if
-    compression does not shrink it: Java sends the longer form, which may exceed the broker's limit.
-    Errors are those of `compress`.
-    """
+    """Return the body to send for a single message, and its MessageSysFlag bits. A body stays
+    uncompressed if `kind` is None, if it is shorter than `over_bytes`, or if compression does not
+    shrink it: Java sends the longer form, which may exceed the broker's limit. Errors are those of
+    `compress`."""
     if kind is None or len(body) < over_bytes:
         return body, 0
     smaller = compress(body, kind, level)

@@ -6,8 +6,7 @@ bytes (`receive_data`), and calls `expire` when deadlines pass. Each request lea
 exactly once: it is answered, expired, lost, withdrawn, or oneway and written.
 
 Each connection has its own request table. With Java's common table, an answer on one connection can
-complete a request of another.
-"""
+complete a request of another."""
 
 from __future__ import annotations
 
@@ -230,11 +229,9 @@ class Connection:
         self._settle(pending)
 
     def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
-        """Remove all unwritten requests except `keep` from the table, and return their tokens.
-
-        The requests can then move to another connection. `keep` is the token of a partly written
-        request: the caller must write the remainder, or close the connection.
-        """
+        """Remove all unwritten requests except `keep` from the table, and return their tokens. The
+        requests can then move to another connection. `keep` is the token of a partly written
+        request: the caller must write the remainder, or close the connection."""
         tokens: list[object] = []
         kept: deque[Pending] = deque()
         for pending in self._unwritten:

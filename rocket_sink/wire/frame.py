@@ -2,8 +2,7 @@
 
 int  length of all that follows
 byte serialisation (0 JSON, 1 ROCKETMQ), then 24 bits: header length
-header, then body
-"""
+header, then body"""
 
 from __future__ import annotations
 
@@ -64,12 +63,9 @@ def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
 
 
 class FrameReader:
-    """Cuts received bytes into frames.
-
-    `receive_data` appends to the buffer, `next_frame` returns one frame or None. After an error
-    every later call raises the same error. The buffer holds at most one incomplete frame
-    (`Limits.FRAME_BYTES`) and the bytes of the last `receive_data`.
-    """
+    """Cuts received bytes into frames. `receive_data` appends to the buffer, `next_frame` returns
+    one frame or None. After an error every later call raises the same error. The buffer holds at
+    most one incomplete frame (`Limits.FRAME_BYTES`) and the bytes of the last `receive_data`."""
 
     __slots__ = ("_at", "_data", "_error", "_shapes", "_small")
 

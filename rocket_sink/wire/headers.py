@@ -13,8 +13,7 @@ ROCKETMQ (RocketMQSerializable): a fixed part, the remark, then name-value pairs
     then pairs of: short name length, name, int value length, value        (UTF-8, big-endian)
 
 Empty values are not written: Java reads them as null (`readStr`), and would compute another
-signature. Codes and versions of more than 16 bits are refused; Java truncates them.
-"""
+signature. Codes and versions of more than 16 bits are refused; Java truncates them."""
 
 from __future__ import annotations
 
@@ -65,12 +64,10 @@ class Limits:
 
 @dataclass(slots=True)
 class Frame:
-    """A command of the remoting protocol; `ext` has its header fields as text.
-
-    Only its creator changes a frame. The class is not frozen, because that takes three times as
-    long to construct. A missing body is None, not empty. `code` and `language` may be unknown
-    numbers. A response must have the `serialize` of its request.
-    """
+    """A command of the remoting protocol; `ext` has its header fields as text. Only its creator
+    changes a frame. The class is not frozen, because that takes three times as long to construct. A
+    missing body is None, not empty. `code` and `language` may be unknown numbers. A response must
+    have the `serialize` of its request."""
 
     code: int
     ext: Mapping[str, str] | None = None
@@ -240,12 +237,10 @@ def _check_surrogates(value: Any) -> None:
 
 
 def quote_numeric_keys(data: bytes) -> bytes:
-    """Return fastjson's text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`.
-
-    Name servers write bare integer keys if the request does not ask for strict JSON (by
+    """Return fastjson's text as strict JSON: `{0:"a"}` becomes `{"0":"a"}`. Name servers write bare
+    integer keys if the request does not ask for strict JSON (by
     GetRouteInfoRequestHeader.acceptStandardJsonOnly, or by a version from 4.9.4 on). The time is
-    linear in the input. Raises RemoteProtocolError for text that `load_json` refuses, too.
-    """
+    linear in the input. Raises RemoteProtocolError for text that `load_json` refuses, too."""
     _check_values(data)
     quoted = _STRING_OR_NUMERIC_KEY.sub(
         lambda match: match.group() if match.group(1) is None else f'"{match.group(1)}"',

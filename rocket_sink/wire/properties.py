@@ -1,8 +1,7 @@
 """Message properties as text: name 0x01 value 0x02, without any escape (MessageDecoder).
 
 A separator inside a name or value would inject other properties. `Message` and the column checks
-refuse it; the encoder checks again.
-"""
+refuse it; the encoder checks again."""
 
 from __future__ import annotations
 
@@ -72,9 +71,7 @@ def encode_properties(properties: Mapping[str, str | int | None]) -> str:
 
 def decode_properties(text: str) -> dict[str, str]:
     """Return the properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
-
-    Pairs without a name, value or separator are dropped; the last of equal names counts.
-    """
+    Pairs without a name, value or separator are dropped; the last of equal names counts."""
     properties = {}
     for pair in text.split(PROPERTY_SEPARATOR):
         name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)

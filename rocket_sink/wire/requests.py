@@ -1,8 +1,7 @@
 """Requests to brokers and name servers, one builder for each that has fields (MQClientAPIImpl).
 
 Numbers become decimal text, booleans `true` or `false`; None is left out. `Message` and the options
-have checked the texts.
-"""
+have checked the texts."""
 
 from __future__ import annotations
 
@@ -54,10 +53,8 @@ def send_message_v2(
     default_topic: str = AUTO_CREATE_TOPIC,
     default_topic_queue_nums: int = 4,
 ) -> Frame:
-    """Make the request that sends a message or a batch (SendMessageRequestHeaderV2).
-
-    `properties` is wire text, for a batch only WAIT. If `body` is None, the caller writes the body.
-    """
+    """Make the request that sends a message or a batch (SendMessageRequestHeaderV2). `properties`
+    is wire text, for a batch only WAIT. If `body` is None, the caller writes the body."""
     return request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
         {
@@ -107,12 +104,10 @@ def end_transaction(
     broker_name: str | None = None,
     remark: str | None = None,
 ) -> Frame:
-    """Make the request that commits or rolls back a half message.
-
-    `commit_or_rollback` is SysFlag.TRANSACTION_COMMIT, _ROLLBACK or _NOT (unknown). The offsets are
-    the queue offset and the commit-log offset in the answer to the half message. Java sends this
-    oneway and ignores failures; brokers answer a two-way request.
-    """
+    """Make the request that commits or rolls back a half message. `commit_or_rollback` is
+    SysFlag.TRANSACTION_COMMIT, _ROLLBACK or _NOT (unknown). The offsets are the queue offset and
+    the commit-log offset in the answer to the half message. Java sends this oneway and ignores
+    failures; brokers answer a two-way request."""
     frame = request(
         RequestCode.END_TRANSACTION,
         {
@@ -217,7 +212,6 @@ def query_message(
     *, topic: str, key: str, max_num: int, begin_ms: int = 0, unique_key: bool = False
 ) -> Frame:
     """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
-
     The index contains hashes, so the answer may contain messages of other keys. The frame names the
     version 4.9.3, because some brokers expect newer clients to sign UNIQUE_KEY_QUERY (`wire.acl`).
     """

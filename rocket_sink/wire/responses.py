@@ -4,8 +4,7 @@ and pushed replies.
 Each takes a frame and raises RemoteProtocolError if something is missing or malformed.
 `decode_send_answer` raises InvalidAnswerError instead, because the message may be stored. Callers
 check the response code first. The client answers other requests, which concern consumers, with
-REQUEST_CODE_NOT_SUPPORTED.
-"""
+REQUEST_CODE_NOT_SUPPORTED."""
 
 from __future__ import annotations
 
@@ -73,11 +72,9 @@ class SendAnswer(NamedTuple):
 
 
 class SendAnswerFrame(Frame):
-    """A send answer that `AnswerShape` has decoded; the other values are those of `model`.
-
-    There is one per message. To save time, constant fields are class attributes, and `ext` is made
-    only when a hook reads it.
-    """
+    """A send answer that `AnswerShape` has decoded; the other values are those of `model`. There is
+    one per message. To save time, constant fields are class attributes, and `ext` is made only when
+    a hook reads it."""
 
     __slots__ = ("_model", "answer")
     code = 0

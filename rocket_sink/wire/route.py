@@ -2,8 +2,7 @@
 
 Servers send strict JSON; before 4.9.4 they send fastjson's form with bare integer keys. Counts are
 limited, because a broken name server that claims two billion queues makes Java's client run out of
-memory. Unprintable names are refused, because names appear in logs, ledgers and terminals.
-"""
+memory. Unprintable names are refused, because names appear in logs, ledgers and terminals."""
 
 from __future__ import annotations
 
@@ -80,10 +79,8 @@ class BrokerData:
 
 @dataclass(frozen=True)
 class QueueMapping:
-    """The queues of a static topic on one broker (TopicQueueMappingInfo).
-
-    `queue_ids`: {the topic's queue number: the broker's queue number}.
-    """
+    """The queues of a static topic on one broker (TopicQueueMappingInfo). `queue_ids`: {the topic's
+    queue number: the broker's queue number}."""
 
     broker_name: str
     total_queues: int

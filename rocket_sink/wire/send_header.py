@@ -1,8 +1,7 @@
 """Templates for the heads (lengths and header) of send requests: the hot path of single messages.
 
 A template belongs to one producer group and topic. It writes the bytes of
-`encode_head(send_message_v2(...))`, except that credentials come before the other fields.
-"""
+`encode_head(send_message_v2(...))`, except that credentials come before the other fields."""
 
 from __future__ import annotations
 

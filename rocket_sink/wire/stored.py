@@ -10,8 +10,7 @@ A malformed message raises RemoteProtocolError; Java's decoder stops there witho
 
 A broker that is killed during a write leaves zeros after the written bytes. At restart it checks
 only the body's CRC (CommitLog.checkMessageAndReturnSize), so it keeps a message that is complete
-except for its properties: such a message is `torn`.
-"""
+except for its properties: such a message is `torn`."""
 
 from __future__ import annotations
 
@@ -47,11 +46,9 @@ _INT: Final = struct.Struct(">i")
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A stored message; `body` is inflated, `properties` are decoded.
-
-    Hosts are `(numeric address, port)`. `sys_flag` has the compression bits of the stored body.
-    `torn`: the broker was killed while it wrote the properties, and some are missing.
-    """
+    """A stored message; `body` is inflated, `properties` are decoded. Hosts are `(numeric address,
+    port)`. `sys_flag` has the compression bits of the stored body. `torn`: the broker was killed
+    while it wrote the properties, and some are missing."""
 
     topic: str
     body: bytes
@@ -254,10 +251,8 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
 
 
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
-    """Return the bytes of a message in a broker's answer, for fake brokers.
-
-    `stored_body` is compressed if `sys_flag` has COMPRESSED. The CRC is over the stored bytes.
-    """
+    """Return the bytes of a message in a broker's answer, for fake brokers. `stored_body` is
+    compressed if `sys_flag` has COMPRESSED. The CRC is over the stored bytes."""
     body = message.body if stored_body is None else stored_body
     born = ip_address(message.born_host[0]).packed
     host = ip_address(message.store_host[0]).packed

@@ -107,11 +107,9 @@ Piece: TypeAlias = "bytes | Fixed | pa.Array"
 
 
 def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> pa.Array:
-    """Join the pieces of each row, in order, to a binary value per row.
-
-    `nulls`: "replace" takes a null in a column for an empty value; "emit_null" makes the row null.
-    The result is large binary if it exceeds 32-bit offsets.
-    """
+    """Join the pieces of each row, in order, to a binary value per row. `nulls`: "replace" takes a
+    null in a column for an empty value; "emit_null" makes the row null. The result is large binary
+    if it exceeds 32-bit offsets."""
     if count == 0:
         return pa.array([], pa.binary())
     packed = _packed(pieces, count)

@@ -6,8 +6,7 @@ are the body of a SEND_BATCH_MESSAGE request: a slice of one buffer, without a c
 again.
 
 This module also makes columns of client message ids (MessageClientIDSetter.createUniqID, see
-`wire.ids`), groups rows by queue, and cuts the groups into requests.
-"""
+`wire.ids`), groups rows by queue, and cuts the groups into requests."""
 
 from __future__ import annotations
 
@@ -49,11 +48,8 @@ def message_id_column(
     *, ip: bytes, pid: int, class_hash: int, span_ms: int, counter: int, count: int
 ) -> pa.StringArray:
     """Return `count` consecutive ids, beginning with `counter`, from `span_ms` after the start of
-    the month.
-
-    The counter wraps at 65,536, like Java's short. At each wrap the time in the ids grows by 1 ms,
-    so that ids do not repeat. The caller adds `count` to its counter.
-    """
+    the month. The counter wraps at 65,536, like Java's short. At each wrap the time in the ids
+    grows by 1 ms, so that ids do not repeat. The caller adds `count` to its counter."""
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
     times = span_ms + (counters >> 16)
     prefix = np.frombuffer(id_prefix(ip, pid, class_hash).encode(), np.uint32)
@@ -74,9 +70,7 @@ def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.S
 @dataclass(frozen=True)
 class QueueGroups:
     """Rows by queue: `order[bounds[q]:bounds[q + 1]]` are the rows of queue q, in row order.
-
-    `sorted_already`: `order` is 0, 1, 2, ...
-    """
+    `sorted_already`: `order` is 0, 1, 2, ..."""
 
     order: Int64s
     bounds: Int64s
@@ -92,11 +86,9 @@ class RequestSlice(NamedTuple):
 
 
 def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGroups:
-    """Group the rows by queue, in their order (a stable sort).
-
-    `queue_index` has 0 to `queues` - 1 for each row. Up to 65,536 queues the time is linear,
-    because numpy sorts 16-bit integers by radix.
-    """
+    """Group the rows by queue, in their order (a stable sort). `queue_index` has 0 to `queues` - 1
+    for each row. Up to 65,536 queues the time is linear, because numpy sorts 16-bit integers by
+    radix."""
     counts = np.bincount(queue_index, minlength=queues)
     if len(counts) > queues:
         raise ValueError(f"queue index {len(counts) - 1} with {queues} queues")
@@ -110,11 +102,9 @@ def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGr
 def cut_requests(
     offsets: Int64s, bounds: Int64s, max_bytes: int, max_messages: int
 ) -> list[RequestSlice]:
-    """Cut each group into as few slices as the two limits allow, in order.
-
-    `offsets` are `EncodedBatch.offsets`, `bounds` are `QueueGroups.bounds`. A message larger than
-    `max_bytes` gets a slice of its own.
-    """
+    """Cut each group into as few slices as the two limits allow, in order. `offsets` are
+    `EncodedBatch.offsets`, `bounds` are `QueueGroups.bounds`. A message larger than `max_bytes`
+    gets a slice of its own."""
     sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
     counts = np.diff(bounds)
     is_one_slice = (sizes <= max_bytes) & (counts <= max_messages)

@@ -1,8 +1,7 @@
 """Wire property strings (name 0x01 value 0x02, and so on) of columns of messages.
 
 Source: MessageDecoder.messageProperties2String. The bytes equal those of
-`rocket_sink.wire.properties`. `rocket_sink.rows.checks` has refused separators inside values.
-"""
+`rocket_sink.wire.properties`. `rocket_sink.rows.checks` has refused separators inside values."""
 
 from __future__ import annotations
 
@@ -63,10 +62,8 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class PropertyPieces:
-    """The property strings of n rows in pieces, and the size of each string.
-
-    `encode_columns` takes the pieces as they are, which saves a copy of each string.
-    """
+    """The property strings of n rows in pieces, and the size of each string. `encode_columns` takes
+    the pieces as they are, which saves a copy of each string."""
 
     pieces: tuple[Piece, ...]
     sizes: Int64s
@@ -98,10 +95,8 @@ def property_pieces(count: int, **columns: Column) -> PropertyPieces:
 
 
 def property_strings(properties: pa.MapArray) -> pa.Array:
-    """Return the user properties of each row as one binary value, in the map's order.
-
-    The entries of all rows are joined at once; a row's string is a slice of the result.
-    """
+    """Return the user properties of each row as one binary value, in the map's order. The entries
+    of all rows are joined at once; a row's string is a slice of the result."""
     names, values, rows = entries_of(properties)
     entries = join_pieces([names, b"\x01", values, b"\x02"], len(names))
     return binary_array(offsets_of(entries)[rows], entries.buffers()[2] or pa.py_buffer(b""))

@@ -2,8 +2,7 @@
 
 A header consists of texts that are equal in all frames, and of columns of values that differ
 (properties, opaque ids, flags). Python code runs per message only to sign it, or to write the
-binary serialisation.
-"""
+binary serialisation."""
 
 from __future__ import annotations
 
