@@ -1,9 +1,8 @@
 """Fast reading of successful answers, one by one or many as columns.
 
 The answers of one broker have the same fields in the same order, and differ in few values. So the
-first answer is made into a regular expression (`AnswerShape`). Reading a later answer takes one
-match, and reading many answers in a row takes a few array operations. Headers that do not match are
-parsed in full. The results are equal (tested)."""
+first answer becomes a regular expression (`AnswerShape`). A later answer takes one match; many in a
+row take a few array operations. Other headers are parsed in full, with equal results (tested)."""
 
 from __future__ import annotations
 
@@ -143,7 +142,6 @@ class PlainAnswers:
 
 
 Answers: TypeAlias = SendAnswers | PlainAnswers
-"""Several successful answers that were read together."""
 
 
 class AnswerShape:

@@ -1,8 +1,7 @@
 """The numbers of the protocol, with RocketMQ's names.
 
-Sources: RequestCode.java, ResponseCode.java, RemotingSysResponseCode.java, LanguageCode.java,
-MQVersion.java, MessageSysFlag.java, PermName.java (5.3.3). Received fields are plain `int`, because
-a peer may send other numbers."""
+Sources: RequestCode, ResponseCode, RemotingSysResponseCode, LanguageCode, MQVersion, MessageSysFlag
+and PermName.java (5.3.3). Received fields are plain `int`: peers may send other numbers."""
 
 from __future__ import annotations
 

@@ -83,10 +83,9 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
 def compress_body(
     body: bytes, kind: CompressionType | None, level: int, over_bytes: int
 ) -> tuple[bytes, int]:
-    """Return the body to send for a single message, and its MessageSysFlag bits. A body stays
-    uncompressed if `kind` is None, if it is shorter than `over_bytes`, or if compression does not
-    shrink it: Java sends the longer form, which may exceed the broker's limit. Errors are those of
-    `compress`."""
+    """Return the body to send for a single message, and its MessageSysFlag bits. A body stays as it
+    is if `kind` is None, if it is shorter than `over_bytes`, or if compression does not shrink it:
+    Java sends the longer form, which may exceed the broker's limit. Raise like `compress`."""
     if kind is None or len(body) < over_bytes:
         return body, 0
     smaller = compress(body, kind, level)

@@ -1,12 +1,10 @@
 """A client connection as a state machine: opaque ids, the request table, deadlines.
 
 The caller owns the socket and the clock. It writes the heads that the `send_*` methods return, each
-followed by its body, and reports when a request is written (`mark_written`). It passes received
-bytes (`receive_data`), and calls `expire` when deadlines pass. Each request leaves the table
-exactly once: it is answered, expired, lost, withdrawn, or oneway and written.
-
-Each connection has its own request table. With Java's common table, an answer on one connection can
-complete a request of another."""
+followed by its body, reports written requests (`mark_written`), passes received bytes
+(`receive_data`), and calls `expire` when deadlines pass. Each request leaves the table exactly
+once: it is answered, expired, lost, withdrawn, or oneway and written. Each connection has its own
+table. With Java's common table, an answer on one connection can complete a request of another."""
 
 from __future__ import annotations
 
@@ -129,8 +127,6 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection {self.error or 'open'}, {len(self._pending)} in flight>"
 
-    # --- sending -----------------------------------------------------------------------------
-
     def open_request(
         self,
         *,
@@ -176,11 +172,8 @@ class Connection:
         return first
 
     def send_request(self, frame: Frame, *, deadline_s: float, token: object) -> bytes:
-        """Add a request to the table and return its head; the caller writes it and `frame.body`.
-
-        Raises:
-            LocalProtocolError: the frame cannot be encoded. The table is unchanged.
-        """
+        """Add a request to the table and return its head; the caller writes it and `frame.body`. If
+        the frame cannot be encoded, raise LocalProtocolError and leave the table unchanged."""
         self._check_open()
         opaque = free_opaque(self._next_opaque, self._pending)
         head = self._head(replace(frame, opaque=opaque))
@@ -242,12 +235,9 @@ class Connection:
         self._unwritten = kept
         return tokens
 
-    # --- receiving ---------------------------------------------------------------------------
-
     def receive_data(self, data: bytes | bytearray | memoryview, now_s: float) -> list[Event]:
         """Return the events of received bytes, in order; answers to a group may be in any order. A
-        protocol error is the last event (`Violation`). Raise `error` if the connection is not open.
-        """
+        `Violation` is the last event. Raise `error` if the connection is not open."""
         self._check_open()
         self.last_heard_s = now_s
         reader = self._reader
@@ -304,8 +294,6 @@ class Connection:
                         self._pending[frame.opaque] = pending
                     events.append(self._answered(frame))
             start = end
-
-    # --- time and end ------------------------------------------------------------------------
 
     def expire(self, now_s: float, *, extended_s: float = -math.inf) -> list[Pending]:
         """Remove and return requests whose deadline has passed. Scan the table only if the earliest

@@ -43,11 +43,8 @@ def check_lengths(header_length: int, body_length: int) -> None:
 
 
 def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json") -> bytes:
-    """Return the bytes of `frame` before its body.
-
-    Raises:
-        LocalProtocolError: the frame is too long, or a field cannot be encoded.
-    """
+    """Return the bytes of `frame` before its body. Raise LocalProtocolError if the frame is too
+    long, or a field cannot be encoded."""
     if serialize == "rocketmq":
         kind, header = _ROCKETMQ, encode_binary_header(frame)
     else:
@@ -63,9 +60,8 @@ def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
 
 
 class FrameReader:
-    """Cuts received bytes into frames. `receive_data` appends to the buffer, `next_frame` returns
-    one frame or None. After an error every later call raises the same error. The buffer holds at
-    most one incomplete frame (`Limits.FRAME_BYTES`) and the bytes of the last `receive_data`."""
+    """Cuts received bytes into frames. After an error every later call raises the same error. The
+    buffer holds at most an incomplete frame (`Limits.FRAME_BYTES`) and the last received bytes."""
 
     __slots__ = ("_at", "_data", "_error", "_shapes", "_small")
 
@@ -102,11 +98,8 @@ class FrameReader:
         return answers
 
     def next_frame(self) -> Frame | None:
-        """Return the next frame; None if the buffer holds no complete frame.
-
-        Raises:
-            RemoteProtocolError: the bytes cannot be a frame within the limits.
-        """
+        """Return the next frame; None if the buffer holds no complete frame. Raise
+        RemoteProtocolError if the bytes cannot be a frame within the limits."""
         if self._error is not None:
             raise self._error
         data, at = self._data, self._at

@@ -42,7 +42,7 @@ Body = bytes | bytearray | memoryview
 
 class Limits:
     """Limits on received data, for the memory and time of one frame. Data beyond a limit raises
-    RemoteProtocolError."""
+    RemoteProtocolError, unless the limit's text says otherwise."""
 
     FRAME_BYTES: Final = 16 * 1024 * 1024
     """The whole frame with its length field (Java: com.rocketmq.remoting.frameMaxLength)."""
@@ -182,11 +182,8 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def load_json(data: bytes, what: str) -> Any:
-    """Return the value of one JSON text in UTF-8; `what` names it in errors.
-
-    Raises:
-        RemoteProtocolError: not UTF-8, not JSON, or beyond a limit of this module.
-    """
+    """Return the value of one JSON text in UTF-8; `what` names the text in errors. Raise
+    RemoteProtocolError for a text that is not UTF-8, not JSON, or beyond a limit of this module."""
     _check_values(data)
     try:
         _check_depth(data)
@@ -251,7 +248,6 @@ def quote_numeric_keys(data: bytes) -> bytes:
 
 _LANGUAGE_NAMES: Final = {language.value: language.name for language in LanguageCode}
 dump_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""The function that returns a value as compact JSON."""
 
 
 def language_name(language: int) -> str:
@@ -280,11 +276,8 @@ header contains that, because quotes in texts are escaped."""
 
 
 def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
-    """Return the pieces of a JSON header around the values of some fields and the opaque id.
-
-    Args:
-        holes: names of the fields, in the header's order. Fields that `frame` lacks come last.
-    """
+    """Return the pieces of a JSON header around the opaque id and the values of the fields `holes`,
+    which are in the header's order. Fields that `frame` lacks come last."""
     ext: dict[str, Any] = {**(frame.ext or {}), **dict.fromkeys(holes, _HOLE)}
     text, parts, quote = encode_json_header(replace(frame, ext=ext, opaque=_HOLE)).decode(), [], ""
     for name in holes:
@@ -412,12 +405,8 @@ def encode_binary_header(frame: Frame) -> bytes:
 
 
 def decode_binary_header(header: bytes) -> Frame:
-    """Decode a header to a frame without body.
-
-    Raises:
-        RemoteProtocolError: inconsistent lengths, text that is not UTF-8, repeated or missing
-            names, too many entries.
-    """
+    """Decode a header to a frame without body. Raise RemoteProtocolError for inconsistent lengths,
+    text that is not UTF-8, repeated or missing names, or too many entries."""
     if len(header) < _FIXED.size + _INT.size:
         raise RemoteProtocolError(f"a binary header of {len(header)} bytes is too short")
     code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(header)

@@ -5,10 +5,9 @@ A client id (MessageClientIDSetter) is upper-case hex of address (4 or 16 bytes)
 counter (2). A broker id (MessageDecoder.createMessageId) has address (4 or 16), port (4), and
 commit-log offset (8).
 
-The caller passes the address, process id, time, and 32 random bits (`class_hash`). The random bits
-keep ids unique between containers, which often have equal process ids. A forked child must make a
-new `MessageIds`. A recall handle (RecallMessageHandle, version 1) names a timed message to recall.
-"""
+The caller passes the address, process id, time, and 32 random bits (`class_hash`). Containers often
+have equal process ids, but differ in the bits. A forked child must make a new `MessageIds`. A
+recall handle (RecallMessageHandle, version 1) names a timed message to recall."""
 
 from __future__ import annotations
 
@@ -30,13 +29,9 @@ _OFFSET_IDS: Final = re.compile(rb"(?:[0-9a-fA-F]{32}(?:[0-9a-fA-F]{24})?(?:,(?=
 
 
 class MessageIds:
-    """Client message ids of one process; not thread-safe.
-
-    After 65,536 ids in one millisecond, the time in the ids grows by 1 ms. Java repeats ids then.
-
-    Args:
-        tz: the time zone of months; None: the local one, as in Java.
-    """
+    """Client message ids of one process; not thread-safe. After 65,536 ids in one millisecond, the
+    time in the ids grows by 1 ms. Java repeats ids then. `tz`: the time zone of months
+    (`month_start_ms`)."""
 
     def __init__(self, *, ip: bytes, pid: int, class_hash: int, tz: tzinfo | None = None) -> None:
         id_prefix(ip, pid, class_hash)
@@ -109,8 +104,7 @@ def offset_message_id(host: str, port: int, offset: int) -> str:
 
 
 def decode_offset_message_id(text: str) -> int:
-    """Return the commit-log offset in a broker's message id; raise RemoteProtocolError for other
-    texts."""
+    """Return the commit-log offset in a broker's id; raise RemoteProtocolError for other texts."""
     if len(text) not in (32, 56) or not _HEX.issuperset(text):
         raise RemoteProtocolError(f"{text[:60]!r} is not an offset message id: 32 or 56 hex digits")
     return int.from_bytes(bytes.fromhex(text[-16:]), "big", signed=True)

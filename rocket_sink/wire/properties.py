@@ -51,11 +51,8 @@ ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
 
 
 def encode_properties(properties: Mapping[str, str | int | None]) -> str:
-    """Return the wire text, in the mapping's order; None values are left out.
-
-    Raises:
-        LocalProtocolError: a name or a value holds a separator, or a name is empty.
-    """
+    """Return the wire text, in the mapping's order; None values are left out. Raise
+    LocalProtocolError if a name or a value holds a separator, or a name is empty."""
     pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None]
     text = "".join(pairs)
     # A pair has one separator of each kind; further separators are inside a name or a value.
@@ -70,8 +67,8 @@ def encode_properties(properties: Mapping[str, str | int | None]) -> str:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Return the properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
-    Pairs without a name, value or separator are dropped; the last of equal names counts."""
+    """Return the properties in a wire text (MessageDecoder.string2messageProperties). Pairs without
+    a name, value or separator are dropped; the last of equal names counts."""
     properties = {}
     for pair in text.split(PROPERTY_SEPARATOR):
         name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
@@ -83,14 +80,9 @@ def decode_properties(text: str) -> dict[str, str]:
 def properties_of(
     message: Message, *, message_id: str, extra: Mapping[str, str] | None = None
 ) -> str:
-    """Return the wire text of a message's fields and user properties.
-
-    UNIQ_KEY is the message's own id, else `message_id`. `extra` has the producer's properties
-    (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which take precedence.
-
-    Raises:
-        MessageError: PROPERTIES_TOO_LARGE.
-    """
+    """Return the wire text of a message's fields and user properties. UNIQ_KEY is the message's own
+    id, else `message_id`. The producer's properties in `extra` (TRAN_MSG, PGROUP, INSTANCE_ID,
+    CORRELATION_ID, ...) take precedence. Raise MessageError (PROPERTIES_TOO_LARGE)."""
     delay_level = message.delay_level
     if message.properties or extra or (message.is_single and not delay_level):
         return _all_properties(message, message_id, extra)

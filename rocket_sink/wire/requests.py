@@ -1,7 +1,6 @@
 """Requests to brokers and name servers, one builder for each that has fields (MQClientAPIImpl).
 
-Numbers become decimal text, booleans `true` or `false`; None is left out. `Message` and the options
-have checked the texts."""
+`Message` and the options have checked the texts."""
 
 from __future__ import annotations
 
@@ -212,9 +211,8 @@ def query_message(
     *, topic: str, key: str, max_num: int, begin_ms: int = 0, unique_key: bool = False
 ) -> Frame:
     """Ask for messages with an index key, or with a client message id (UNIQ_KEY) if `unique_key`.
-    The index contains hashes, so the answer may contain messages of other keys. The frame names the
-    version 4.9.3, because some brokers expect newer clients to sign UNIQUE_KEY_QUERY (`wire.acl`).
-    """
+    The index contains hashes, so the answer may contain messages of other keys. `wire.acl` says why
+    the frame names the version 4.9.3."""
     frame = request(
         RequestCode.QUERY_MESSAGE,
         {

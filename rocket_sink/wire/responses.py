@@ -1,10 +1,8 @@
-"""Decoders of the answers of brokers and name servers, and of brokers' requests: transaction checks
-and pushed replies.
+"""Decoders of answers, and of brokers' requests: transaction checks and pushed replies.
 
-Each takes a frame and raises RemoteProtocolError if something is missing or malformed.
-`decode_send_answer` raises InvalidAnswerError instead, because the message may be stored. Callers
-check the response code first. The client answers other requests, which concern consumers, with
-REQUEST_CODE_NOT_SUPPORTED."""
+Each decoder raises RemoteProtocolError if something is missing or malformed; `decode_send_answer`
+raises InvalidAnswerError instead, because the message may be stored. Callers check the response
+code first. The client answers requests for consumers with REQUEST_CODE_NOT_SUPPORTED."""
 
 from __future__ import annotations
 
@@ -72,9 +70,8 @@ class SendAnswer(NamedTuple):
 
 
 class SendAnswerFrame(Frame):
-    """A send answer that `AnswerShape` has decoded; the other values are those of `model`. There is
-    one per message. To save time, constant fields are class attributes, and `ext` is made only when
-    a hook reads it."""
+    """A send answer that `AnswerShape` has decoded; `model` has the other values. To save time per
+    message, constant fields are class attributes, and `ext` is made only when a hook reads it."""
 
     __slots__ = ("_model", "answer")
     code = 0
@@ -160,15 +157,9 @@ PULL_CODES: Final = frozenset(
 
 def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMessage], int]:
     """Return the messages in the answer to PULL_MESSAGE, up to `Limits.POLL_BYTES` but at least
-    one, and the offset of the next pull.
-
-    Args:
-        begin: the requested offset; earlier messages are left out. They come with a pull from the
-            middle of an inner batch.
-
-    Raises:
-        LocalProtocolError: the code is not in PULL_CODES.
-    """
+    one, and the offset of the next pull. Leave out messages before the requested offset `begin`: a
+    pull from the middle of an inner batch returns the batch's earlier messages, too. Raise
+    LocalProtocolError if the code is not in PULL_CODES."""
     if frame.code not in PULL_CODES:
         raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
     following = long_field(frame, "nextBeginOffset")
@@ -189,8 +180,7 @@ def decode_pull_answer(frame: Frame, *, begin: int = 0) -> tuple[list[StoredMess
 
 
 def decode_cluster_info(frame: Frame) -> dict[str, dict[int, str]]:
-    """Decode the answer to GET_BROKER_CLUSTER_INFO to {broker name: {broker id: address}}; the
-    master's id is 0."""
+    """Decode GET_BROKER_CLUSTER_INFO's answer: {broker name: {broker id (0: master): address}}."""
     brokers = {}
     for name, broker in _object(_json_body(frame), "brokerAddrTable").items():
         addresses = _object(broker, "brokerAddrs")
@@ -227,8 +217,7 @@ def decode_topics(frame: Frame) -> tuple[str, ...]:
 
 
 class TransactionCheck(NamedTuple):
-    """A broker's question about a half message's state; the answer is an END_TRANSACTION
-    request."""
+    """A broker's question about a half message's state; END_TRANSACTION answers the question."""
 
     message: StoredMessage
     producer_group: str
@@ -297,11 +286,8 @@ def decode_pushed_reply(frame: Frame) -> PushedReply:
 
 def reply_address(request: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return the topic and the routing properties of a reply (MessageUtil.createReplyMessage).
-    `request` has the properties of the received request message.
-
-    Raises:
-        MessageError: NOT_A_REQUEST: a property of requests is missing.
-    """
+    `request` has the properties of the received request message. Raise MessageError (NOT_A_REQUEST)
+    if a property that requests need is missing."""
     for name in (CLUSTER, CORRELATION_ID, REPLY_TO_CLIENT):
         if not request.get(name):
             raise MessageError(

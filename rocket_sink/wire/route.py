@@ -1,8 +1,7 @@
 """A topic's route in name server answers (TopicRouteData), decoded strictly and within limits.
 
-Servers send strict JSON; before 4.9.4 they send fastjson's form with bare integer keys. Counts are
-limited, because a broken name server that claims two billion queues makes Java's client run out of
-memory. Unprintable names are refused, because names appear in logs, ledgers and terminals."""
+Counts are limited, because Java's client runs out of memory if a broken name server claims two
+billion queues. Unprintable names are refused: names appear in logs, ledgers and terminals."""
 
 from __future__ import annotations
 
@@ -105,11 +104,8 @@ def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str,
 
 
 def decode_route(body: bytes | memoryview | None) -> TopicRoute:
-    """Decode the route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
-
-    Raises:
-        RemoteProtocolError: the body is not a route, or exceeds a limit.
-    """
+    """Decode the route in the body of a GET_ROUTEINFO_BY_TOPIC answer. Raise RemoteProtocolError if
+    the body is not a route, or exceeds a limit."""
     data = bytes(body or b"")
     if not data:
         raise RemoteProtocolError("the route answer has no body")

@@ -88,11 +88,8 @@ class SendTemplate:
         flag: int = 0,
         body: SignedBody = None,
     ) -> bytes:
-        """Return the bytes of a request before its body. Only a signature needs `body`.
-
-        Raises:
-            LocalProtocolError: the frame is too long, or the properties are not valid Unicode.
-        """
+        """Return the bytes of a request before its body. Only a signature needs `body`. Raise
+        LocalProtocolError if the frame is too long, or the properties are not valid Unicode."""
         if self._serialize != "json":
             frame = self.frame(queue_id, born_ms, properties, broker_name, sys_flag, flag)
             return self.head_of(frame, opaque, body_length, body)

@@ -7,7 +7,6 @@
     short properties length, properties
 
 A malformed message raises RemoteProtocolError; Java's decoder stops there without an error.
-
 A broker that is killed during a write leaves zeros after the written bytes. At restart it checks
 only the body's CRC (CommitLog.checkMessageAndReturnSize), so it keeps a message that is complete
 except for its properties: such a message is `torn`."""
@@ -109,14 +108,12 @@ def decode_stored(
     """Return the messages in the body of a query or view answer; inner batches are unwrapped.
 
     Args:
-        allowance: a memory limit shared with other answers; None: `Limits.ANSWER_BYTES` for this
-            answer.
+        allowance: a memory limit that several answers share; None: `Limits.ANSWER_BYTES`.
         wanted: selects messages; the bodies of other messages are not inflated.
         bodies: if False, bodies are empty, and not inflated.
 
     Raises:
-        RemoteProtocolError: lengths, texts or compressed bodies are malformed, or need too much
-            memory.
+        RemoteProtocolError: the messages or bodies are malformed, or need too much memory.
         ConfigurationError: the library of a body's compression is not installed.
     """
     allowance = Allowance() if allowance is None else allowance
@@ -136,8 +133,7 @@ def memory_bytes(message: StoredMessage) -> int:
 
 _VALUE_BYTES: Final = 1024
 _PROPERTY_BYTES: Final = 200
-"""Memory of a property (two texts and a mapping entry) without the characters, which take up to 4
-bytes each."""
+"""Memory of a property (two texts, a mapping entry) without its characters (up to 4 bytes each)."""
 
 
 def iter_stored(
@@ -146,8 +142,7 @@ def iter_stored(
     bodies: bool = True,
     allowance: Allowance | None = None,
 ) -> Iterator[StoredMessage]:
-    """Yield the messages one by one. An inner batch is inflated as a whole, so all messages in it
-    count against the allowance."""
+    """Yield the messages one by one. All messages of an inner batch count against the allowance."""
     view = memoryview(buffer)
     while len(view):
         if len(view) < _HEAD.size:

@@ -1,8 +1,7 @@
 """Message traces in the format of RocketMQ's dashboard (TraceDataEncoder): one line per event.
 
-0x01 separates fields, and 0x02 ends a line. A trace message has many lines. Its index keys are the
-message ids and keys of all its lines. Its topic is RMQ_SYS_TRACE_TOPIC, or the option `traceTopic`.
-"""
+0x01 separates fields, and 0x02 ends a line. A trace message has many lines; its index keys are the
+message ids and keys of all lines. Its topic is RMQ_SYS_TRACE_TOPIC or the option `traceTopic`."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class MessageType(enum.IntEnum):
 
 @dataclass(slots=True)
 class Trace:
-    """The fields that all traces begin with. `keys` are joined by blanks; `store_host` is the
-    broker's address."""
+    """The first fields of a trace. Blanks separate `keys`; `store_host` is the broker's address."""
 
     time_ms: int
     region_id: str
@@ -83,11 +81,8 @@ _FORMS: Final[dict[type[Trace], str]] = {
 
 
 def encode_traces(traces: Iterable[Trace]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield (body, index keys) of as few trace messages as the limits allow.
-
-    Raises:
-        LocalProtocolError: a field holds a separator.
-    """
+    """Yield (body, index keys) of as few trace messages as the limits allow. Raise
+    LocalProtocolError if a field holds a separator."""
     lines: list[str] = []
     keys: set[str] = set()
     body_bytes = key_bytes = 0

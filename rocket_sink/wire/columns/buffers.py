@@ -5,8 +5,7 @@ the length 0, because Arrow leaves its bytes undefined.
 
 `join_pieces` is the inner loop of the column encoder. A piece is bytes that all rows share, a numpy
 array of fixed-width items (one per row), or a binary array. Arrow's kernel takes about 15 ns per
-row and piece (measured). So numpy first packs neighbouring pieces of the first two kinds into one.
-"""
+row and piece (measured), so numpy first packs neighbours of the first two kinds into one piece."""
 
 from __future__ import annotations
 

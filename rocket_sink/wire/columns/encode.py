@@ -1,12 +1,8 @@
 """Encoding of columns of messages to the bytes of batch requests, without Python code per row.
 
 Each message gets its inner form in a batch (`wire.batch`). So consecutive rows of an `EncodedBatch`
-are the body of a SEND_BATCH_MESSAGE request: a slice of one buffer, without a copy.
-`rocket_sink.rows.checks` has checked the values. Only the length of the properties is checked here
-again.
-
-This module also makes columns of client message ids (MessageClientIDSetter.createUniqID, see
-`wire.ids`), groups rows by queue, and cuts the groups into requests."""
+are the body of a SEND_BATCH_MESSAGE request: a slice of one buffer, without a copy. `rows.checks`
+has checked the values; only the length of the properties is checked again."""
 
 from __future__ import annotations
 
@@ -47,9 +43,10 @@ _HEX_16: Final = _hex_of_16_bits()
 def message_id_column(
     *, ip: bytes, pid: int, class_hash: int, span_ms: int, counter: int, count: int
 ) -> pa.StringArray:
-    """Return `count` consecutive ids, beginning with `counter`, from `span_ms` after the start of
-    the month. The counter wraps at 65,536, like Java's short. At each wrap the time in the ids
-    grows by 1 ms, so that ids do not repeat. The caller adds `count` to its counter."""
+    """Return `count` client message ids (createUniqID, see `wire.ids`) from `counter` on, at
+    `span_ms` after the start of the month. The counter wraps at 65,536, like Java's short. At each
+    wrap the time in the ids grows by 1 ms, so that ids do not repeat. The caller adds `count` to
+    its counter."""
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
     times = span_ms + (counters >> 16)
     prefix = np.frombuffer(id_prefix(ip, pid, class_hash).encode(), np.uint32)
@@ -87,8 +84,7 @@ class RequestSlice(NamedTuple):
 
 def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGroups:
     """Group the rows by queue, in their order (a stable sort). `queue_index` has 0 to `queues` - 1
-    for each row. Up to 65,536 queues the time is linear, because numpy sorts 16-bit integers by
-    radix."""
+    for each row. Up to 65,536 queues numpy sorts 16-bit integers by radix, in linear time."""
     counts = np.bincount(queue_index, minlength=queues)
     if len(counts) > queues:
         raise ValueError(f"queue index {len(counts) - 1} with {queues} queues")
@@ -102,9 +98,8 @@ def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGr
 def cut_requests(
     offsets: Int64s, bounds: Int64s, max_bytes: int, max_messages: int
 ) -> list[RequestSlice]:
-    """Cut each group into as few slices as the two limits allow, in order. `offsets` are
-    `EncodedBatch.offsets`, `bounds` are `QueueGroups.bounds`. A message larger than `max_bytes`
-    gets a slice of its own."""
+    """Cut each group into as few slices as the two limits allow, in order. A message larger than
+    `max_bytes` gets its own slice. `offsets` are of `EncodedBatch`, `bounds` of `QueueGroups`."""
     sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
     counts = np.diff(bounds)
     is_one_slice = (sizes <= max_bytes) & (counts <= max_messages)
@@ -124,10 +119,9 @@ def cut_requests(
 
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
-    """n encoded messages in one buffer."""
+    """n encoded messages in one buffer: binary or large binary, without nulls."""
 
     messages: pa.Array
-    """Binary or large binary, without nulls."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -151,15 +145,13 @@ class EncodedBatch:
 def encode_columns(
     body: pa.Array, properties: pa.Array | PropertyPieces, flags: int | pa.Array = 0
 ) -> EncodedBatch:
-    """Encode messages of one topic, in their order.
+    """Encode messages of one topic, in their order. Raise LocalProtocolError if a property string
+    is longer than PROPERTIES_MAX_BYTES.
 
     Args:
         body: binary, large binary or a string type (its UTF-8 bytes), without nulls.
         properties: wire property strings or, faster, the result of `property_pieces`.
         flags: one value for all messages, or n values; a null counts as 0.
-
-    Raises:
-        LocalProtocolError: a property string is longer than PROPERTIES_MAX_BYTES.
     """
     if isinstance(properties, pa.Array):
         properties = PropertyPieces((properties,), lengths_of(properties))

@@ -1,8 +1,7 @@
 """Frames of many single messages (SEND_MESSAGE_V2), made together.
 
-A header consists of texts that are equal in all frames, and of columns of values that differ
-(properties, opaque ids, flags). Python code runs per message only to sign it, or to write the
-binary serialisation."""
+A header consists of texts that all frames share, and of columns of values that differ (properties,
+opaque ids, flags). Python code runs per message only for signatures and binary serialisation."""
 
 from __future__ import annotations
 
@@ -105,15 +104,13 @@ def fill_frames(
     first_opaque: int,
     bodies: pa.Array | None = None,
 ) -> pa.Buffer:
-    """Return JSON frames that differ in some header fields, with consecutive opaque ids.
+    """Return JSON frames that differ in some header fields, with consecutive opaque ids. Raise
+    LocalProtocolError if a frame exceeds the limits.
 
     Args:
         frame: has the fields that all frames share.
         columns: {header field: its values, or one value for all frames}, in the header's order.
         bodies: binary; None: the frames have no bodies.
-
-    Raises:
-        LocalProtocolError: a frame exceeds the limits.
     """
     rows: Any = next(iter(columns.values())) if bodies is None else bodies
     count = len(rows)
