@@ -2,9 +2,9 @@
 
 Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, with their tables of
 `latencyMax` and `notAvailableDuration`. A broker without an entry in the fault table is available
-and reachable. Every isolation has an end (apache/rocketmq#7812); a failed probe moves the end. The
-workers of an executor may share the table (`FaultStore`). If two of them update a broker at once,
-one update may be lost. Times are monotonic seconds."""
+and reachable. Every isolation has an end (apache/rocketmq#7812); a failed probe moves the end.
+Workers of an executor may share the table (`FaultStore`): if two update a broker at once, one
+update may be lost. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -68,11 +68,9 @@ PROFILES: Final = {
 
 
 TOPIC_ISOLATION_MS: Final = 30_000
-"""Isolation of a topic on a broker. It gives the client time to look up a route that no longer
-names the broker."""
+"""Isolation of a topic on a broker, which gives time to look up a route without the broker."""
 EXTENSION_S: Final = 1.0
-"""Shortest extension of an isolation that makes another event, so that a thousand requests which
-fail together make only one."""
+"""Shortest extension that makes another event, so that a thousand failures at once make one."""
 _FORGOTTEN_S: Final = 600.0
 """Time after an isolation until an unreachable broker that no process probes is removed."""
 _PAIR: Final = "\x00"

@@ -223,8 +223,7 @@ def java_index(hashes: _Hashes, count: int) -> _Hashes:
 
 
 def sip_index(hashes: _Hashes, count: int) -> _Hashes:
-    """Return the queue index, or array of indices, of the gRPC clients (LongMath.mod). It is never
-    negative."""
+    """Return the queue index, or indices, of the gRPC clients (LongMath.mod); never negative."""
     return hashes % count
 
 

@@ -83,9 +83,8 @@ class AimdWindow:
         self.limit = min(self._most, self.limit + 1.0 / self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:
-        """Return how many requests of a group may be sent now. For a group that does not fit as a
-        whole return 0 until half of the window is free: with a quarter, a message took twice the
-        CPU."""
+        """Return how many requests of a group may be sent now. If the whole group does not fit,
+        return 0 until half of the window is free: with a quarter, a message took twice the CPU."""
         limit = int(self.limit)
         room = limit - in_flight
         if room >= requests:

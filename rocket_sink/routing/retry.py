@@ -1,9 +1,8 @@
 """The error of a response, and the decision after a failed attempt, for all send modes.
 
 A response code has an error class, whose attributes say how such a failure is retried. `decide`
-combines them with the deadline, the number of attempts and the ordering. The backoff window is a
-tenacity wait class. `rng` chooses a time in the window, because tenacity's own jitter uses the
-global random generator."""
+combines them with the deadline, the number of attempts and the ordering. The backoff is in a
+tenacity window; `rng` chooses the time, because tenacity's jitter uses the global generator."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ class Decision:
     """Whether the next attempt should go to another broker if there is one."""
     refresh_route: bool = False
     isolate: Isolate = Isolate.NOTHING
-    """The caller isolates the broker (`LatencyFaultTolerance.update`), or the topic on the broker
-    (`isolate_topic`)."""
+    """The caller isolates the broker (`update`), or the topic on the broker (`isolate_topic`)."""
     reachable: bool = True
     """Whether anything has answered at the broker's address."""
     reconnect: bool = False
@@ -116,9 +114,9 @@ def attempt_deadline(
     strict: bool = False,
 ) -> float:
     """Return the deadline of the attempt that starts now. The attempt gets `cap_s` (Java:
-    sendMsgMaxTimeoutPerRequest). Without `cap_s` it gets an equal share of the remaining time, at
-    least ATTEMPT_FLOOR_S. The last of `attempts_left` attempts gets all of it. With `strict` order
-    every attempt does: no message may overtake an unanswered one."""
+    sendMsgMaxTimeoutPerRequest), or else an equal share of the remaining time, at least
+    ATTEMPT_FLOOR_S. The last of `attempts_left` attempts gets all remaining time. With `strict`
+    order every attempt gets all: no message may overtake an unanswered one."""
     if attempts_left <= 1 or strict:
         return deadline_s
     if cap_s is None:
@@ -203,8 +201,8 @@ def decide_degraded(
 ) -> Decision:
     """Return the decision after FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11) or
     FLUSH_SLAVE_TIMEOUT (12). GIVE_UP accepts the result. A retry stores the message twice, so it
-    happens only with `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`. `stays`: it must go
-    to the same queue."""
+    happens only with `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`. `stays` keeps the
+    retry on the same queue."""
     wanted = options.retry_another_broker_when_not_store_ok or (
         # A retry would meet the same missing replica; RocketMQ's documentation advises against it.
         options.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
@@ -321,9 +319,8 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
 def error_for_answer(
     response_code: int, remark: str | None = None, **facts: Any
 ) -> SendError | None:
-    """Return the error of an answer, a BrokerError by default; None if the message is stored (codes
-    0, 10, 11, 12). `facts` (topic, broker_name, broker_address, ...) become attributes of the
-    error."""
+    """Return the error of an answer, a BrokerError by default; None if the message is stored.
+    `facts` (topic, broker_name, broker_address, ...) become attributes of the error."""
     if response_code in SEND_STATUS:
         return None
     cleaned = clean(remark or "", REMARK_MAX_CHARACTERS).strip()

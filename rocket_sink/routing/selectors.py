@@ -193,8 +193,7 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 
 
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Choose brokers in proportion to share / latency. A broker that is twice as slow gets half the
-    messages."""
+    """Choose brokers in proportion to share / latency."""
     brokers = equals.brokers
     weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return rng.choices(brokers, weights)[0]
@@ -290,11 +289,8 @@ def select_by(
     named: Callable[[MessageQueue], MessageQueue],
 ) -> MessageQueue:
     """Return the queue that a user's selector chooses (Java: MessageQueueSelector). `named` adds
-    the namespace to the topic of a queue that the selector has made itself.
-
-    Raises:
-        ConfigurationError: the selector did not return a queue of the route.
-    """
+    the namespace to the topic of a queue that the selector has made itself. Raise
+    ConfigurationError if the selector did not return a queue of the route."""
     queue = function(info.queues, message, arg)
     chosen = named(queue) if isinstance(queue, MessageQueue) else None
     if chosen is None or info.index_of(chosen) is None:

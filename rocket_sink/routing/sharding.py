@@ -22,17 +22,13 @@ from rocket_sink.routing.hashing import IntArray
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 LITE_TOPIC_HASH: Final = "lite_topic"
-"""The hash of lite topics: Guava's consistent hash of `String.hashCode`, over the number of queues.
-Brokers (LiteShardingImpl) and proxies (SendMessageActivity) use this hash. A broker wakes waiting
-consumers for a lite topic's first message only if the hash chooses one of its queues."""
+"""The hash of lite topics in brokers (LiteShardingImpl) and proxies (SendMessageActivity): Guava's
+consistent hash of `String.hashCode`, over the number of queues. A broker wakes waiting consumers
+for a lite topic's first message only if the hash chooses one of its queues."""
 
 
 def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """Return the key's home queue.
-
-    Raises:
-        ValueError: the route has no queues.
-    """
+    """Return the key's home queue; raise ValueError if the route has no queues."""
     hash_of, _ = _HASHES[sharding_hash]
     index: int = _queue_index(hash_of(key), info, sharding_hash)
     return info.queues[index]
