@@ -245,8 +245,7 @@ class Channel:
         return f"{self.address} does not speak RocketMQ's protocol: {error}"
 
     def silent_s(self, now_s: float) -> float:
-        """Return how long the peer has been silent while a written request waits for its answer; 0
-        if no written request waits."""
+        """Return for how long the peer is silent while a written request waits; 0 if none waits."""
         oldest = self.connection.oldest
         if oldest is None or oldest.sent_s is None:
             return 0.0

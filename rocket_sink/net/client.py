@@ -194,8 +194,7 @@ class NetworkClient:
             if idle_s > self._max_idle_s:
                 self.drain(channel, now_s)
             elif idle_s > _CHECK_IDLE_S and channel.is_open:
-                # Read first, in case the peer has closed the connection: the outcome of a write
-                # would be unknown.
+                # Read first: if the peer has closed the connection, a write's outcome is unknown.
                 self._receive(channel, now_s, to_the_end=True)
             channel = self._channels.get(address)
         return channel or self._open(address, now_s)
@@ -209,8 +208,7 @@ class NetworkClient:
                 Transport(address, self._security, self._resolver),
                 Connection(
                     # Begin with a random id, because a proxy gives its error answers ids from 0 on.
-                    # Use at most nine digits: longer ids are not read as columns
-                    # (`wire.answers`).
+                    # Use at most nine digits: `wire.answers` does not read longer ids as columns.
                     first_opaque=secrets.randbits(29),
                     serialize=self.serializer,
                     sign=self._sign,
@@ -397,8 +395,7 @@ class NetworkClient:
             self.fail(channel, ended, now_s)
 
     def _advance(self, channel: Channel, now_s: float, *, skip: bool = False) -> None:
-        # Unregister the old socket first. The next address of the host gets a new socket, which may
-        # have the same descriptor.
+        # Unregister the old socket first: the next address's socket may have the same descriptor.
         self._readiness.forget(channel)
         try:
             opened = channel.transport.advance(skip=skip)

@@ -1,9 +1,8 @@
 """Look-ups of host names. They run in threads, because the system's resolver has no time-out.
 
-Literal addresses need no look-up. Each name has at most one daemon thread at a time. At its end the
-thread wakes the selector. Answers are cached for `KEEP_S`. An answer is dropped if no connection to
-its addresses succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed are tried
-last."""
+Literal addresses need no look-up. Each name has at most one daemon thread at a time. Answers are
+cached for `KEEP_S`. An answer is dropped if no connection to its addresses succeeds, because
+brokers move (apache/rocketmq#2763). Addresses that failed are tried last."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ _FAILED_MAX: Final = 64
 
 @dataclass(slots=True)
 class LookUp:
-    """A look-up of a host name. When `done`, it has `targets` (of `socket.getaddrinfo`) or an
-    `error`."""
+    """A look-up. When `done`, it has `targets` (of `socket.getaddrinfo`) or an `error`."""
 
     done: bool = False
     error: OSError | None = None
@@ -40,8 +38,7 @@ class LookUp:
 
 
 class Resolver:
-    """The look-ups of one client. The thread of a look-up calls `wake`, which ends the selector's
-    wait."""
+    """The look-ups of one client. Their threads call `wake`, which ends the selector's wait."""
 
     def __init__(
         self, wake: Callable[[], None], *, clock: Callable[[], float] = time.monotonic

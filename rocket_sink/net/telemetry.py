@@ -58,8 +58,7 @@ class ClientMetrics:
         result: SendResult | None,
         error: RocketSinkError | None,
     ) -> None:
-        """Record the end of a send, of one message or a batch. `address` is the `host:port` of the
-        last attempt's broker."""
+        """Record the end of a send. `address` is the `host:port` of the last attempt's broker."""
         attributes: dict[str, str | int] = {
             "messaging.system": "rocketmq",
             "messaging.operation.name": "send",

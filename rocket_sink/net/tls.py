@@ -115,8 +115,7 @@ SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 
 def refuses_us(error: OSError) -> bool:
     """Return whether the error is the server's alert about the client certificate. In TLS 1.3 the
-    alert may arrive after the handshake, when the client has already written requests. The server
-    has read none of them."""
+    alert may come after the handshake and the first requests; the server has read none of them."""
     return _reason(error) in _ABOUT_US
 
 
@@ -198,14 +197,12 @@ class TlsStream:
 
     @property
     def unsent(self) -> bool:
-        """Whether encrypted bytes are not written yet. The next `sendmsg` writes them first, even
-        without data."""
+        """Whether encrypted bytes are unwritten; `sendmsg` writes them first, even without data."""
         return bool(self._unsent)
 
     def handshake(self) -> bool:
-        """Continue the handshake; return whether it is done. Raises NoTlsError if the peer's answer
-        is not TLS, ConnectionAbortedError if the peer closed the connection, and OSError if the
-        socket or TLS failed (ssl.SSLError)."""
+        """Continue the handshake; return whether it is done. Raises NoTlsError if the answer is not
+        TLS, ConnectionAbortedError if the peer closed, and OSError if the socket or TLS failed."""
         while True:
             try:
                 self._tls.do_handshake()

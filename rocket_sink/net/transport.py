@@ -107,9 +107,8 @@ class Transport:
         return now_s - self._since_s >= self._patience_s
 
     def advance(self, *, skip: bool = False) -> bool:
-        """Continue to connect; return whether the stream is open now. With `skip`, try the next
-        address, because the present one `is_silent`. Raises ConnectError, UnknownHostError or
-        TlsError."""
+        """Continue to connect; return whether the stream is open. With `skip`, try the next
+        address, because this one `is_silent`. Raises ConnectError, UnknownHostError or TlsError."""
         if skip:
             self._silent.append(self._target)
             self._leave_target()
