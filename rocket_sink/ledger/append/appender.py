@@ -1,8 +1,6 @@
-"""Appends to the ledger's table, by delta-rs where it may commit, else by Spark's Delta.
-
-With delta-rs, tasks or the driver write rows into data files, and the driver commits the files.
-With Spark's Delta, Spark writes the rows.
-"""
+"""Appends to the ledger's table, by delta-rs where it may commit, else by Spark's Delta. With
+delta-rs, tasks or the driver write rows into data files, and the driver commits the files. With
+Spark's Delta, Spark writes the rows."""
 
 from __future__ import annotations
 
@@ -81,10 +79,7 @@ class Append(ABC):
 
     def save(self, made: DataFrame) -> None:
         """Run the frame's tasks and commit; do nothing if the table has the transaction already.
-
-        Raises:
-            LedgerError: a task has raised a LedgerError, or the commit has failed.
-        """
+        Raise LedgerError if a task has raised one, or if the commit has failed."""
         with task_errors(self.place):
             self._save(made)
 
@@ -100,10 +95,8 @@ class Append(ABC):
     def accounts(
         self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
     ) -> list[dict[str, Any]]:
-        """Return columns of the `epoch` rows that `save` has appended.
-
-        Do not read them from the frame of `save`: a second action on it would send the rows again.
-        """
+        """Return columns of the `epoch` rows that `save` has appended. Do not read the columns from
+        the frame of `save`: a second action on the frame would send the rows again."""
 
     @abstractmethod
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame: ...
@@ -115,11 +108,8 @@ class Append(ABC):
 def begin_append(
     spark: SparkSession, place: LedgerPath, app_id: str = "", version: int = 0, token: str = ""
 ) -> Append:
-    """Begin an append by delta-rs or by Spark's Delta, whichever commits to this table.
-
-    Raises:
-        LedgerError: the table was deleted, or its store cannot be read now.
-    """
+    """Begin an append by delta-rs or by Spark's Delta, whichever commits to this table. Raise
+    LedgerError if the table was deleted, or if its store cannot be read now."""
     table = open_for_commits(spark, place)
     if table is not None:
         return _ByDeltaRs(spark, place, app_id, version, token, table)
@@ -198,13 +188,12 @@ class _BySpark(Append):
             raise _deleted(self.place, _NOT_APPENDED)
 
     def _begins_late(self) -> bool:
-        """If the table's log was deleted during the append, delete the commits since then; return
+        """If the table's log was deleted during the append, delete the later commits and return
         True.
 
         Spark's Delta commits the version after the one that it has read. In an object store this
         succeeds although the earlier commits are gone, but no reader can build a table from such a
-        log. Return False if the log cannot be read, as on a client of Spark Connect.
-        """
+        log. Return False if the log cannot be read, as on a client of Spark Connect."""
         if not is_classic(self._spark):
             return False
         try:

@@ -2,16 +2,14 @@
 
 Each operation takes some milliseconds and no Spark job. delta-rs commits only to plain tables, in
 local folders that the driver sees and on S3 stores that `exclusive` accepts. Spark's Delta commits
-to all other tables, because it knows more table features and more kinds of stores.
+to all other tables, because it knows more table features and more kinds of stores. `last_version`
+and `has_token` raise LedgerError if the store cannot be read now.
 
 delta-rs creates a commit's file by a hard link, or on S3 by a conditional write. Both fail if the
 file exists. Then delta-rs reads the other commit, and tries the next version unless the two commits
 conflict. Spark's Delta first checks that the file is missing, and then renames (locally, within
 microseconds) or writes (on S3). That is safe only within one JVM. So if delta-rs commits to a
-table, nothing else may commit to it while queries run.
-
-`last_version` and `has_token` raise LedgerError if the store cannot be read now.
-"""
+table, nothing else may commit to it while queries run."""
 
 from __future__ import annotations
 
@@ -66,15 +64,12 @@ _seen: set[LedgerPath] = set()
 
 
 def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
-    """Open the newest version; None if there is no table, or only Spark's Delta may use it.
+    """Open the newest version; None if there is no table, or if only Spark's Delta may use the
+    table.
 
-    Args:
-        must: only delta-rs may commit, so raise an error if the store fails now.
-
-    Raises:
-        LedgerError: the table's log is damaged, or has links or pipes in it. With `must`, also if
-            the store cannot be read now; nothing was appended.
-    """
+    Raise LedgerError if the table's log is damaged, or has links or pipes in it. Set `must` if only
+    delta-rs may commit: then raise LedgerError also if the store cannot be read now. The error says
+    that nothing was appended."""
     if place.is_local:
         check_files(place, log_only=True)
     table = open_any(place, must=must)
@@ -92,9 +87,7 @@ _read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
 
 def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
     """Return the newest version, from a cache, because the time to open a table grows with its log.
-
-    Do not commit by this object: Delta checks a commit against the version that was opened.
-    """
+    Do not commit by this object: Delta checks a commit against the version that was opened."""
     key = os.getpid(), place
     last_commit, table = _read.get(key, (None, None))
     if table is not None and _last_commit(place, table) == last_commit:
@@ -138,13 +131,8 @@ def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 def _refuse_damage(place: LedgerPath, error: Exception) -> None:
-    """Raise an error with the remedy if the log is damaged; return if only the store failed.
-
-    Readers and writers of the table open it first, so the error comes before anything is sent.
-
-    Raises:
-        LedgerError: files of the log are damaged or missing.
-    """
+    """Raise LedgerError with the remedy if files of the log are damaged or missing; return if only
+    the store failed. Readers and writers open the table first, so nothing was sent before."""
     spoilt = _spoilt_files(place)
     if spoilt is None:
         return
@@ -160,11 +148,9 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
 
 
 def _spoilt_files(place: LedgerPath) -> list[str] | None:
-    """Return the files (`_last_checkpoint`, checkpoints) to remove to make the log readable.
-
-    The function tries this with a copy of the log. The list is empty if no removal helps. Return
-    None if the whole copy can be read: then the log is sound, and the store failed for a moment.
-    """
+    """Return the files (`_last_checkpoint`, checkpoints) to remove to make the log readable. The
+    function tries this with a copy of the log. The list is empty if no removal helps. Return None
+    if the whole copy can be read: then the log is sound, and the store failed for a moment."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
     from pyarrow import fs
@@ -201,13 +187,9 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
 
 @native_calls.uninterrupted()
 def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
-    """Make an empty table, partitioned by `kind`, in one commit.
-
-    Return False if only Spark's Delta may make it, or if another process has made it first.
-
-    Raises:
-        LedgerError: the folder cannot be written.
-    """
+    """Make an empty table, partitioned by `kind`, in one commit. Return False if only Spark's Delta
+    may make the table, or if another process has made it first. Raise LedgerError if the folder
+    cannot be written."""
     if not _takes(place):
         return False
     from deltalake import CommitProperties, DeltaTable
@@ -243,10 +225,7 @@ def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
 
 def _has_log(place: LedgerPath) -> bool:
     """Return whether the table has a log. On stores ask pyarrow, which fails sooner than delta-rs.
-
-    Raises:
-        LedgerError, OSError: the store cannot be read.
-    """
+    Raise LedgerError or OSError if the store cannot be read."""
     if place.is_local:
         return Path(place.root, LOG_FOLDER).is_dir()
     if not is_s3(place.uri):
@@ -304,10 +283,8 @@ def commits_after(
 
 
 def as_dataset(table: DeltaTable) -> dataset.Dataset:
-    """Return the rows for pyarrow, with times of all years.
-
-    Spark's OPTIMIZE writes INT96. pyarrow's default for it, ns, has only the years 1678 to 2262.
-    """
+    """Return the rows for pyarrow, with times of all years. Spark's OPTIMIZE writes INT96, and
+    pyarrow's default unit for INT96, ns, has only the years 1678 to 2262."""
     from pyarrow.dataset import ParquetReadOptions
 
     options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
@@ -318,11 +295,8 @@ def as_dataset(table: DeltaTable) -> dataset.Dataset:
 def rows_of_epoch(
     table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
 ) -> pa.Table:
-    """Return the rows of an epoch. Files whose statistics exclude it are not opened.
-
-    Raises:
-        LedgerError: files that the table names are gone or damaged, or cannot be read now.
-    """
+    """Return the rows of an epoch. Files whose statistics exclude the epoch are not opened. Raise
+    LedgerError if files that the table names are gone or damaged, or cannot be read now."""
     from pyarrow.dataset import field
 
     row_filter = (
@@ -353,21 +327,14 @@ class StoredFile(NamedTuple):
 
 
 def stored_files(place: LedgerPath, table: DeltaTable) -> list[StoredFile]:
-    """Return the data files of this version of the table.
-
-    Raises:
-        LedgerError: from `check_named`.
-    """
+    """Return the data files of this version of the table. `check_named` may raise LedgerError."""
     facts = _added(place, table, "path", "partition.kind", "size_bytes", "num_records", "min.at")
     return [StoredFile(path, kind, size, rows or 0, at) for path, kind, size, rows, at in facts]
 
 
 def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
-    """Return the table's files by kind, as paths below its folder.
-
-    Raises:
-        LedgerError: from `check_named`, or from `check_files`.
-    """
+    """Return the table's files by kind, as paths below its folder. `check_named` and `check_files`
+    may raise LedgerError."""
     if place.is_local:
         check_files(place)
     files: dict[str, list[str]] = {}
@@ -395,11 +362,8 @@ def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = ""
 
 def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
     """Check that the files (path, kind, ...) in a table's log belong to the ledger. The log may be
-    forged by anybody who can write to the folder.
-
-    Raises:
-        LedgerError: a file is not below the folder, or its kind is not one of a ledger.
-    """
+    forged by anybody who can write to the folder. Raise LedgerError if a file is not below the
+    folder, or if its kind is not one of a ledger."""
     for name, kind, *_ in files:
         if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
             raise LedgerError(
@@ -411,13 +375,8 @@ def check_named(uri: str, files: Iterable[Sequence[Any]]) -> None:
 
 
 def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
-    """Check that a local table consists of plain files.
-
-    Delta's readers follow links and wait for pipes, and VACUUM deletes the files behind links.
-
-    Raises:
-        LedgerError: the folder has other files; the error names one.
-    """
+    """Check that a local table consists of plain files; else raise a LedgerError that names another
+    file. Delta's readers follow links and wait for pipes, and VACUUM deletes files behind links."""
     # Import here, because the processes that plan and commit a stream open no table.
     from rocket_sink.plain_files import check_plain
 
@@ -444,13 +403,12 @@ def commit(
 ) -> None:  # fmt: skip
     """Append the files, as the transaction `version` of `app_id` (empty: no transaction).
 
+    Raise LedgerError if another process has committed the transaction meanwhile, or if the commit
+    failed. No row is appended then, or the error says that this is unknown.
+
     Args:
         table: a version without the transaction.
         token: the commit's `userMetadata` in the table's history.
-
-    Raises:
-        LedgerError: another process has committed the transaction meanwhile, or the commit failed.
-            No row is appended, or the text says that this is unknown.
     """
     from deltalake.exceptions import CommitFailedError, DeltaError
 

@@ -8,8 +8,7 @@ Delta's log store for S3 (`S3SingleDriverLogStore`) checks whether the file exis
 If two drivers check at the same time, the second one overwrites the first one's commit, whose rows
 are then in no version of the table. S3A sends the condition only if its caller sets an option. That
 log store does not set it, whatever `fs.s3a.performance.flags` says. So only one driver may commit
-by this log store, and `warn_if_shared` warns about that.
-"""
+by this log store, and `warn_if_shared` warns about that."""
 
 from __future__ import annotations
 
@@ -49,11 +48,8 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
     """Return whether the ledger's store can refuse to overwrite an object; False if unknown.
 
     The session's S3A makes the test, from Hadoop 3.4.2 on. The answer is also False if the session
-    has another log store, or if S3A encrypts with a key that delta-rs does not know.
-
-    Raises:
-        LedgerError: the store is out of reach or denies access, perhaps only for now.
-    """
+    has another log store, or if S3A encrypts with a key that delta-rs does not know. Raise
+    LedgerError if the store is out of reach or denies access, perhaps only for now."""
     if not is_s3(place.uri) or not _has_own_log_store(spark, place) or _encrypts(spark, place):
         return False
     for pause_s in (*_PAUSES_S, None):

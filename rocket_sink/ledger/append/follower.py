@@ -1,7 +1,5 @@
-"""A reader of new ledger rows: it follows the commits of the table and reads each new row once.
-
-It finds the new files in the `add` actions of Delta's log (`_delta_log/<version>.json`).
-"""
+"""A reader that follows the table's commits and reads each new row once. The reader finds new files
+in the `add` actions of Delta's log (`_delta_log/<version>.json`)."""
 
 from __future__ import annotations
 
@@ -24,11 +22,9 @@ _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 
 
 class LedgerFollower:
-    """Reads the rows of the files that new commits add.
-
-    It skips files that OPTIMIZE wrote, because they have no new rows. Delta keeps a commit's log
-    file for six hours, so a reader that pauses for longer misses commits.
-    """
+    """Reads the rows of the files that new commits add. The reader skips files that OPTIMIZE wrote,
+    because such files have no new rows. Delta keeps a commit's log file for six hours, so a reader
+    that pauses for longer misses commits."""
 
     def __init__(
         self, place: LedgerPath, columns: Collection[str], kinds: Collection[str] = KINDS,

@@ -2,8 +2,7 @@
 
 delta-rs makes each version's file by a hard link, because a link fails if the name exists, and a
 rename does not. On a file system without hard links (blobfuse, some FUSE and SMB mounts, FAT), one
-of two drivers would overwrite the other's commit.
-"""
+of two drivers would overwrite the other's commit."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The ledger's id is Delta's own id of the table. Folds name their transactions by this id. So a fold
 into a new table at the path of a deleted one is never taken for a fold into the old table, and no
-rows are skipped.
-"""
+rows are skipped."""
 
 from __future__ import annotations
 
@@ -87,19 +86,14 @@ class _Identity(NamedTuple):
 
 
 def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
-    """Open the table for reading by delta-rs; None if Spark's Delta must read it.
-
-    A client of Spark Connect gets None, because it may be on another host than the driver.
-    """
+    """Open the table for reading by delta-rs; return None if Spark's Delta must read it. A client
+    of Spark Connect gets None, because the client may be on another host than the driver."""
     return newest_for_readers(place) if is_classic(spark) else None
 
 
 def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
     """Open the table if this application commits by delta-rs; None if it commits by Spark's Delta.
-
-    Raises:
-        LedgerError: the application commits by delta-rs, and the store cannot be read now.
-    """
+    Raise LedgerError if the application commits by delta-rs, and the store cannot be read now."""
     if not is_classic(spark):
         return None
     if place.is_local:
@@ -108,11 +102,8 @@ def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether there is a Delta table, of any schema.
-
-    Raises:
-        LedgerError: only Spark's Delta can tell, and the session has none.
-    """
+    """Return whether there is a Delta table, of any schema. Raise LedgerError if only Spark's Delta
+    can tell, and the session does not have it."""
     if open_direct(spark, place) is not None:
         return True
     if not has_delta(spark) and is_classic(spark):
@@ -124,11 +115,8 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
-    """Make the table if it does not exist; return the ledger's id.
-
-    Raises:
-        LedgerError: from `check_table`, or the table cannot be made.
-    """
+    """Make the table if it does not exist; return the ledger's id. Raise LedgerError as
+    `check_table` does, and if the table cannot be made."""
     identity = _identity(spark, place) if is_table(spark, place) else None
     if identity is None or identity.version is None:
         identity = _made(spark, place)
@@ -136,11 +124,8 @@ def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
 
 
 def check_table(spark: SparkSession, place: LedgerPath) -> str:
-    """Check that the table exists and has this schema version; return the ledger's id.
-
-    Raises:
-        LedgerError: no table, no ledger, or another version; the text says what to do.
-    """
+    """Check that the table exists and has this schema version; return the ledger's id. Raise
+    LedgerError, which says what to do, for no table, no ledger, or another version."""
     identity = _identity(spark, place)
     if identity.version is None and _has_our_columns(spark, place):
         # The table has no version yet: another process is between the two steps of `_made`.
@@ -166,11 +151,7 @@ def _checked(place: LedgerPath, identity: _Identity) -> str:
 
 
 def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
-    """Return all rows.
-
-    Raises:
-        LedgerError: from `check_table`.
-    """
+    """Return all rows. `check_table` may raise LedgerError."""
     check_table(spark, place)
     table = open_direct(spark, place)
     if table is not None:
@@ -231,11 +212,9 @@ def missing(place: LedgerPath) -> LedgerError:
 
 
 def txn_app_id(query_id: str) -> str:
-    """Return the `txnAppId` of a query's foreachBatch epochs; `txnVersion` is the epoch.
-
-    The id contains the query id, which the checkpoint keeps. A new checkpoint counts epochs from 0
-    again. Under the old id Delta would skip these epochs, with their sends.
-    """
+    """Return the `txnAppId` of a query's foreachBatch epochs; `txnVersion` is the epoch. The id
+    contains the query id, which the checkpoint keeps. A new checkpoint counts epochs from 0 again.
+    Under the old id Delta would skip these epochs, with their sends."""
     return f"rocket-sink/epochs/{query_id}"
 
 
@@ -245,11 +224,8 @@ def fold_app_id(ledger_id: str) -> str:
 
 
 def last_txn_version(spark: SparkSession, place: LedgerPath, app_id: str) -> int | None:
-    """Return the last committed `txnVersion` of an app id, or None.
-
-    Raises:
-        LedgerError: the session is not a classic one, or Delta is not on its class path.
-    """
+    """Return the last committed `txnVersion` of an app id, or None. Raise LedgerError if the
+    session is not a classic one, or if Delta is not on its class path."""
     table = open_direct(spark, place)
     if table is not None:
         return last_version(place, table, app_id)
@@ -297,14 +273,11 @@ def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
 def check_not_ahead(
     spark: SparkSession, place: LedgerPath, query_id: str, first_epoch: int
 ) -> None:
-    """Refuse to start a query if the ledger has epochs after `first_epoch`, the first one to run.
+    """Raise CheckpointError, which says how to go on, if the ledger has epochs after `first_epoch`,
+    the first epoch that the query will run.
 
     Delta would skip those epochs and their sends without an error. The ledger may have
-    `first_epoch` itself: then the driver died after the append, before Spark noted the epoch's end.
-
-    Raises:
-        CheckpointError: the ledger is ahead of the checkpoint; the text says how to go on.
-    """
+    `first_epoch` itself: then the driver died after the append, before Spark noted its end."""
     last = last_txn_version(spark, place, txn_app_id(query_id))
     if last is None or last <= first_epoch:
         return
@@ -324,8 +297,7 @@ def _made(spark: SparkSession, place: LedgerPath) -> _Identity:
     Several queries may start on one ledger at once. Setting the version makes each append fail that
     runs meanwhile, although `write_batch` has already sent its messages. So only one process should
     set the version: it checks and sets it under a lock. Without the lock (not supported, or not
-    free in time), Delta accepts one change, and the other processes read the table again.
-    """
+    free in time), Delta accepts one change, and the other processes read the table again."""
     # Import here, because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 
@@ -353,11 +325,8 @@ def _is_conflict(error: BaseException) -> bool:
 
 
 def _create(spark: SparkSession, place: LedgerPath) -> None:
-    """Make the table: without a Spark job if delta-rs makes all commits.
-
-    Otherwise make it by an empty write and `_set_version`, because Spark's CREATE TABLE refuses a
-    folder that contains a spool.
-    """
+    """Make the table, without a Spark job if delta-rs makes all commits. Else use an empty write
+    and `_set_version`, because Spark's CREATE TABLE refuses a folder that contains a spool."""
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
         version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
@@ -441,11 +410,7 @@ def _delta_table() -> Any:
 
 @contextlib.contextmanager
 def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
-    """Turn errors of a read by Spark's Delta into a LedgerError; its text begins with `before`.
-
-    Raises:
-        LedgerError: the table cannot be read.
-    """
+    """Turn errors of a read by Spark's Delta into a LedgerError; its text begins with `before`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -492,11 +457,8 @@ _deciding = ForkLock()
 
 
 def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
-    """Return the ledger's token; make one if there is none. Call this on the driver's host.
-
-    Raises:
-        LedgerError: the folder cannot be read or written here, or has no hard links.
-    """
+    """Return the ledger's token; make one if there is none. Call this on the driver's host. Raise
+    LedgerError if the folder cannot be read or written here, or has no hard links."""
     try:
         if place.is_local:
             check_links(place.root)
@@ -515,12 +477,8 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
 
 def _refuse_foreign(place: LedgerPath) -> None:
-    """Check before the first write that the folder is not another Delta table. delta-rs makes the
-    check, because there may be no Spark session.
-
-    Raises:
-        LedgerError: the folder is another Delta table.
-    """
+    """Raise LedgerError before the first write if the folder is another Delta table. delta-rs makes
+    the check, because there may be no Spark session."""
     table = open_any(place)
     if table is None or VERSION_PROPERTY in (metadata := table.metadata()).configuration:
         return
@@ -530,10 +488,8 @@ def _refuse_foreign(place: LedgerPath) -> None:
 
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
     """Return the token for executors that write data files; None if executors write no data files.
-
     An executor might write to a disk of its own. The table would then name files that nobody else
-    sees, and the fold would delete their rows from the spool.
-    """
+    sees, and the fold would delete their rows from the spool."""
     if not has_executors(spark) or not (place.is_local or _may_commit(spark, place)):
         return None
     return ledger_token(place, spools=False)
@@ -543,11 +499,8 @@ def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
     """Let executors check the folder, once per application. Call this before Spark reads the table.
 
     On an executor without the folder Spark's tasks would only report a missing file. Executors that
-    start later check the folder in their tasks.
-
-    Raises:
-        LedgerError: an executor has another folder, or cannot write. The text says what to change.
-    """
+    start later check the folder in their tasks. Raise LedgerError, which says what to change, if an
+    executor has another folder, or cannot write."""
     token = executors_token(spark, place)
     if token is not None:
         _prove(spark, place, token)
@@ -567,11 +520,7 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
     """Return whether delta-rs may commit to a table on a store: the store must refuse to overwrite
     an object. The answer is kept for the application. If pyarrow does not reach the store, return
-    False, and ask again after `_LOOK_AGAIN_S`.
-
-    Raises:
-        LedgerError: the store cannot be asked now.
-    """
+    False and ask again after `_LOOK_AGAIN_S`. Raise LedgerError if the store cannot be asked."""
     key = (str(spark.sparkContext.applicationId), place)
     with _deciding:
         if key not in _allowed and time.monotonic() >= _not_before_s.get(key, 0.0):

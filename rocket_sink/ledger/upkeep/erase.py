@@ -2,8 +2,7 @@
 
 The files of these dead letters are rewritten without the contents. All old files with the contents
 are deleted at once, also those of earlier versions of the table. A running reader of such a file
-then fails. The table's log has no contents, because its statistics are of ids and times.
-"""
+then fails. The table's log has no contents, because its statistics are of ids and times."""
 
 from __future__ import annotations
 
@@ -54,11 +53,8 @@ class Erased:
 
 
 def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> Erased:
-    """Erase the contents of these dead letters, and finish earlier erasures that were killed.
-
-    Raises:
-        LedgerError: Spark's Delta commits to the ledger, or other processes keep rewriting it.
-    """
+    """Erase the contents of these dead letters, and finish earlier erasures that were killed. Raise
+    LedgerError if Spark's Delta commits to the ledger, or if other processes keep rewriting it."""
     wanted = pa.array(list(letter_ids), pa.string())
     for _ in range(_TRIES):
         table = open_table(place)

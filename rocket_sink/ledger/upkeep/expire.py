@@ -3,8 +3,7 @@
 - pending dead letters, their epochs' accounts and their backfills' marks;
 - half messages of open transactions, and the ends of transactions whose half messages stay;
 - resolutions of dead letters that stay, because without them the letters would be pending;
-- the last two epochs of each streaming query, which a restart may run again.
-"""
+- the last two epochs of each streaming query, which a restart may run again."""
 
 from __future__ import annotations
 
@@ -94,12 +93,8 @@ def expire_ledger(
     spark: SparkSession, place: LedgerPath, retention: Retention, *, dry_run: bool = False
 ) -> Expired:
     """Drop rows and bodies that are older than their retention, and delete files that were replaced
-    long enough ago.
-
-    Raises:
-        LedgerError: there is no ledger, or Spark's Delta commits to it. Delta cannot take rows out
-            of an append-only table.
-    """
+    long enough ago. Raise LedgerError if there is no ledger, or if Spark's Delta commits to it:
+    Delta cannot take rows out of an append-only table."""
     check_table(spark, place)
     table, query = open_for_commits(spark, place), reader_of(spark, place)
     if table is None or query is None:
@@ -117,11 +112,7 @@ def expire_ledger(
 
 def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -> None:
     """Expire a ledger if the last expiry by any process is at least a day ago. The first expiry
-    comes a day after the first call.
-
-    Raises:
-        LedgerError, OSError: the ledger cannot be read or written.
-    """
+    comes a day after the first call. Raise LedgerError or OSError for a ledger out of reach."""
     notes, at_ms = NoteStore(place, _KIND), now_ms()
     last_ms = notes.read(_NOTE)
     if last_ms is not None and at_ms - int(last_ms) < _DAY_MS:
@@ -141,14 +132,8 @@ def expire(
     place: LedgerPath, table: DeltaTable, query: Query, retention: Retention, *,
     dry_run: bool = False,
 ) -> Expired:  # fmt: skip
-    """Drop the rows, and the bodies, that are older than their retention.
-
-    Args:
-        query: runs queries over the views of this ledger.
-
-    Raises:
-        LedgerError: the table cannot be read or written.
-    """
+    """Drop the rows, and the bodies, that are older than their retention. `query` runs queries over
+    the views of this ledger. Raise LedgerError if the table cannot be read or written."""
     now_us = time.time_ns() // 1000
     before_us = {kind: now_us - ms * 1000 for kind, ms in retention.rows_ms.items()}
     needed = {kind: _needed(query, kind, before_us) for kind in before_us}

@@ -4,8 +4,7 @@ Every fold makes a file per kind and a commit. Files of a kind are merged by tie
 tier has `_FAN` files, these and all smaller files become one file. So a row is written about four
 times, and a kind has some twenty files that are not full.
 
-Replaced files and old commits stay for `RETENTION`, for open readers and for time travel.
-"""
+Replaced files and old commits stay for `RETENTION`, for open readers and for time travel."""
 
 from __future__ import annotations
 
@@ -63,11 +62,8 @@ def keep_small(append: Append) -> None:
 
 
 def merge(place: LedgerPath, table: DeltaTable, *, everything: bool = False) -> tuple[int, int]:
-    """Merge the small files of full tiers; return the numbers of files before and after.
-
-    Args:
-        everything: merge all files below the largest tier's bound, whatever their number.
-    """
+    """Merge the small files of full tiers; return the numbers of files before and after. With
+    `everything` merge all files below the largest tier's bound, whatever their number."""
     files = stored_files(place, table)
     groups = list(_groups(files, everything=everything))
     if not groups or not rewrite(place, table, groups):
@@ -98,11 +94,9 @@ def _groups(files: Iterable[StoredFile], *, everything: bool) -> Iterable[list[S
 
 
 def _write_checkpoint(place: LedgerPath) -> None:
-    """Vacuum the table and write a checkpoint, if one is due.
-
-    The vacuum comes first. It finds old files by the log only, and a checkpoint leaves out files
-    that were removed longer ago than the retention.
-    """
+    """Vacuum the table and write a checkpoint, if one is due. The vacuum comes first: it finds old
+    files by the log only, and a checkpoint leaves out files that were removed before the
+    retention."""
     filesystem, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
     data = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
     note = json.loads(data) if data else {}

@@ -9,8 +9,7 @@ Two rewrites of one file at once would double its rows, or bring dropped rows ba
 does not notice that both commits remove the file, not even for two `optimize.compact`. So each
 rewrite is the next transaction of one application id. If two start from one version of the table,
 Delta refuses the second commit. It is tried again if its files are still in the table. Appends are
-no such transactions, so they neither wait for a rewrite nor fail because of it.
-"""
+no such transactions, so they neither wait for a rewrite nor fail because of it."""
 
 from __future__ import annotations
 
@@ -64,16 +63,12 @@ def rewrite(
 ) -> bool:  # fmt: skip
     """Replace each group of files by one file per kind with the rows that `change` returns.
 
+    Return False if another process has rewritten some of the files since `table` was opened.
+    Nothing has changed then. Raise LedgerError if the commit failed for another reason.
+
     Args:
         change: a function that takes a batch and returns the rows that stay, perhaps changed.
         dropped: files that are removed with all their rows.
-
-    Returns:
-        False if another process has rewritten some of the files since `table` was opened. Nothing
-            has changed then.
-
-    Raises:
-        LedgerError: the commit failed for another reason.
     """
     from deltalake.exceptions import CommitFailedError, DeltaError
     from deltalake.transaction import RemoveAction
