@@ -10,8 +10,7 @@ event that started it, because Spark's listener events come late, or at a shutdo
 A manifest is a note (kind `folds`) of the files that one fold takes; its name is the fold's number.
 It exists from before the append until all its files are deleted. A fold that finds a manifest
 completes it with the same files and the same number. If another process still appends these files,
-Delta accepts only one of the two appends.
-"""
+Delta accepts only one of the two appends."""
 
 from __future__ import annotations
 
@@ -92,11 +91,8 @@ class Manifest:
 
 
 def unfinished(store: NoteStore) -> list[Manifest]:
-    """Return the manifests of folds that died, in their order.
-
-    Raises:
-        LedgerError: a manifest cannot be read; the text names it.
-    """
+    """Return the manifests of folds that died, in their order. Raise a LedgerError that names the
+    manifest if one cannot be read."""
     manifests = (_read(store, name) for name in store.names())
     return sorted(manifests, key=lambda manifest: manifest.number)
 
@@ -140,8 +136,7 @@ class FoldSummary:
     `torn_files` were cut by a crash; the table has their complete batches. `damaged` names files
     whose content has changed; they are in quarantine. `left` names files that cannot be read now
     and stay in the spool. `recovered` folds were begun by a process that died. `busy`: another live
-    process, the `holder`, had the lock, and this call did not fold all files.
-    """
+    process, the `holder`, had the lock, and this call did not fold all files."""
 
     folds: int = 0
     files: int = 0
@@ -161,13 +156,12 @@ def fold(
     on_step: OnStep | None = None,
 ) -> FoldSummary:  # fmt: skip
     """Move the rows of all finished spool files into the table; make the table if it is missing.
+    Raise LedgerError for lost files or another schema version, or without a classic session with
+    Delta.
 
     Args:
         wait_s: longest wait for another process's fold; after it the summary has `busy`.
         on_step: called with a name before each step; tests raise an error in it.
-
-    Raises:
-        LedgerError: no classic Spark session with Delta, another schema version, or lost files.
     """
     if not is_classic(spark):
         raise LedgerError(
@@ -209,11 +203,7 @@ def await_ended_queries(spark: SparkSession) -> None:
 
 
 def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
-    """Return the ledger's spools that exist.
-
-    Raises:
-        LedgerError, OSError: the ledger's folder cannot be read.
-    """
+    """Return the ledger's spools that exist. Raise LedgerError or OSError if one is unreadable."""
     for spool in place.spools:
         if spool.is_local:
             check_folder(Path(spool.spool))
@@ -317,10 +307,8 @@ class _Folder:
 
     def _sound(self, manifest: Manifest, wrong: Mapping[str, LedgerError]) -> Manifest:
         """Return the manifest without the files that cannot be folded, and set damaged files aside.
-
-        Replace the stored manifest before files are moved, so it never names a missing file. This
-        is possible because its fold is not committed yet.
-        """
+        Replace the stored manifest before files are moved, so that it never names a missing file.
+        This is possible because the fold is not committed yet."""
         if not wrong:
             return manifest
         paths = [path for path in manifest.paths(self._spool) if path not in wrong]
@@ -355,8 +343,7 @@ class _Folder:
         read the files.
 
         The tasks of the append read each file again. They could not look for faults first: a file
-        may exceed the memory, so they append its first rows before they read its end.
-        """
+        may exceed the memory, so they append its first rows before they read its end."""
         if rows is not None:
             return {path: error for path, error in rows.items() if isinstance(error, LedgerError)}
         tasks, read = self._tasks(manifest.paths(self._spool), _error_rows)

@@ -103,10 +103,8 @@ class Ledger:
         return bool(self._place.filesystem().get_file_info(log).type.name == "Directory")
 
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
-        """Move the rows of all finished spool files into the table; there may be no such files.
-
-        If a query of this process has just ended, first wait until Spark confirms its last epochs.
-        """
+        """Move the rows of all finished spool files into the table; there may be no such files. If
+        a query of this process has just ended, first wait until Spark confirms its last epochs."""
         await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
 
@@ -134,8 +132,7 @@ class Ledger:
         """Return the damaged spool files that folds have set aside. The table lacks their rows.
 
         A file may become readable later, for example after a temporary disk error. Then move it
-        back to its folder below `_spool`, and the next fold takes it.
-        """
+        back to its folder below `_spool`, and the next fold takes it."""
         return quarantined(self._place)
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
@@ -175,8 +172,7 @@ class Ledger:
 
         `tries` counts backfills that failed because of the dead letter itself, not because of an
         unreachable broker. `open`: the dead letter may be stored, because a backfill was killed or
-        got no valid answer.
-        """
+        got no valid answer."""
         return views.view(self.rows(spark), "backfills")
 
     def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
@@ -186,8 +182,7 @@ class Ledger:
         not know yet that all brokers have done so. `pending` returns only open epochs. `halves`
         counts the messages to commit, `committed` those that are visible, `refused` those that
         their brokers no longer have. Half messages of attempts that failed before the epoch's
-        append are in no ledger. They are never committed, and brokers drop them.
-        """
+        append are in no ledger. They are never committed, and brokers drop them."""
         transactions = views.view(self.rows(spark), "transactions")
         return transactions.where("open") if pending else transactions
 
@@ -212,8 +207,7 @@ class Ledger:
     def attempts(self, spark: SparkSession) -> DataFrame:
         """Return a row per task attempt with any rows; `counts` is true for attempts that count.
 
-        A killed attempt has no accounts (`rows_in` is null), only sends.
-        """
+        A killed attempt has no accounts (`rows_in` is null), only sends."""
         return views.view(self.rows(spark), "attempts")
 
     def report(

@@ -3,8 +3,7 @@
 A stream's foreach gives its tasks no other way to send data to the driver. When a task has
 succeeded, Spark adds its rows once, and waits until the driver's Python process has taken them. So
 the rows are durable before the epoch ends. (`DAGScheduler.updateAccumulators`,
-`PythonAccumulatorV2.merge`.)
-"""
+`PythonAccumulatorV2.merge`.)"""
 
 from __future__ import annotations
 
@@ -83,11 +82,7 @@ class RowsByAccumulator:
 def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
     """Return the application's accumulator for the ledger, on the driver. Return None without a
     ledger, with `ledgerVia=spool`, and with `ledgerVia=auto` if the ledger is local or the session
-    is not a classic one.
-
-    Raises:
-        ConfigurationError: `ledgerVia=spark` without a classic session.
-    """
+    is not classic. Raise ConfigurationError for `ledgerVia=spark` without a classic session."""
     session = active_session()
     if not options.ledger or options.ledger_via == "spool":
         return None

@@ -1,8 +1,7 @@
 """Data files of the table (Parquet), which tasks or the driver write before a commit adds them.
 
 There is one file per kind, with statistics by which Delta's readers skip files. A file that no
-commit adds is in no version of the table, and `vacuum` removes it.
-"""
+commit adds is in no version of the table, and `vacuum` removes it."""
 
 from __future__ import annotations
 
@@ -46,11 +45,8 @@ class DataFile:
 
 
 def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-    """Write the rows as files of the table, one per kind. Remove the files after an error.
-
-    Raises:
-        LedgerError: the files cannot be written.
-    """
+    """Write the rows as files of the table, one per kind. Remove the files after an error. Raise
+    LedgerError if the files cannot be written."""
     # Import here, because the processes that plan and commit a stream write no files.
     import pyarrow.compute as pc
 

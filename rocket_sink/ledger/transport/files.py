@@ -15,8 +15,7 @@ A folder would be an object that stays after each batch write.
 A new file's number is one above the highest number in its epoch. So a fold knows which of two runs'
 files is the later one, independent of clocks. `transport.stream` describes the content. A file
 belongs to the process that has renamed it. If a fold has renamed the file of a live owner, the
-owner's task fails, because rows that it writes afterwards would be lost.
-"""
+owner's task fails, because rows that it writes afterwards would be lost."""
 
 from __future__ import annotations
 
@@ -61,11 +60,7 @@ def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
 
 
 def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
-    """Return the number for a new file of the epoch.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
+    """Return the number for a new file of the epoch; raise OSError if a folder cannot be listed."""
     folder, start = place.spool, f"{folder_part(ctx.query_id)}_{ctx.epoch}_"
     if place.is_local:
         folder, start = f"{folder}/{folder_part(ctx.query_id)}/{ctx.epoch}", ""
@@ -80,10 +75,8 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
-    """Seal the open files of dead owners, and return all sealed files.
-
-    The query with the oldest file comes first. A query's files are sorted by epoch, then by number.
-    """
+    """Seal the open files of dead owners, and return all sealed files. The query with the oldest
+    file comes first. A query's files are sorted by epoch, then by number."""
     infos = _files(place, filesystem)
     files = [info for info in infos if info.extension == SEALED[1:]]
     latest: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -153,11 +146,9 @@ def spooled_epochs(place: LedgerPath) -> set[tuple[str, str]]:
 
 
 def spooled_rows(places: Sequence[LedgerPath]) -> pa.Table:
-    """Return the rows that no fold has taken yet.
-
-    Some of them come from tasks that still run. Some may be in the table already, if a fold has not
-    deleted their file yet. If there are many files, only the newest are read.
-    """
+    """Return the rows that no fold has taken yet. Some of them come from tasks that still run. Some
+    may be in the table already, if a fold has not deleted their file yet. If there are many files,
+    only the newest are read."""
     batches: list[pa.RecordBatch] = []
     size = 0
     for place in places:
@@ -211,13 +202,10 @@ def _listed(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
 
 
 def _is_abandoned(info: fs.FileInfo, *, is_over: bool = False) -> bool:
-    """Return whether an open file has lost its owner.
-
-    Args:
-        is_over: a later attempt at the file's partition is sealed, or the driver has marked the
-            epoch as done. Spark takes the result of one attempt only, so the owner is dead or
-            superseded. The fold takes its rows, too, because they show what may be stored twice.
-    """
+    """Return whether an open file has lost its owner. Set `is_over` if a later attempt at the
+    file's partition is sealed, or if the driver has marked the epoch as done. Spark takes the
+    result of one attempt only, so the owner is dead or superseded then. The fold takes the owner's
+    rows, too, because they show what may be stored twice."""
     owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
     alive = owner.is_alive() if owner else None
     if alive is not None:

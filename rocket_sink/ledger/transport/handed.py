@@ -2,8 +2,7 @@
 
 Spark brings the rows with the task's result: in the data source's commit message, or in foreach by
 an accumulator (`transport.accumulator`). The driver writes them to the spool. A task's rows stay in
-its memory until its end. So the ledger does not record the sends of a failed or killed task.
-"""
+its memory until its end. So the ledger does not record the sends of a failed or killed task."""
 
 from __future__ import annotations
 
@@ -44,11 +43,7 @@ class RowsInMemory:
         self._stream: BatchWriter | None = None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Keep rows.
-
-        Raises:
-            LedgerError: there are too many rows to bring to the driver; the task must fail.
-        """
+        """Keep rows. Raise LedgerError if they are too many for the driver; the task must fail."""
         if not batch.num_rows:
             return
         self._stream = self._stream or BatchWriter(self._file)
@@ -76,16 +71,11 @@ class RowsInMemory:
 
 
 def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:
-    """Write the rows to the spool durably. Call this on the driver.
+    """Write the rows to the spool durably, on the driver; raise LedgerError if this fails.
 
-    Args:
-        in_store: for a ledger in a store, True tries the spool in the store, then the spool in the
-            driver's folder. False uses only the driver's folder, because a store may be slow. A
-            ledger in a local folder has only one spool.
-
-    Raises:
-        LedgerError: the rows cannot be written.
-    """
+    For a ledger in a store, `in_store` tries the spool in the store, then the spool in the driver's
+    folder. Without it only the driver's folder is used, because a store may be slow. A ledger in a
+    local folder has only one spool."""
     spools = place.spools if in_store else place.spools[-1:]
     for spool in spools:
         try:

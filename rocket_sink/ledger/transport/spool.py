@@ -27,15 +27,11 @@ _PARTIAL: Final = ".part"
 class SpoolWriter:
     """A `RowTransport` that writes a task attempt's rows to a file of the spool; for one thread.
 
-    The first `append` makes the file. After a `seal` the next `append` makes another file.
+    `ledger_path` is an absolute path or a URI (`Ledger(path).uri`, from the driver). The first
+    `append` makes the file. After a `seal` the next `append` makes another file.
 
-    Args:
-        ledger_path: an absolute path or a URI (`Ledger(path).uri`, from the driver).
-
-    Raises from `append`, `sync` and `seal`:
-        LedgerError: the file cannot be written, or a fold has taken it because this process seemed
-            dead. Rows may be missing, so the task must fail.
-    """
+    `append`, `sync` and `seal` raise LedgerError if the file cannot be written, or if a fold has
+    taken it because this process seemed dead. Rows may be missing, so the task must fail."""
 
     keeps_failed = True
 
@@ -79,10 +75,8 @@ class SpoolWriter:
                     os.close(folder)
 
     def seal(self) -> str | None:
-        """Make the rows durable, and the file ready for a fold.
-
-        Returns the file's path in the ledger's file system; None if there was no open file.
-        """
+        """Make the rows durable, and the file ready for a fold. Return the file's path in the
+        ledger's file system; None if there was no open file."""
         if self._file is None:
             return None
         with self._errors():

@@ -6,8 +6,7 @@ last frame has no content; its mark tells whether the attempt is complete.
 
 Each checksum includes the frame's number and the checksum of the file's first frame. So a reader
 notices a frame that is changed, missing, doubled, misplaced, or from another file. (A dead letter's
-body may contain the bytes of another spool file.)
-"""
+body may contain the bytes of another spool file.)"""
 
 from __future__ import annotations
 
@@ -103,10 +102,8 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
 
 
 def _frames(path: str, file: Any, size: int) -> Iterator[tuple[int, pa.Buffer, int]]:
-    """Yield (number, content, checksum of the first frame) of each frame before the last one.
-
-    Stop at a damaged frame if no undamaged frame follows, because then the file was cut there.
-    """
+    """Yield (number, content, checksum of the first frame) of each frame before the last one. Stop
+    at a damaged frame if no undamaged frame follows, because then the file was cut there."""
     seed = number = at = 0
     while at < size:
         mark, frame, length, crc = _unpacked(file.read(_SIZE))

@@ -4,8 +4,7 @@
 |---|---|---|---|
 | `spool.SpoolWriter` | foreach, data source, backfill | as they come; sealed at the end | stay |
 | `handed.RowsInMemory` | foreach, data source with `ledgerVia=spark` | on the driver | are lost |
-| `RowsForCaller` | foreachBatch, batch writes | with the commit of `data_files` | are lost |
-"""
+| `RowsForCaller` | foreachBatch, batch writes | with the commit of `data_files` | are lost |"""
 
 from __future__ import annotations
 
@@ -37,11 +36,7 @@ class RowTransport(Protocol):
     """Whether rows of a failed or killed attempt are kept."""
 
     def append(self, batch: pa.RecordBatch, /) -> None:
-        """Take rows.
-
-        Raises:
-            LedgerError: the rows cannot be kept; the task must fail.
-        """
+        """Take rows. Raise LedgerError if the rows cannot be kept; the task must fail."""
 
     def finish(self) -> HandedRows | None:
         """Make all rows durable, or return them for Spark to bring to the driver."""
@@ -69,13 +64,11 @@ def transport_of(
     token: LedgerToken | None, hands_over: bool,
 ) -> RowTransport:  # fmt: skip
     """Choose the transport of an attempt's rows, and check that it leads to the driver's ledger.
+    Raise LedgerError if the ledger is not the driver's, or cannot be written.
 
     Args:
         emit: a function that takes the rows; None: choose another transport.
         hands_over: the caller can give rows to Spark if the ledger is out of reach (`ledgerVia`).
-
-    Raises:
-        LedgerError: the ledger is not the driver's, or cannot be written.
     """
     if emit is None and options.ledger and hands_over and _is_out_of_reach(options, token):
         return RowsInMemory(ctx)
