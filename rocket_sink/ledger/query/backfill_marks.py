@@ -13,8 +13,7 @@ and so must tasks that outlive a killed driver. So tasks compare their token wit
 before they send, and stop if another backfill has written its token there.
 
 A task may begin hours after the plan, when somebody has parked some of its dead letters. So the
-task reads which dead letters were settled after the plan's version (`settled_since`).
-"""
+task reads which dead letters were settled after the plan's version (`settled_since`)."""
 
 from __future__ import annotations
 
@@ -40,10 +39,8 @@ _CHECK_S: Final = 1.0
 
 
 class BackfillClaim:
-    """A driver's exclusive right to run a backfill on a ledger; not for two threads at once.
-
-    All methods raise LedgerError if the ledger's folder cannot be read or written.
-    """
+    """A driver's exclusive right to run a backfill on a ledger; not for two threads at once. All
+    methods raise LedgerError if the ledger's folder cannot be read or written."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -54,14 +51,12 @@ class BackfillClaim:
     def acquire(
         self, wait_s: float | None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> None:
-        """Take the claim, and write its token for the tasks.
+        """Take the claim, and write its token for the tasks. Raise a LedgerError that names the
+        other process if another backfill still has the claim.
 
         Args:
             wait_s: longest wait for the end of another backfill; None: no limit.
             on_wait: called once, before the first wait, with a text that names the other process.
-
-        Raises:
-            LedgerError: another backfill still has the claim; the text names its process.
         """
         if not self._lock.acquire(wait_s, on_wait=on_wait):
             path = self._place.uri
@@ -95,11 +90,8 @@ class ClaimCheck:
         self._looked_s: float | None = None
 
     def __call__(self) -> None:
-        """Check the claim before a chunk of dead letters is sent, at most once a second.
-
-        Raises:
-            LedgerError: another backfill has the claim, so this one must send nothing more.
-        """
+        """Check the claim before a chunk of dead letters is sent, at most once a second. Raise
+        LedgerError if another backfill has the claim, so this one must send nothing more."""
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s < _CHECK_S:
             return
@@ -132,11 +124,8 @@ def not_stored(
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:
     """Return the ids of the dead letters that commits after this version have settled. Leave out
-    letters that were parked or dropped, and then unparked.
-
-    Raises:
-        LedgerError: the table's log or a file of it cannot be read.
-    """
+    letters that were parked or dropped, and then unparked. Raise LedgerError if the table's log or
+    one of its files cannot be read."""
     last: dict[str, str] = {}
     with failing(
         f"cannot read what was settled in the ledger {place} since version {version}",

@@ -1,9 +1,8 @@
 """Queries over a ledger's views without Spark: delta-rs opens the table, DuckDB runs the SQL.
 
-Commands prefer it, because Spark and Delta need half a minute to start. The reader folds nothing.
-Rows that are not folded yet are only in the views `latest_answers` and `latest_isolations`. Needs
-the extra `fast`.
-"""
+Commands prefer this reader, because Spark and Delta need half a minute to start. The reader needs
+the extra `fast`, and folds nothing. Rows that are not folded yet are only in the views
+`latest_answers` and `latest_isolations`."""
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or quoted)
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ class QuickLedger:
         self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
 
     def _gather(self) -> None:
-        """Copy the rows of kinds with many small files into tables, because each query would open
-        all the files again."""
+        """Copy kinds with many small files into tables: each query would open all files again."""
         for kind, paths in self._files.items():
             if len(paths) >= _MANY and sum(map(os.path.getsize, paths)) <= _SMALL * len(paths):
                 select = f"SELECT {_aliased(_names_of(kind))} FROM {self._sources[kind]}"
@@ -148,11 +146,8 @@ class QuickLedger:
         self._define_rows()
 
     def query(self, select: str) -> pa.Table:
-        """Run a query over the views; return its rows.
-
-        Raises:
-            LedgerError: files of the table are gone or damaged.
-        """
+        """Run a query over the views; return its rows. Raise LedgerError if files of the table are
+        gone or damaged."""
         with _readable(self.path):
             self._queries += 1
             if self._queries == 2 and self._files:
@@ -226,11 +221,7 @@ def _in_duckdb(text: str) -> str:
 
 def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
     """Return a function that runs queries over the ledger's views, by DuckDB if possible. Return
-    None if there is no table.
-
-    Raises:
-        LedgerError: the table is no ledger of this version.
-    """
+    None if there is no table. Raise LedgerError if the table is no ledger of this version."""
     # Prefer DuckDB: Spark takes seconds for a query, and a live display would freeze meanwhile.
     quick = open_quick(place.root) if place.is_local else None
     if quick is not None:
@@ -241,16 +232,12 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
-    """Open the ledger at a path for DuckDB; return None if Spark has to read it, or report the
-    error.
+    """Open the ledger at a path for DuckDB; None if Spark has to read it or report the error.
 
     Spark reads it without the extra `fast`, on a remote file system, in a folder whose name
     delta-rs may read differently, and if delta-rs does not know a feature of the table. Spark
     reports an error if there is no table, or one that is foreign or of another schema version.
-
-    Raises:
-        LedgerError: the log is damaged, has no commit, or names files that are not a ledger's.
-    """
+    Raise LedgerError if the log is damaged, has no commit, or names files of no ledger."""
     if find_spec("duckdb") is None or is_remote(path):
         return None
     place = resolve_path(path)

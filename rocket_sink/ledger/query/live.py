@@ -3,8 +3,7 @@
 `LiveFigures` sums messages and failures, and tracks isolated brokers. `observe` makes OpenTelemetry
 metrics of the sums, for the ledgers that this driver folds. The rows are read when an OpenTelemetry
 SDK collects the metrics, so never without an SDK. The metrics cover the tasks of all hosts, and are
-as old as the last fold (`foldIntervalMs`).
-"""
+as old as the last fold (`foldIntervalMs`)."""
 
 from __future__ import annotations
 
@@ -68,9 +67,7 @@ class Standing(NamedTuple):
 @dataclass
 class BrokerSums:
     """The sums of one broker's new rows. The broker `-` stands for attempts that reached no broker.
-
-    `answers` has the newest answers only: {latency class: weight} of the last reading that had any.
-    """
+    `answers` is {latency class: weight} of the newest answers: the last reading that had any."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -95,12 +92,9 @@ class BrokerSums:
 
 class LiveFigures:
     """The sums of the rows that a ledger got since this object was made. Several threads may read
-    them. Set `run_id` to leave out the rows of other runs and queries.
-
-    Args:
-        standing: queries the views; called when new rows may have changed the result. None: the
-            attribute `standing` stays empty.
-    """
+    them. Set `run_id` to leave out the rows of other runs and queries. The function `standing`
+    queries the views; it is called when new rows may have changed the result. If it is None, the
+    attribute `standing` stays empty."""
 
     def __init__(self, place: LedgerPath, standing: Callable[[], Standing] | None = None) -> None:
         self.place = place
@@ -192,11 +186,8 @@ class LiveFigures:
 
 
 def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
-    """Return sums of the rows that a ledger gets from now on; Spark queries their `standing`.
-
-    Raises:
-        LedgerError, OSError: pyarrow cannot reach the ledger's files.
-    """
+    """Return sums of the rows that a ledger gets from now on; `reader_of` queries their `standing`.
+    Raise LedgerError or OSError if pyarrow cannot reach the ledger's files."""
     return LiveFigures(place, lambda: standing_of(reader_of(spark, place)))
 
 
@@ -323,11 +314,7 @@ _lock: Final = ForkLock()
 
 def observe(spark: SparkSession, place: LedgerPath) -> None:
     """Make metrics of a ledger from now on. Do nothing if OpenTelemetry's API is not installed, or
-    if the ledger has metrics already.
-
-    Raises:
-        LedgerError, OSError: from `follow`.
-    """
+    if the ledger has metrics already. `follow` may raise LedgerError or OSError."""
     try:
         import opentelemetry.metrics
     except ImportError:

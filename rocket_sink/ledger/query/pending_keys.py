@@ -16,8 +16,7 @@ Rows that were refused for their content (reason `data`) hold no key, because th
 they are. Rows that were held back (`held_back`) hold their key only if another dead letter of the
 key was sent, failed and counts. Otherwise they would hold their own key for ever.
 
-All functions and methods raise LedgerError if the ledger's folder cannot be read or written.
-"""
+All functions and methods raise LedgerError if the ledger's folder cannot be read or written."""
 
 from __future__ import annotations
 
@@ -109,9 +108,7 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
 
 def release(spark: SparkSession, place: LedgerPath) -> int:
     """Remove the notes whose keys need not be held any more; return the number of removed notes.
-
-    This costs one listing, and if there are notes, a listing of the spool and three queries.
-    """
+    This costs one listing, and if there are notes, a listing of the spool and three queries."""
     # Import here: tasks import this module, too, but do not read the table.
     from rocket_sink.ledger.query.duckdb_reader import reader_of
 
@@ -157,8 +154,7 @@ def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> 
 
     The table knows a complete attempt. It knows all attempts at an epoch if it has later epochs of
     the query, and the epoch has no file in the spool: is not among `unfolded` (query, epoch).
-    Another attempt at the same task proves nothing, because the note's attempt may be newer.
-    """
+    Another attempt at the same task proves nothing, because the note's attempt may be newer."""
     parts = {note.query for note in notes}
     last = "SELECT query_id, max(epoch) AS last FROM accounts WHERE complete GROUP BY query_id"
     ids = {row["query_id"]: row["last"] for row in rows_of(query(last))}
@@ -189,11 +185,9 @@ def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> 
 
 
 def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the keys (topic, sharding key) that pending dead letters hold.
-
-    A letter that was refused for its content (`data`) holds no key. Another pending letter holds
-    its key if a letter of the key, settled or not, was neither held back nor refused unsent.
-    """
+    """Return the keys (topic, sharding key) that pending dead letters hold. A letter that was
+    refused for its content (`data`) holds no key. Another pending letter holds its key if a letter
+    of the key, settled or not, was neither held back nor refused unsent."""
     keys = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (

@@ -1,12 +1,10 @@
-"""A report as one HTML file. It loads nothing from a network: its policy (CSP) forbids all
-requests.
+"""A report as one HTML file. The page loads nothing: its policy (CSP) forbids all network requests.
 
 Vega-Lite draws the charts: its marks have labels for screen readers, and its expressions run
 without `eval`. The package vl-convert-python has the bundle for browsers (0.9 MB of the page).
 Without this package the page has all tables and no chart. The Python package of plotly contains
 only the complete library, 4.8 MB, and no Python package contains a current ECharts. Texts from
-brokers and rows reach `page.js` as JSON. The script inserts them as text, not as markup.
-"""
+brokers and rows reach `page.js` as JSON. The script inserts them as text, not as markup."""
 
 from __future__ import annotations
 

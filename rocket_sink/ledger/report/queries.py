@@ -1,8 +1,7 @@
 """Reads a report's figures from a ledger: queries over its views (`ledger.views`).
 
 Spark or DuckDB (`ledger.query.duckdb_reader`) computes the sums, so the results are small even if
-the ledger is large. Percentiles come from histograms, so they are the same with both engines.
-"""
+the ledger is large. Percentiles come from histograms, so they are the same with both engines."""
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations
@@ -52,14 +51,12 @@ def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, unfolded_epochs: int = 0,
     quarantined_files: int = 0, series: bool = False,
 ) -> Report:  # fmt: skip
-    """Make a report with any reader of the views.
+    """Make a report with any reader of the views. Raise LedgerError if no query, or several
+    queries, have an id that begins with the scope's `query_id`.
 
     Args:
         epochs: the largest number of epochs to list.
         series: include the figures of the page: charts, and sends under other settings.
-
-    Raises:
-        LedgerError: no query's id begins with the scope's `query_id`, or several do.
     """
     scope = with_full_id(scope, query, path)
     read = Scoped(query, scope)
@@ -246,10 +243,8 @@ def _stored_elsewhere(absence: Absence) -> str:
 
 
 def successors(read: Scoped) -> list[Successor]:
-    """Return streaming queries that may continue an earlier one whose checkpoint was deleted.
-
-    A query without `appId` has Spark's id. A new checkpoint gives it a new id.
-    """
+    """Return streaming queries that may continue an earlier one whose checkpoint was deleted. A
+    query without `appId` has Spark's id. A new checkpoint gives it a new id."""
     rows = read(
         f"""SELECT b.query_id, max_by(a.query_id, a.last_at) AS earlier, b.topic,
             b.first_at AS began

@@ -19,8 +19,7 @@ class BrokerFigures:
     `messages` and `body_bytes` count stored messages. Latencies (ms) are from a request's last byte
     to its answer; they are None without answers. Percentiles come from a histogram with classes of
     1 %, so they are off by 0.5 % at most. `last_at` and `last_stored_at` are the starts of the last
-    attempt and of the last stored one; the broker may have left the route since.
-    """
+    attempt and of the last stored one; the broker may have left the route since."""
 
     broker: str
     requests: int
@@ -213,8 +212,7 @@ class Figures:
 
     `unfolded_epochs` counts epochs with rows that are not in the figures yet, because a reader
     without Spark does not fold. Only `absences`, `isolated` and `last_at` include them.
-    `quarantined_files` are damaged, and their rows are in no figure.
-    """
+    `quarantined_files` are damaged, and their rows are in no figure."""
 
     ledger: str
     scope: Scope

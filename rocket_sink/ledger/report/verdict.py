@@ -1,7 +1,5 @@
-"""The verdict of a report: rules over its figures, each with a sentence and the next command.
-
-This module reads no ledger.
-"""
+"""The verdict of a report: rules over its figures, each with a sentence and the next command. This
+module reads no ledger."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ the free broker whose last answer was quickest. It then takes as long as that an
 recorded attempts of its request are skipped. Isolations end by time alone, as without a detector.
 
 The record cannot tell how slow a broker would have been for requests that avoided it, or how the
-moved load would have slowed other brokers.
-"""
+moved load would have slowed other brokers."""
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ class Replayed(NamedTuple):
     weight: np.ndarray
 
     def percentile(self, share: float) -> float | None:
-        """Return the latency (ms) that this share of the messages did not exceed; None if there are
-        none."""
+        """Return the latency (ms) that this share of the messages did not exceed, or None."""
         if not len(self.weight) or not self.weight[-1]:
             return None
         return float(self.latency_ms[np.searchsorted(self.weight, share * self.weight[-1])])

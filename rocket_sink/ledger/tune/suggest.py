@@ -1,8 +1,7 @@
 """Suggestions of options, by a replay of a ledger's sends under other settings.
 
 A setting is suggested only if it is clearly better than the default. Isolations have a cost that
-recorded latencies do not show: the other brokers must take the load.
-"""
+recorded latencies do not show: the other brokers must take the load."""
 
 from __future__ import annotations
 
@@ -51,12 +50,9 @@ DEFAULT: Final = "5.x (default)"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A latency table, and its result for the recorded sends. Times in ms.
-
-    `isolated_s` is the sum over hosts and brokers. `moved` counts messages that would have gone to
-    another broker. Percentiles are of acknowledged messages, from submit to answer, including their
-    earlier attempts.
-    """
+    """A latency table, and its result for the recorded sends. Times in ms. `isolated_s` is the sum
+    over hosts and brokers. `moved` counts messages that would have gone to another broker.
+    Percentiles are of acknowledged messages, from submit to answer, with their earlier attempts."""
 
     name: str
     latency_max_ms: tuple[int, ...]
@@ -73,12 +69,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SuspicionFigures:
-    """A value of `suspectAfterMs`, and its result for the recorded sends.
-
-    `late_share` is the share of usual requests that took longer than the value: false alarms.
-    `troubles` counts failures and unusually slow requests that took longer than the value.
-    `sooner_s` is the sum of the times from the suspicions to the ends of these troubles.
-    """
+    """A value of `suspectAfterMs`, and its result for the recorded sends. `late_share` is the share
+    of usual requests that took longer than the value: false alarms. `troubles` counts failures and
+    unusually slow requests that took longer than the value. `sooner_s` is the sum of the times from
+    the suspicions to the ends of these troubles."""
 
     suspect_after_ms: int
     late_share: float
@@ -189,15 +183,13 @@ def tune(
     query: Query, path: str, scope: Scope, *, limit: int = LIMIT, fewest: int = 1,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Tuning:  # fmt: skip
-    """Suggest options from a replay of the newest `limit` attempts of the scope.
+    """Suggest options from a replay of the newest `limit` attempts of the scope. Raise LedgerError
+    if no query, or several queries, have an id that begins with the scope's `query_id`.
 
     Args:
         query: runs SQL over the ledger's views.
         fewest: least number of attempts for a replay, at least 1.
         progress: gets the number of finished candidates, of those in `profiles`.
-
-    Raises:
-        LedgerError: no query's id begins with the scope's `query_id`, or several do.
     """
     scope = with_full_id(scope, query, path)
     attempts = read_attempts(Scoped(query, scope), limit)
@@ -244,8 +236,7 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     """Return how many suspicions each value of `suspectAfterMs` would have raised, right or false.
 
     A suspicion is right if the attempt's failure isolates the broker, or if its answer is both slow
-    enough to isolate the broker and unusually slow for it. Otherwise it is a false alarm.
-    """
+    enough to isolate the broker and unusually slow for it. Otherwise it is a false alarm."""
     stored_ms = (
         attempts.rtt_ms[attempts.stored & (attempts.broker == number)]
         for number in range(len(attempts.brokers))
