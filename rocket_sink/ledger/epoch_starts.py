@@ -1,7 +1,5 @@
 """Notes that record which epochs, batch writes and queries have begun.
 
-Kinds of notes:
-
 `starts`: a task attempt. The attempt writes its note before its first send:
 
     <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
@@ -13,17 +11,16 @@ cases nothing of the epoch was sent. Each run of a query has a generation, one a
 generation in earlier notes. A task that sees a later generation must stop. Either a second driver
 runs the query, or the driver of this task died and was started again.
 
-`epochs`: the last epoch that a driver of the foreachBatch lane began. An epoch that died before
-Delta's commit has no rows in the ledger, but it may have sent messages.
-
-`writes`: a batch write of an `appId`. The write removes its note after it has succeeded. If the
-next write finds a note, it repeats the write that the note names.
-
-`queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the checkpoint.
-A different id means that the checkpoint was deleted or belongs to another query. Epochs would then
-begin at 0 again, but the ledger's rows of these epochs under this `appId` describe other data.
-
-`ends`: an epoch whose half messages are being committed. The note stays if the process is killed.
+Other kinds of notes:
+- `epochs`: the last epoch that a driver of the foreachBatch lane began. An epoch that died before
+  Delta's commit has no rows in the ledger, but it may have sent messages.
+- `writes`: a batch write of an `appId`. The write removes its note after it has succeeded. If the
+  next write finds a note, it repeats the write that the note names.
+- `queries`: the id of the streaming query that uses an `appId`; Spark keeps the id in the
+  checkpoint. A different id means that the checkpoint was deleted or belongs to another query.
+  Epochs would then begin at 0 again, but the ledger's rows of these epochs under this `appId`
+  describe other data.
+- `ends`: an epoch whose half messages are being committed. The note stays if the process is killed.
 """
 
 from __future__ import annotations
@@ -119,11 +116,8 @@ class EpochStarts:
             return _earlier(store, others) if others else None
 
     def note_brokers(self, brokers: Brokers) -> None:
-        """Note durably which brokers may get the next messages; replace the earlier note.
-
-        Raises:
-            LedgerError: the ledger's folder cannot be written.
-        """
+        """Note durably which brokers may get the next messages; replace the earlier note. Raise
+        LedgerError if the ledger's folder cannot be written."""
         topics = {topic: sorted(names) for topic, names in brokers.items()}
         store = NoteStore(self._place, _STARTS)
         with self._saying(store):
@@ -137,11 +131,8 @@ class EpochStarts:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Check, before each request but at most once a second, that no later run has begun.
-
-        Raises:
-            CheckpointError: a later run has begun; this attempt must send nothing more.
-        """
+        """Check, before each request but at most once a second, that no later run has begun. If one
+        has begun, raise CheckpointError: this attempt must send nothing more."""
         now_s = self._clock()
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
@@ -179,9 +170,7 @@ class EpochStarts:
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
-
-    Return False if the folder cannot be read or written: only counts depend on the answer.
-    """
+    Return False if the folder cannot be read or written: only counts depend on the answer."""
     name, last = folder_part(query_id), -1
     try:
         store = NoteStore(place, _EPOCHS)
@@ -195,16 +184,11 @@ def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
 
 
 def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
-    """Note that a batch write of the `appId` begins.
+    """Note that the batch write named `write` of the `appId` begins.
 
-    Args:
-        write: name of the write.
-
-    Returns:
-        (name, True) if a note shows that an earlier write did not succeed. The ledger lacks the
-        rows of that write. The note gives the name; if it has none, the name is `write`.
-        (`write`, False) if there is no such note, or if the folder cannot be read or written.
-    """
+    Return (name, True) if a note shows that an earlier write did not succeed. The ledger lacks the
+    rows of that write. The note gives the name; if it has none, the name is `write`. Return
+    (`write`, False) if there is no such note, or if the folder cannot be read or written."""
     note = {"at_ms": now_ms(), "write": write}
     try:
         agreed, is_new = NoteStore(place, _WRITES).agree(folder_part(app_id), note)
@@ -262,27 +246,19 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
 
 def query_of(place: LedgerPath, app_id: str) -> str | None:
     """Return the id of the streaming query that uses an `appId`; None if no query has claimed it.
-
-    Raises:
-        LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
-    """
+    Raise LedgerError, OSError or ValueError if the ledger's folder, or the note, cannot be read."""
     note = NoteStore(place, _QUERIES).read(folder_part(app_id))
     return None if note is None else str(note["query_id"])
 
 
 def begin_commit(place: LedgerPath, query_id: str, epoch: int) -> bool:
-    """Note durably that the half messages of an epoch are being committed.
+    """Note durably that the half messages of an epoch are being committed; return False if there
+    was a note before. Raise LedgerError if the ledger's folder cannot be written.
 
     The holder of `ENDS_LOCK` calls this before the first request, and `end_commit` after the ledger
     has recorded the epoch's end. If the note exists already, an earlier process may have committed
     some messages. Then ask the brokers which messages are committed: a broker that gets a second
-    commit request for a message stores the message twice.
-
-    Returns: False if there was a note before.
-
-    Raises:
-        LedgerError: the ledger's folder cannot be written.
-    """
+    commit request for a message stores the message twice."""
     store, name = NoteStore(place, _ENDS), _end_name(query_id, epoch)
     path = store.where(name)
     with failing(

@@ -11,8 +11,7 @@ commits each fold's number only once.
 
 A thread of the holder rewrites the file regularly, with a growing number. The file also names the
 lease time. If the text stays the same for that time, the holder is dead. Each reader measures the
-time on its own monotonic clock, so no two clocks are compared.
-"""
+time on its own monotonic clock, so no two clocks are compared."""
 
 from __future__ import annotations
 
@@ -47,11 +46,8 @@ _LONGEST_LEASE_S: Final = 3600
 
 
 class Lease:
-    """A lock file with a heartbeat; not for two threads at once.
-
-    Raises from `acquire`:
-        OSError: the file system cannot be read or written.
-    """
+    """A lock file with a heartbeat; not for two threads at once. `acquire` raises OSError if the
+    file system cannot be read or written."""
 
     _seen: ClassVar[dict[str, tuple[str, float]]] = {}
     """{path: (text, time at which this process first saw it)}. All `Lease` objects share it, so
@@ -99,14 +95,9 @@ class Lease:
         return describe_holder(self._text() or "")
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Raise an error if the lock is lost. Call this before work that only one process may do.
-
-        Args:
-            ahead_s: longest time that the work takes; the lock must be held for this time from now.
-
-        Raises:
-            LedgerError: the lock could not be renewed in time, and another process may hold it.
-        """
+        """Raise LedgerError if the lock was not renewed in time, because another process may hold
+        it. Call this before work that only one process may do. `ahead_s` is the longest time that
+        the work takes; the lock must be held for this time from now."""
         if self._lost or self._is_over(ahead_s):
             raise LedgerError(
                 f"the lock {self._path} could not be renewed for {self._lease_s:g} s, and another "
@@ -181,11 +172,8 @@ ENDS_LOCK: Final = "transactions.lock"
 
 
 class LedgerLock:
-    """A lock of the ledger, by name; not for two threads at once.
-
-    Raises from all methods:
-        LedgerError: the ledger's folder cannot be read or written, or is not safe to write in.
-    """
+    """A lock of the ledger, by name; not for two threads at once. All methods raise LedgerError if
+    the ledger's folder cannot be read or written, or is not safe to write in."""
 
     def __init__(self, place: LedgerPath, name: str = LOCK_NAME) -> None:
         self._place = place
@@ -222,10 +210,8 @@ class LedgerLock:
             return self._lock.holder()
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Raise unless the lock is held for `ahead_s` from now (see `Lease.check`).
-
-        Always return on a local ledger: there the kernel holds the lock until this process ends.
-        """
+        """Raise unless the lock is held for `ahead_s` from now (see `Lease.check`). Always return
+        on a local ledger: there the kernel holds the lock until this process ends."""
         if isinstance(self._lock, Lease):
             self._lock.check(ahead_s)
 

@@ -25,8 +25,7 @@ writer wins, because it makes the note's name by a hard link. In a store each wr
 its text to another file, the note's claim (kind `claims`), unless there is a claim already. After
 `_SETTLE_S` all writers that saw no claim have written theirs. Then each writer copies the claim's
 text to the note. On S3 the first claim wins, because delta-rs writes it with `If-None-Match`, as
-the first commit of a table. On a store without this condition the last claim wins.
-"""
+the first commit of a table. On a store without this condition the last claim wins."""
 
 from __future__ import annotations
 
@@ -76,10 +75,7 @@ class NoteStore:
 
     def agree(self, name: str, value: Any) -> tuple[Any, bool]:
         """Return the content that all writers agree on, and whether it is this call's `value`.
-
-        Raises:
-            ValueError: the existing note is not JSON.
-        """
+        Raise ValueError if the existing note is not JSON."""
         data = json.dumps(value).encode()
         while (note := self.read(name)) is None:
             if not self._place.is_local:
@@ -91,11 +87,7 @@ class NoteStore:
         return note, False
 
     def read(self, name: str) -> Any:
-        """Return the content of a note; None if there is no note.
-
-        Raises:
-            ValueError: the note is not JSON.
-        """
+        """Return a note's content; None if there is no note. Raise ValueError if it is not JSON."""
         data = read_bytes(self._files, self.where(name))
         return None if data is None else json.loads(data)
 

@@ -7,8 +7,7 @@ data source uses this module in processes that live for one call (`spark.datasou
 If pyarrow cannot reach a ledger, Spark still reads its table and appends to it. Only the files
 beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` raises an error with
 the reason. Spark then brings the tasks' ledger rows to the driver. They wait for the next fold in a
-folder of the driver's user (`LedgerPath.driver_folder`).
-"""
+folder of the driver's user (`LedgerPath.driver_folder`)."""
 
 from __future__ import annotations
 
@@ -90,10 +89,8 @@ class LedgerPath:
 
     @property
     def driver_folder(self) -> LedgerPath:
-        """Folder on the driver's host for rows that Spark brought to the driver.
-
-        It is below `$XDG_STATE_HOME`, for this host and user; only its spool is used.
-        """
+        """Folder on the driver's host, below `$XDG_STATE_HOME`, for rows that Spark brought to the
+        driver. The folder is for this host and user; only its spool is used."""
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         name = hashlib.sha256(self.uri.encode()).hexdigest()[:16]
         root = Path(state).expanduser() / "rocket-sink" / "ledgers" / name
@@ -115,11 +112,8 @@ class LedgerPath:
 
     def filesystem(self) -> fs.FileSystem:
         """Return a new pyarrow file system, because its handles must not cross a fork. On a local
-        ledger it follows no links below the ledger's folder (`plain_files`).
-
-        Raises:
-            LedgerError: pyarrow has no such file system, or cannot reach it.
-        """
+        ledger it follows no links below the ledger's folder (`plain_files`). Raise LedgerError if
+        pyarrow has no such file system, or cannot reach it."""
         if self.is_local:
             from rocket_sink.plain_files import plain_files
 
@@ -131,11 +125,8 @@ class LedgerPath:
 def failing(
     before: str, path: str, after: str = "", kinds: tuple[type[Exception], ...] = (OSError,)
 ) -> Iterator[None]:
-    """Raise the block's errors as a LedgerError with the text `before: <error>` and then `after`.
-
-    Raises:
-        LedgerError: the block raised one of `kinds`; `path` is a fact of the LedgerError.
-    """
+    """Raise the block's errors of these `kinds` as a LedgerError with the text `before: <error>`
+    and then `after`; `path` is a fact of the LedgerError."""
     try:
         yield
     except kinds as error:
@@ -143,10 +134,8 @@ def failing(
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line; for Java's errors, their message without the stack.
-
-    If an error of this package failed a task, return that error, which may be only in the stack.
-    """
+    """Return an error as one line; for Java's errors, their message without the stack. If an error
+    of this package failed a task, return that error, which may be only in the stack."""
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
     message = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
@@ -164,8 +153,7 @@ def path_part(text: str) -> str:
 
     The result has no `_`, so names can be joined by `_`. Two appIds may give the same component;
     then `claim_app_id` refuses the second one. A long text is cut and gets a digest, because long
-    texts may differ at their ends only.
-    """
+    texts may differ at their ends only."""
     part = re.sub(r"[^A-Za-z0-9.-]", "-", text)
     if len(part) <= _PART_LENGTH:
         return part
@@ -204,11 +192,8 @@ def resolve_path(path: str | os.PathLike[str] | LedgerPath) -> LedgerPath:
     """Return the path as a `LedgerPath`. Call this on the driver, because it makes paths absolute.
 
     The `uri` of the result resolves to the same path. In a `file://` URI, `%` and two hex digits
-    stand for a byte.
-
-    Raises:
-        LedgerError: the path is empty, or Spark, pyarrow and delta-rs would read it differently.
-    """
+    stand for a byte. Raise LedgerError if the path is empty, or if Spark, pyarrow and delta-rs
+    would read it differently."""
     if isinstance(path, LedgerPath):
         return path
     text = os.fspath(path).strip().rstrip("/")

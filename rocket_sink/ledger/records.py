@@ -1,8 +1,7 @@
 """Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
 
 A dead letter's row has everything that is needed to send it again. Functions import pyarrow.compute
-themselves, because processes that plan and commit a stream do not need it.
-"""
+themselves, because processes that plan and commit a stream do not need it."""
 
 from __future__ import annotations
 
@@ -48,10 +47,8 @@ def worker_name() -> str:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The columns that say who wrote a row. All rows of a task attempt have the same values.
-
-    A driver has no partition and no task. A batch write has its own id as query id, and epoch 0.
-    """
+    """The columns that say who wrote a row. All rows of a task attempt have the same values. A
+    driver has no partition and no task. A batch write has its own id as query id, and epoch 0."""
 
     query_id: str
     run_id: str
@@ -141,10 +138,8 @@ def in_flight_rows(
     message_id: Sequence[str | None] | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
     """Return rows to append before the answers, so that a killed worker's sends are on record.
-
     `Ledger.sends` hides such a row once the ledger has the request's answer. A row without an
-    answer stands for a request of an attempt that died; its outcome is unknown.
-    """
+    answer stands for a request of an attempt that died; its outcome is unknown."""
     values: dict[str, Any] = {
         "request": requests, "topic": topic, "message_count": message_count,
         "body_bytes": body_bytes, "message_id": message_id, "outcome": IN_FLIGHT,
@@ -156,12 +151,8 @@ def isolation_rows(
     isolations: Sequence[Isolation], ctx: RunContext, *, now_s: float | None = None,
     now_us: int | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
-    """Return a row per isolation.
-
-    Args:
-        now_s, now_us: one moment on the isolations' monotonic clock and on the wall clock
-            (microseconds since 1970). The default is now.
-    """
+    """Return a row per isolation. `now_s` and `now_us` are one moment on the isolations' monotonic
+    clock and on the wall clock (microseconds since 1970). The default is now."""
     now_s = time.monotonic() if now_s is None else now_s
     now_us = time.time_ns() // 1000 if now_us is None else now_us
     offset_us = now_us - now_s * 1e6
@@ -200,9 +191,8 @@ def confirmed_row(
     ctx: RunContext, *, num_input_rows: int, rows_in: int | None = None,
     duration_ms: float | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
-    """Return the driver's row for an epoch that Spark reported as done in a progress event.
-
-    Its column `complete` is null, in contrast to the accounts of a task.
+    """Return the driver's row for an epoch that Spark reported as done in a progress event. Its
+    column `complete` is null, in contrast to the accounts of a task.
 
     Args:
         num_input_rows: rows that Spark read from its sources; the query may filter some of them.
@@ -214,13 +204,9 @@ def confirmed_row(
 
 
 def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """Return rows that resolve dead letters.
-
-    Args:
-        columns: arrays, lists or single values of `resolution` rows; `letter_id` and
-            `resolution` (resent, parked, dropped, unparked) are needed. `note` is one text; it is
-            made printable.
-    """
+    """Return rows that resolve dead letters. `columns` has arrays, lists or single values of
+    `resolution` rows; `letter_id` and `resolution` (resent, parked, dropped, unparked) are needed.
+    `note` is one text; it is made printable."""
     _check_words("resolution", columns["resolution"], RESOLUTIONS)
     values = {**columns, "note": storable(columns.get("note"))}
     return build_rows(RESOLUTION, len(columns["letter_id"]), values, ctx)
@@ -259,12 +245,8 @@ def replaced(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.Recor
 
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
     """Build `count` rows of one kind. A value is an array, a list, or a single value for all rows.
-
-    `at` defaults to now. Columns that the kind does not use are null.
-
-    Raises:
-        ValueError: a column is not one of the kind, or has another length.
-    """
+    `at` defaults to now. Columns that the kind does not use are null. Raise ValueError if a column
+    is not one of the kind, or has another length."""
     fields = _fields_of(kind)
     unknown = values.keys() - fields.keys()
     if unknown:
@@ -324,7 +306,8 @@ def dead_letter_rows(
     columns: Mapping[str, Any], ctx: RunContext, *, first_ordinal: int = 0,
     include_body: bool = True, secrets: Sequence[str] = (),
 ) -> list[pa.RecordBatch]:  # fmt: skip
-    """Return rows of dead letters in the given order, with large bodies in several batches.
+    """Return rows of dead letters in the given order, with large bodies in several batches. Raise
+    ValueError for an unknown column or reason, or for columns of different lengths.
 
     Args:
         columns: arrays, or single values for all rows, by the names of `RowBatch.columns()` and of
@@ -334,9 +317,6 @@ def dead_letter_rows(
         first_ordinal: number of dead letters that the task attempt gave up before these. It keeps
             the dead letters of a key in order.
         include_body: False stores only length and digest, so a backfill cannot send the message.
-
-    Raises:
-        ValueError: an unknown column or reason, or columns of different lengths.
     """
     import pyarrow.compute as pc
 
@@ -439,9 +419,7 @@ def digests(bodies: pa.Array) -> pa.Array:
 
 def valid_text(array: pa.Array, type_: pa.DataType) -> pa.Array:
     """Return `array` as `type_`. Bytes that are not UTF-8, which Spark permits, become U+FFFD.
-
-    Arrow checks strings only on request, but every reader in Python would fail on invalid ones.
-    """
+    Arrow checks strings only on request, but every reader in Python would fail on invalid ones."""
     array = array.cast(type_) if array.type != type_ else array
     try:
         array.validate(full=True)

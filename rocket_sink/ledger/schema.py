@@ -2,8 +2,7 @@
 
 Every row has a `kind`, which is the partition column, and says who wrote it (`records.RunContext`).
 Columns that the row's kind does not use are null. The columns of a dead letter have the names of
-the row contract, so the sink can send a dead letter like any other row.
-"""
+the row contract, so the sink can send a dead letter like any other row."""
 # ruff: noqa: E501 (one column per line: it is read as a table)
 
 from __future__ import annotations

@@ -34,10 +34,8 @@ GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms",
 
 @dataclass(frozen=True)
 class Scope:
-    """The selection of rows for a report; None selects all.
-
-    `query_id` may be the beginning of an id. `since` is included, `until` is not.
-    """
+    """The selection of rows for a report; None selects all. `query_id` may be the beginning of an
+    id. `since` is included, `until` is not."""
 
     query_id: str | None = None
     since: dt.datetime | None = None
@@ -75,11 +73,8 @@ def is_text(column: str, text: str) -> str:
 
 
 def with_full_id(scope: Scope, query: Query, path: str) -> Scope:
-    """Return the scope with the full id of the query whose id begins with its `query_id`.
-
-    Raises:
-        LedgerError: no query has such an id, or several have.
-    """
+    """Return the scope with the full id of the query whose id begins with its `query_id`. Raise
+    LedgerError if no query has such an id, or if several have."""
     start = scope.query_id
     if start is None:
         return scope

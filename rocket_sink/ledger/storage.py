@@ -3,8 +3,7 @@
 Users set `spark.hadoop.fs.*` once, for Spark. The driver and the tasks also reach the store by
 pyarrow, for the files beside the table, and the driver by delta-rs. So the driver reads the
 properties of its session, and sends them to the tasks with the ledger's token (`ledger.token`).
-pyarrow and delta-rs take missing properties from the environment.
-"""
+pyarrow and delta-rs take missing properties from the environment."""
 
 from __future__ import annotations
 
@@ -62,11 +61,9 @@ def properties_for(uri: str) -> Properties:
 
 
 def active_session() -> Any:
-    """Return the classic or Connect session of this process, or None; never start a session.
-
-    A thread that has not used Spark yet has no session of its own. It gets the process's session.
-    Workers, and processes without pyspark, get None.
-    """
+    """Return the classic or Connect session of this process, or None; never start a session. A
+    thread that has not used Spark yet has no session of its own, and gets the process's session.
+    Workers, and processes without pyspark, get None."""
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark.sql import SparkSession
@@ -99,10 +96,7 @@ def is_s3(uri: str) -> bool:
 
 def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
     """Return pyarrow's file system and the path in it; None if `properties` has none of the store.
-
-    Raises:
-        OSError, ValueError: pyarrow refuses the values.
-    """
+    Raise OSError or ValueError if pyarrow refuses the values."""
     parts, arguments = urlsplit(uri), dict[str, Any]()
     before, _, after = parts.netloc.rpartition("@")
     if is_s3(uri):
@@ -120,11 +114,8 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
 
 
 def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
-    """Return delta-rs's `storage_options` of a ledger on S3.
-
-    Raises:
-        LedgerError: the keys are from Spark's settings, but the environment has a session token.
-    """
+    """Return delta-rs's `storage_options` of a ledger on S3. Raise LedgerError if the keys are from
+    Spark's settings, but the environment has a session token."""
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
     options = {
         name: arguments[argument] for argument, name in _DELTA_RS.items() if argument in arguments

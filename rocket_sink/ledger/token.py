@@ -9,8 +9,7 @@ folder although the query succeeds.
 The check also proves that the task can write to the ledger, by a test folder (local) or a test
 object that is removed at once. Otherwise the write would fail after the rows were sent, and each
 retry would send them again. Each task checks a local ledger; each worker process checks an object
-store once. Two drivers that start at once may both write a token: any token proves the folder.
-"""
+store once. Two drivers that start at once may both write a token: any token proves the folder."""
 
 from __future__ import annotations
 
@@ -62,11 +61,8 @@ class LedgerToken:
             remember(self.storage, self.uri)
 
     def check(self) -> None:
-        """Check that this is the driver's ledger. A task calls this before its first send.
-
-        Raises:
-            LedgerError: the folder is not the driver's, or cannot be reached or written.
-        """
+        """Check that this is the driver's ledger. A task calls this before its first send. Raise
+        LedgerError if the folder is not the driver's, or cannot be reached or written."""
         self.use()
         if self in _tried and not self.uri.startswith("file:"):
             return

@@ -12,8 +12,7 @@ Rows of the kind `epoch` are either accounts of a task attempt, with a value of 
 confirmations by Spark, without one. Accounts without a partition belong to a `TableProducer`, whose
 send is one task.
 
-Spark and DuckDB (`ledger.query.duckdb_reader`) both know this SQL, so each view is defined once.
-"""
+Spark and DuckDB (`ledger.query.duckdb_reader`) both know this SQL, so each view is defined once."""
 # ruff: noqa: S608 (the SQL has our own names only)
 
 from __future__ import annotations
