@@ -124,8 +124,7 @@ class Lease:
         alive = owner.is_alive() if owner else None
         if alive is False:
             return True
-        # Even a live owner loses its lease if it cannot reach the store in time. So measure how
-        # long the text stays the same.
+        # Even a live owner loses its lease if its store is out of reach: measure the text's age.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)

@@ -46,8 +46,7 @@ _CLAIMED: Final = frozenset({"queries", "queues", "sources", "writes"})
 """Kinds of notes whose content several writers agree on."""
 _SUFFIX: Final = ".json"
 _SETTLE_S: Final = 3.0
-"""Wait before a writer reads the claim. Each writer that found no claim must have written its own
-within this time."""
+"""Wait before a writer reads the claim; other writers must have written their claims by then."""
 
 
 class NoteStore:

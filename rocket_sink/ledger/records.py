@@ -1,6 +1,5 @@
-"""Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
-
-A dead letter's row has everything that is needed to send it again. Functions import pyarrow.compute
+"""Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out. A dead
+letter's row has everything that is needed to send it again. Functions import pyarrow.compute
 themselves, because processes that plan and commit a stream do not need it."""
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ def send_rows(
         )
     }  # fmt: skip
     values |= {"request": requests, "maybe_duplicate": maybe_duplicate, "half": half}
-    # A row about a wait names the broker that the request waited for, if any. Of a batch's offset
-    # ids only the first is stored: the others follow from it, and each takes 33 bytes.
+    # A row about a wait names the broker that the request waited for, if any. A batch's row has
+    # only the first offset id: the others follow from it, and each takes 33 bytes.
     for name in ("broker_name", "broker_address", "message_id", "offset_message_id"):
         values[name] = [getattr(a, name) or None for a in attempts]
     values["at"] = pa.array([a.started_ms for a in attempts], pa.timestamp("ms", tz="UTC"))

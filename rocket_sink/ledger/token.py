@@ -105,12 +105,9 @@ class LedgerToken:
         )
 
 
-# Functions import pyarrow's file systems themselves, because they load slowly, and the data source
-# uses this module in processes that live for one call.
-
-
 def token_names(place: LedgerPath) -> list[str]:
-    """Return the names of the ledger's tokens."""
+    """Return the names of the ledger's tokens; list a local folder without pyarrow, which is slow
+    to load in the data source's processes that live for one call."""
     folder = f"{place.root}/{_FOLDER}"
     if place.is_local:
         with contextlib.suppress(FileNotFoundError):

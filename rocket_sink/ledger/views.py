@@ -99,9 +99,8 @@ VIEWS: Final = {
     "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
     "latest_answers": f"SELECT * FROM ({_newest_rows(SEND)}) s WHERE outcome <> '{IN_FLIGHT}'",
     "latest_isolations": _newest_rows(ISOLATION),
-    # In-flight rows of attempts that died. A complete attempt has awaited all its answers, so only
-    # these attempts have unanswered requests. The view `sends` looks for answers among them only,
-    # because a join of all requests of a ledger would be large.
+    # In-flight rows of attempts that died: a complete attempt has awaited all its answers. The view
+    # `sends` looks for answers to these rows only, because a join of all requests would be large.
     "died_in_flight": f"""
         SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
         ANTI JOIN (SELECT * FROM ledger_rows WHERE kind = '{EPOCH}' AND complete) c
@@ -286,8 +285,7 @@ VIEWS: Final = {
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
     # Half messages that the table records as stored are to be committed. Only the foreachBatch lane
-    # and batch writes send half messages. The table gets their rows by the epoch's append, which
-    # has no rows of failed attempts.
+    # and batch writes send half messages. An epoch's append has no rows of failed attempts.
     "decided_halves": f"""
         SELECT * FROM ledger_rows
         WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",

@@ -79,8 +79,7 @@ class QuickLedger:
         self.unfolded_epochs = len(spooled_epochs(place))
         """Number of epochs with rows in the spool, which are not in the table yet."""
         self.quarantined_files = len(quarantined(place))
-        # DuckDB puts rows that exceed its memory into this folder. It is private, because the rows
-        # may be bodies of dead letters.
+        # A private folder for rows that exceed DuckDB's memory: they may be dead letters' bodies.
         self._scratch = tempfile.TemporaryDirectory(prefix="rocket-sink-duckdb-")
         self._session = duckdb.connect(config={
             "memory_limit": _MEMORY,
@@ -152,8 +151,7 @@ class QuickLedger:
             self._queries += 1
             if self._queries == 2 and self._files:
                 self._gather()
-            # Define views instead of a WITH clause: DuckDB reads all columns of a WITH query that
-            # is named twice.
+            # Define views: DuckDB would read all columns of a WITH query that is named twice.
             for name in views_of(select):
                 if name not in self._views:
                     kind = "TABLE" if name in _TABLES else "VIEW"
@@ -169,17 +167,15 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # DuckDB raises RuntimeError if its message contains damaged bytes. It raises
-    # PermissionException for a missing file, because it then searches by pattern, which the locked
-    # session forbids.
+    # DuckDB raises RuntimeError if its message contains damaged bytes. For a missing file DuckDB
+    # searches by pattern, which the locked session forbids (PermissionException).
     except (
         duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
         duckdb.PermissionException, RuntimeError, OSError,
     ) as error:  # fmt: skip
         raise unreadable(path, error) from error
     except duckdb.Error as error:
-        # DuckDB raises the base class for a damaged Parquet file, and a subclass for lack of
-        # memory.
+        # DuckDB raises the base class for a damaged Parquet file, a subclass for lack of memory.
         if type(error) is not duckdb.Error:
             raise
         raise unreadable(path, error) from error

@@ -169,8 +169,7 @@ class LiveFigures:
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
             if answers:
-                # A reading may cover several files. Replace the sum in one step, because other
-                # threads read it.
+                # Add the further files of a reading in one step: other threads read the sum.
                 before = sums.answers if name in self._answered else Counter[int]()
                 sums.answers = before + answers
                 self._answered.add(name)

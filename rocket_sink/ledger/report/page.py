@@ -119,8 +119,7 @@ def chart_library() -> str:
         return ""
     import vl_convert
 
-    # Escape a tab in one of the script's strings, as all unprintable characters of a page are
-    # escaped.
+    # Escape a tab in one of the script's strings, like a page's other unprintable characters.
     bundle: Any = vl_convert.javascript_bundle  # its stub asks for an argument that may be left out
     notice = f"/*\n{_asset('vega-license.txt')}*/\n"
     script: str = notice + bundle().replace("\t", "\\t")

@@ -1,5 +1,4 @@
 """The main charts of the report page for notebooks, made by altair (Vega-Lite's Python library).
-
 Jupyter, VS Code and Databricks draw them. A notebook that cannot draw Vega-Lite gets an iframe that
 contains Vega, so that nothing is loaded from a network."""
 

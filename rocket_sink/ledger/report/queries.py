@@ -1,7 +1,6 @@
-"""Reads a report's figures from a ledger: queries over its views (`ledger.views`).
-
-Spark or DuckDB (`ledger.query.duckdb_reader`) computes the sums, so the results are small even if
-the ledger is large. Percentiles come from histograms, so they are the same with both engines."""
+"""Reads a report's figures from a ledger: queries over its views (`ledger.views`). Spark or DuckDB
+(`ledger.query.duckdb_reader`) computes the sums, so the results are small even if the ledger is
+large. Percentiles come from histograms, so they are the same with both engines."""
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Series for the charts of a report's page: sums by time, broker, topic and queue.
-
-Each list has a limit, so a page is small even if the ledger is large. Time is divided into at most
-`_STEPS` steps, and each step keeps the epochs and attempts that failed or took longest."""
+"""Series for the charts of a report's page: sums by time, broker, topic and queue. Each list has a
+limit, so a page is small even if the ledger is large. Time is divided into at most `_STEPS` steps,
+and each step keeps the epochs and attempts that failed or took longest."""
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or hexadecimal)
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ class RowsByAccumulator:
     """The accumulator of one ledger's rows. Tasks get it pickled."""
 
     def __init__(self, accumulator: Accumulator[Rows]) -> None:
-        # Unpickle the accumulator only in tasks with rows: the driver gets an update for each
-        # accumulator that a task unpickles.
+        # Unpickle only in tasks with rows: each unpickled accumulator sends the driver an update.
         self._pickled = pickle.dumps(accumulator)
 
     def add(self, rows: HandedRows) -> None:

@@ -1,5 +1,4 @@
 """Data files of the table (Parquet), which tasks or the driver write before a commit adds them.
-
 There is one file per kind, with statistics by which Delta's readers skip files. A file that no
 commit adds is in no version of the table, and `vacuum` removes it."""
 

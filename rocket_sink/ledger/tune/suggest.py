@@ -1,7 +1,6 @@
-"""Suggestions of options, by a replay of a ledger's sends under other settings.
-
-A setting is suggested only if it is clearly better than the default. Isolations have a cost that
-recorded latencies do not show: the other brokers must take the load."""
+"""Suggestions of options, by a replay of a ledger's sends under other settings. A setting is
+suggested only if it is clearly better than the default. Isolations have a cost that recorded
+latencies do not show: the other brokers must take the load."""
 
 from __future__ import annotations
 

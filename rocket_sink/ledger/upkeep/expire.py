@@ -118,8 +118,7 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
     if last_ms is not None and at_ms - int(last_ms) < _DAY_MS:
         return
     if open_for_commits(spark, place) is None:
-        # Spark's Delta commits, or the ledger was deleted. Write no note: it would create the
-        # folder again.
+        # Spark's Delta commits, or the ledger was deleted: a note would create its folder again.
         return
     notes.write(_NOTE, at_ms)
     if last_ms is not None:

@@ -4,7 +4,8 @@ Every fold makes a file per kind and a commit. Files of a kind are merged by tie
 tier has `_FAN` files, these and all smaller files become one file. So a row is written about four
 times, and a kind has some twenty files that are not full.
 
-Replaced files and old commits stay for `RETENTION`, for open readers and for time travel."""
+Replaced files and old commits stay for six hours (`append.table.PROPERTIES`), for open readers and
+for time travel."""
 
 from __future__ import annotations
 
@@ -75,8 +76,7 @@ def _groups(files: Iterable[StoredFile], *, everything: bool) -> Iterable[list[S
     """Yield the groups of files to be merged, each of one kind."""
     tiers: dict[str, list[list[StoredFile]]] = defaultdict(lambda: [[] for _ in range(_TIERS)])
     for file in files:
-        # Count `_ROW_BYTES` per row at least: rows that compress well take as long to copy as
-        # others.
+        # Count at least `_ROW_BYTES` per row: rows that compress well are not copied faster.
         size = max(file.size, file.rows * _ROW_BYTES)
         tier = next((n for n in range(_TIERS) if size < _SMALLEST * _FAN**n), None)
         if tier is not None:
@@ -95,8 +95,7 @@ def _groups(files: Iterable[StoredFile], *, everything: bool) -> Iterable[list[S
 
 def _write_checkpoint(place: LedgerPath) -> None:
     """Vacuum the table and write a checkpoint, if one is due. The vacuum comes first: it finds old
-    files by the log only, and a checkpoint leaves out files that were removed before the
-    retention."""
+    files by the log only, and a checkpoint omits files removed longer ago than the retention."""
     filesystem, log_folder = place.filesystem(), f"{place.root}/{LOG_FOLDER}"
     data = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
     note = json.loads(data) if data else {}

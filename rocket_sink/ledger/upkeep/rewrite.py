@@ -89,8 +89,7 @@ def rewrite(
             write_version(table, actions, app_id, number)
             return True
         except (DeltaError, OSError) as error:
-            # Keep the new files: if only the store's answer was lost, the commit succeeded and the
-            # table names them.
+            # Keep the new files: if only the store's answer was lost, the table names them.
             newer = open_table(place)
             names = set() if newer is None else {f.path for f in stored_files(place, newer)}
             if added and added[0].path in names:
