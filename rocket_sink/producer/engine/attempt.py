@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from rocket_sink.wire.stored import StoredMessage
 
     Body = Any
-    """bytes, another object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
-    tuple of such objects."""
+    """bytes, another buffer (pyarrow.Buffer, memoryview), or a list or tuple of buffers."""
     Chooser = Callable[[TopicPublishInfo, Callable[[str], bool]], MessageQueue | None]
 
 
 class FrameGroup(Protocol):
-    """Messages of one topic, each in a frame of its own. They must not change until the group is
-    complete."""
+    """Messages of one topic, each in its own frame; immutable until the group is complete."""
 
     @property
     def in_parts(self) -> bool:
@@ -95,11 +93,10 @@ class SendRequest:
             complete. Buffers of a sequence are written without being copied together.
         message_count: messages in the request; 1 without `batch` and `group`.
         batch: the body is in the batch form (SEND_BATCH_MESSAGE).
-        properties: the wire property string of the request. Messages of a batch have their own
-            properties in the body.
+        properties: the request's wire property string; messages of a batch have theirs in the body.
         queue: the only queue for all attempts.
-        choose: returns a queue for an attempt, or None if no queue is available. It gets the route,
-            and a function that says whether a broker is available. Without `queue` and `choose` the
+        choose: gets the route, and a function that says whether a broker is available. Returns a
+            queue for an attempt, or None if no queue is available. Without `queue` and `choose` the
             engine's selector chooses.
         ordered: one request in flight per queue, in the order of `submit`. With `queue` the request
             waits for that queue up to `orderWaitMs` (strict). With `choose` each attempt may take
@@ -115,17 +112,16 @@ class SendRequest:
         token: any value of the caller; the Completion has it.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
-        since_s: the time (engine's clock) from which `timeout_s` counts. With 0 it counts from the
-            moment when the engine takes the request: a wait in `submit` does not count, a wait in
-            an ordered queue does.
+        since_s: start of `timeout_s` (engine's clock); 0: the moment when the engine takes the
+            request. Then a wait in `submit` does not count, a wait in an ordered queue does.
         timeout_s: total time for all attempts; None: `orderWaitMs` if `ordered`, else
             `sendMsgTimeout`.
         attempts: limit of attempts; None: 1 + `retryTimesWhenSendFailed`.
         retry_while_busy: an attempt does not count for the limit if the broker was busy, or no
-            broker could be reached. Otherwise one bad second could cost a bulk sender thousands of
+            broker could be reached. Else one bad second could cost a bulk sender thousands of
             messages.
-        group: many single messages, each in a frame of its own, instead of `body`
-            (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
+        group: many single messages, each in its own frame, instead of `body`
+            (`engine.frame_group`); never with `ordered`, `batch` or `reply`.
         verify_ids: client ids of the first and the last message. With them the engine waits for an
             answer while the connection lives. If the outcome is unknown, the engine asks the broker
             for the ids before it sends again (`engine.stored_check`).
@@ -203,10 +199,9 @@ class Completion:
         outcome: UNKNOWN if no attempt was acknowledged, and at least one may have been stored.
         result: set if `outcome.delivered`, else `error` is set. With `onDegraded=fail` a degraded
             send has a DegradedError instead, whose facts contain the result.
-        maybe_duplicate: an attempt's outcome is unknown. So the messages may be stored more than
+        maybe_duplicate: an attempt's outcome is unknown, so the messages may be stored more than
             once, or be stored although `outcome` is not delivered.
-        found_stored: no answer came, but the broker found the messages by their ids
-            (`SendRequest.verify_ids`).
+        found_stored: no answer came, but the broker found the messages by `SendRequest.verify_ids`.
         stored: the acknowledged messages of a group. `result` is the result of one of them.
     """
 
@@ -305,11 +300,9 @@ class SendAttempt:
     waits: Wait | None = None
     history: AttemptHistory | None = None
 
-    # Class attributes (without annotations) save two assignments per message. `GroupAttempt` has
-    # properties instead.
+    # Class attributes save two assignments per message. `GroupAttempt` has properties instead.
     requests = 1
-    """The number of requests that the broker's in-flight count includes for this attempt. A batch
-    to a proxy counts as several (`Broker.batch_places`)."""
+    """Requests that count as in flight at the broker; a batch at a proxy: `Broker.batch_places`."""
     places = 1
     """The number of requests that the engine's `Window` counts for this attempt."""
 

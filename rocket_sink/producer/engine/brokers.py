@@ -1,15 +1,12 @@
 """The state of the engine's brokers, and the order in which requests use them.
 
-`Brokers.ranking` returns the brokers of a route by rank (`routing.selectors`). Ranks are computed
-again when an isolation, a suspicion or a route changes. Processes share isolations in the fault
-table. A request that has waited long for the best brokers may use a worse one. While another broker
-is reachable, an unreachable broker gets only probes.
+A request that has waited long for the best brokers may use a worse one. While another broker is
+reachable, an unreachable broker gets only probes. Processes share isolations in the fault table.
 
 A broker is suspect if it leaves a request unanswered for longer than `suspectAfterMs`, and for much
 longer than usual. It is silent if it does not answer heartbeats either. In both cases new and
 unwritten requests go to other brokers. A written request still waits until its attempt's deadline:
-a retry at every pause of a broker's garbage collector would store messages twice.
-"""
+a retry at every pause of a broker's garbage collector would store messages twice."""
 
 from __future__ import annotations
 
@@ -80,9 +77,8 @@ class Broker:
     silent: bool = False
     """Whether the broker does not answer heartbeats either: it is frozen, or cut off."""
     window: AimdWindow | None = None
-    """The limit of requests in flight. A broker has a window from its first busy answer until the
-    window has grown to the engine's limit. A proxy always has one, which also shrinks when answers
-    are missing."""
+    """The limit of requests in flight, from the first busy answer until it has grown to the
+    engine's limit. A proxy always has a window, which also shrinks when answers are missing."""
 
     def __post_init__(self) -> None:
         if self.proxy is not None:
@@ -100,8 +96,7 @@ class Broker:
         return self.window.room_for(requests, self._in_window + reserved)
 
     def batch_places(self, messages: int) -> int:
-        """Return the number of requests that a batch counts as: 1 at a broker, more at a proxy, but
-        at most the limit of the proxy's window."""
+        """Return how many requests a batch counts as: 1; at a proxy more, at most its window."""
         if self.proxy is None:
             return 1
         return min(batch_places(messages), int(self.proxy.window.limit))
@@ -114,8 +109,7 @@ class Broker:
             self.window.busy(sent_s, self._in_window, now_s)
 
     def stored(self, full_size: int, requests: int = 1) -> None:
-        """Let the window grow after stored requests. A broker's window is dropped at `full_size`;
-        a proxy's window stays."""
+        """Let the window grow. A broker's window ends at `full_size`; a proxy's window stays."""
         for _ in range(requests):
             if self.window is None:
                 return
@@ -138,12 +132,8 @@ class Broker:
 
 
 class SendTarget(NamedTuple):
-    """The queue and the broker that a request goes to.
-
-    Attributes:
-        home: name of the broker. For a static topic `queue` names a logical broker instead.
-        address: address of the broker's master; empty if it has none.
-    """
+    """The queue and the broker that a request goes to. For a static topic `queue` names a logical
+    broker, and `home` the real one. `address` is the master's; empty if there is no master."""
 
     queue: MessageQueue
     home: str
@@ -159,8 +149,7 @@ class BrokerHealth:
         available: the broker is not isolated.
         available_in_ms: time until the isolation ends.
         reachable: the broker answered the last request, or a later probe.
-        suspect: a request at the broker has waited for longer than usual, so new requests go to
-            other brokers if there are any.
+        suspect: a request has waited longer than usual; new requests prefer other brokers.
         latency_ms: smoothed time from write to answer; 0 before the first answer.
         in_flight: requests sent to the broker and not answered.
     """
@@ -264,11 +253,8 @@ class Brokers:
         return topic_ranking.ranking
 
     def open_to(self, topic: str, worse: bool, now_s: float) -> list[Broker]:
-        """Return the brokers to which the topic's requests go now; none if there is no ranking.
-
-        Args:
-            worse: include worse brokers, which a request may use after a long wait.
-        """
+        """Return the brokers to which the topic's requests go now; none without a ranking. With
+        `worse`, include worse brokers, which a request may use after a long wait."""
         topic_ranking = self._rankings.get(topic)
         if topic_ranking is None:
             return []
@@ -293,8 +279,7 @@ class Brokers:
             return
         self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
         before, self._view = self._view, self.table.view(now_s)
-        # Profile 4.x ranks isolated brokers by latency. The comparison of views does not show
-        # changed latencies, so rank again.
+        # Profile 4.x ranks isolated brokers by latency, and views do not show changed latencies.
         if self._view != before or (self._view[0] and self.table.profile.better_half):
             self._worsened |= self._view[0] - before[0]
             self.ranks_version += 1
@@ -404,12 +389,9 @@ class Brokers:
     def update_suspicion(
         self, connections: Iterable[tuple[str, float | None, float]], now_s: float
     ) -> None:
-        """Decide anew which brokers are suspect and which are silent.
-
-        Args:
-            connections: for each connection its broker, the time at which its oldest unanswered
-                request was written (None: there is none), and the time at which the last byte came.
-        """
+        """Decide anew which brokers are suspect and which are silent. Each item of `connections`
+        has a broker, the time at which its oldest unanswered request was written (None: there is
+        none), and the time at which the last byte came."""
         ages: dict[str, float] = {}
         heard: dict[str, float] = {}
         for name, sent_s, heard_s in connections:

@@ -1,8 +1,4 @@
-"""Dispatch of attempts: the choice of queue and broker, and the write to the connection.
-
-The dispatcher never retries. If it cannot write an attempt, it returns the event to wait for
-(`Wait`), or raises an error.
-"""
+"""Dispatch of attempts, without retries: the choice of queue and broker, and the write."""
 
 from __future__ import annotations
 
@@ -60,12 +56,8 @@ class Dispatcher:
     _limits: RequestLimits
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
-        """Choose a queue and write the attempt's frame, or return what the attempt has to wait for.
-
-        Raises:
-            SendError: the attempt cannot be sent. `attempt.broker` is set if the broker is at
-                fault.
-        """
+        """Write the attempt to a connection, or return the event to wait for. Raise SendError if it
+        cannot be sent; `attempt.broker` is set if the broker is at fault."""
         request = attempt.request
         if now_s >= attempt.deadline_s:
             raise self._out_of_time(attempt)
@@ -104,16 +96,13 @@ class Dispatcher:
         return None
 
     def _deadlines(self, attempt: SendAttempt, now_s: float) -> tuple[float, float]:
-        """Return the deadline of an attempt that begins now, and the latest time to which the
-        connection may extend it."""
+        """Return the deadline of an attempt that begins now, and the latest extended deadline."""
         if attempt.request.verify_ids:
-            # An answer is more reliable than a check of the store, so wait for the answer as long
-            # as a check may take.
+            # Answers are more reliable than checks of the store: wait as long as a check may take.
             deadline_s = now_s + self._limits.stored_check_s
         else:
             deadline_s = self.unsent_deadline_s(attempt, now_s)
-        # Allow an extension: if the broker is alive and holds the request, another attempt would
-        # store the messages twice.
+        # Allow an extension: a retry would store messages twice if a live broker has the request.
         return deadline_s, attempt.deadline_s if self._limits.attempt_cap_s is None else deadline_s
 
     def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
@@ -269,12 +258,9 @@ class Dispatcher:
         )  # fmt: skip
 
     def _may_lack_keys(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> bool:
-        """Return True if the topic takes messages without keys; False while that is unknown.
-
-        Raises:
-            MessageIllegalError: the topic wants keys. The broker would refuse such a message, but
-                does not check a batch. The engine's user then sends the messages one by one.
-        """
+        """Return whether the topic takes messages without keys; False while that is unknown. Raise
+        MessageIllegalError if the topic wants keys: the broker checks no batch, but refuses such a
+        single message. The engine's user then sends the messages one by one."""
         topic = attempt.request.topic
         wants_keys = self._questions.wants_keys(topic, target, attempt.ready_s, now_s)
         if wants_keys:

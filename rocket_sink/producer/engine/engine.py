@@ -1,11 +1,8 @@
 """The send engine: many requests in flight at all brokers, one retry loop for every send mode.
 
-The caller's thread drives the engine (`submit`, `poll`, `drain`). Only look-ups of host names run
-in other threads. Each open attempt is in exactly one collection: a connection's requests in flight,
-`waiting`, or `stored_checks`. Each collection ends an attempt at its deadline. The engine moves
-attempts between them. The dispatcher sends attempts, and the response handler decides what follows
-when an attempt has ended.
-"""
+The caller's thread drives the engine. Only look-ups of host names run in other threads. Each open
+attempt is in exactly one collection: a connection's requests in flight, `waiting`, or
+`stored_checks`. Each collection ends an attempt at its deadline."""
 
 from __future__ import annotations
 
@@ -141,13 +138,8 @@ class SendEngine:
     # --- the caller's side -------------------------------------------------------------------
 
     def submit(self, request: SendRequest) -> None:
-        """Submit a request. Drive the engine while the window or the rate limit has no room.
-
-        If the request fails, no error is raised here: its Completion has the error.
-
-        Raises:
-            ProducerClosedError: the engine is closed.
-        """
+        """Submit a request. Drive the engine while the window or the rate limit has no room. Raise
+        ProducerClosedError if the engine is closed. The Completion has all other errors."""
         while not self.try_submit(request):
             self.drive()
 
@@ -228,22 +220,15 @@ class SendEngine:
 
     def publish_info(self, topic: str) -> TopicPublishInfo:
         """Return the topic's writable queues; ask the name servers if the route is not cached.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError
-        """
+        Raise NoRouteError or NameServerUnavailableError."""
         until_s = self.clock() + self._limits.timeout_s
         while (info := self.known_route(topic, until_s)) is None:
             self.drive()
         return info
 
     def fresh_route(self, topic: str) -> TopicPublishInfo:
-        """Ask the name servers for the route, and return it. If no server answers, return the
-        cached route, which may be as old as the engine's last send.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError
-        """
+        """Return the name servers' route. If no server answers, return the cached route, which may
+        be as old as the engine's last send. Raise NoRouteError or NameServerUnavailableError."""
         until_s = self.clock() + self._limits.timeout_s
         # A cached route, or the answer to a look-up that is under way, may be old: ask again.
         is_old = self.routes.fetching(topic) or self.routes.get(topic, self.clock()) is not None
@@ -298,8 +283,7 @@ class SendEngine:
             self.abandon()
             return
         if self.pending:
-            # End pending requests first. Otherwise an unanswered heartbeat may close a connection
-            # on which `unregister` wants to send.
+            # End requests first: an unanswered heartbeat may close a connection `unregister` needs.
             self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
         self.closed = True
         self.heartbeats.unregister(timeout_s)
@@ -370,13 +354,9 @@ class SendEngine:
                     self._send(attempt, now_s)
 
     def _end(self, attempt: SendAttempt, result: Any, *, feedback: bool = True) -> None:
-        """Complete the request of an attempt that has ended, or take its next step.
-
-        Args:
-            result: None if a oneway request is written. An exception other than a SendError is a
-                defect of this package.
-            feedback: whether a failure counts against the broker.
-        """
+        """Complete the request of an ended attempt, or take its next step. `result` is None if a
+        oneway request is written; an exception other than a SendError is a defect of this package.
+        With `feedback`, a failure counts against the broker."""
         handler, step = self._handler, None
         try:
             match result:
@@ -519,8 +499,7 @@ class SendEngine:
         answered.clear()
 
     def _move_unsent(self, broker_name: str, now_s: float) -> None:
-        """Dispatch the requests again that are queued for a broker and not written. Those without
-        a fixed queue go to another broker."""
+        """Dispatch a broker's unwritten requests again; without a fixed queue they go elsewhere."""
         address = self.routes.addresses().get(broker_name)
         channel = self.client.peek(address) if address else None
         for owner in channel.withdraw() if channel is not None else ():

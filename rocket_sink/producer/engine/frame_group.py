@@ -7,9 +7,8 @@ no byte was sent is retried, or given up, as a whole. Ordered requests never use
 broker handles the frames of one connection in several threads.
 
 Tasks make groups from columns, and need one Completion per group for their ledger. The producer
-makes groups from asynchronous sends (`producer.send_group`). Such a group completes in parts,
-because the futures of its messages must not wait for each other.
-"""
+makes groups from asynchronous sends. Such a group completes in parts, because the futures of its
+messages must not wait for each other."""
 
 from __future__ import annotations
 
@@ -82,9 +81,8 @@ class GroupAttempt(SendAttempt):
         self._single_answers.append((index, answer, self.rtt_s))
 
     def leave(self, index: int, last: int | None = None) -> SendAttempt:
-        """Move the messages `index` to `last` (exclusive) to a new attempt, and return the attempt.
-        It keeps the group's target and send time, and takes over the messages' in-flight counts.
-        """
+        """Move the messages `index` to `last` (exclusive) to a new attempt with the group's target
+        and send time. The new attempt takes over the messages' in-flight counts."""
         last = index + 1 if last is None else last
         assert self._open[index:last].all()
         self._open[index:last] = False

@@ -1,6 +1,4 @@
-"""Templates of request headers, one per topic and kind of request, and the credentials that sign
-the headers. The credentials are read again when a broker refuses them.
-"""
+"""Templates of request headers, and the credentials that sign the headers."""
 
 from __future__ import annotations
 
@@ -23,12 +21,8 @@ refuses the credentials. It runs on the thread that drives the client, while all
 
 
 class HeaderTemplates:
-    """The header templates and the signer of one engine.
-
-    Args:
-        producer_group: the group's name with its namespace; empty: the options have it.
-        provider: returns the credentials; None: the options have them.
-    """
+    """The header templates and the signer of one engine. `producer_group` has its namespace. If it
+    is empty, or `provider` is None, the options' values are used."""
 
     def __init__(
         self,
@@ -108,11 +102,8 @@ class HeaderTemplates:
         return True
 
     def _read(self) -> Credentials | None:
-        """Return the provider's credentials, else those of the options; None if there are none.
-
-        Raises:
-            OptionError: a variable or file that an option names is missing, or empty.
-        """
+        """Return the provider's credentials, else those of the options, else None. Raise
+        OptionError if a variable or file that an option names is missing or empty."""
         options = self._options
         if self._provider is not None:
             return self._provider()

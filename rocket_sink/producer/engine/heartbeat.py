@@ -113,12 +113,9 @@ class Heartbeats:
                 yield name, None if oldest is None else oldest.sent_s, channel.heard_s
 
     def _probe_silent(self, now_s: float) -> None:
-        """Send a heartbeat on connections with an unanswered request that have become silent.
-
-        A frozen broker does not answer it. A broker that is only slow, for example because it waits
-        for its slave, answers it (`Broker.silent`). Each connection has one such heartbeat at a
-        time, which expires with the request.
-        """
+        """Send a heartbeat on silent connections with an unanswered request. A frozen broker does
+        not answer it; a slow one, which for example waits for its slave, does (`Broker.silent`).
+        Each connection has one such heartbeat at a time, which expires with the request."""
         for channel in self._client.channels:
             oldest = channel.connection.oldest
             if oldest is None or channel in self._asked or channel.silent_s(now_s) <= _ASK_S:

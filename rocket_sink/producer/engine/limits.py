@@ -4,10 +4,9 @@ The limits per second hold for a whole Spark write. The tasks that run at once s
 
     a task's limit = maxMessagesPerSecond / rateTasks (the same for bytes)
 
-`rateTasks` defaults to the number of task slots at the start of the write. So a write never exceeds
-its limits, and a write with fewer tasks than slots stays below them. With dynamic allocation
-`rateTasks` has to be the largest number of slots; Spark Connect hides the slots.
-"""
+`rateTasks` defaults to the task slots at the start of the write. So a write never exceeds its
+limits, and a write with fewer tasks than slots stays below them. With dynamic allocation
+`rateTasks` has to be the largest number of slots; Spark Connect hides the slots."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Window:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a quarter of the window is free. Only then are waiting threads woken, many at a
-        time."""
+        """Whether a quarter of the window is free. Only then waiting threads wake, many at once."""
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int, requests: int = 1) -> bool:
@@ -71,11 +69,9 @@ def per_task_rate(limit: int, options: SinkOptions) -> float:
 
 
 class RateLimiter:
-    """The share of one engine in `maxMessagesPerSecond` and `maxBytesPerSecond`.
-
-    Messages and body bytes (compressed, as sent) count when the engine takes a request. Retries do
-    not count again. `due_s` is the time at which the request of the last `allows` may go.
-    """
+    """The share of one engine in `maxMessagesPerSecond` and `maxBytesPerSecond`. Messages and body
+    bytes (compressed, as sent) count when the engine takes a request; retries do not count again.
+    `due_s` is the time at which the request of the last `allows` may go."""
 
     def __init__(self, options: SinkOptions, now_s: float) -> None:
         limits = options.max_messages_per_second, options.max_bytes_per_second

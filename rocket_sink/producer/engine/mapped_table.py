@@ -4,8 +4,7 @@ The table has slots of a fixed size, open addressing, and a checksum per slot. A
 killed half-way leaves a slot with a wrong checksum. Readers skip the slot, and a later write uses
 it again. Writers take a POSIX lock, which the kernel releases when a process dies. A stopped
 process keeps the lock, so other writers give up after some milliseconds. Such a lost write does no
-harm, because the table contains only hints.
-"""
+harm, because the table contains only hints."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class MappedTable:
         return None
 
     def put(self, key: str, value: bytes) -> bool:
-        """Store a value. Return False if it is too long, the table is full, or another writer
-        holds the lock."""
+        """Store a value; return False if it is too long, the table full, or locked for too long."""
         wanted = key.encode()
         is_too_long = _SLOT.size + len(wanted) + len(value) > self._slot_bytes
         if is_too_long or not self._file.lock():
@@ -71,8 +69,7 @@ class MappedTable:
 
     def items(self) -> list[tuple[str, bytes]]:
         """Return the keys that have a value, with their values."""
-        # Read changed slots only. The engine calls this 50 times a second, and reading all slots
-        # took 5 % of a busy task's CPU.
+        # Read changed slots only: 50 reads of all slots a second took 5 % of a busy task's CPU.
         size = self._count * self._slot_bytes
         now = np.frombuffer(self._file.data, np.uint8, size, self._offset).copy()
         changed = (now != self._seen).reshape(self._count, self._slot_bytes).any(axis=1)
@@ -89,9 +86,8 @@ class MappedTable:
         return ((start + step) % self._count for step in range(self._count))
 
     def _place(self, key: bytes) -> int | None:
-        """Return the key's slot, else the first slot of its chain that is unused, broken, or
-        without a value. Only an unused slot ends the search, because the key may be stored behind
-        a broken slot or one without a value."""
+        """Return the key's slot, else the first unused, broken or valueless slot of its chain. Only
+        an unused slot ends the search, because the key may be stored behind the others."""
         free = None
         for slot in self._chain(key):
             entry = self._read(slot)
@@ -135,13 +131,9 @@ class MappedFile:
     @classmethod
     def shared(cls, path: Path, size: int) -> MappedFile:
         """Return the mapping of the file that all users in this process share. Each closes it once.
-
-        A second descriptor would be dangerous: if either is closed, the process loses its locks on
-        the file (fcntl). A second mapping would also count as memory of the process.
-
-        Raises:
-            OSError: see `__init__`.
-        """
+        Raise OSError as `__init__` does. A second descriptor would be dangerous: if either is
+        closed, the process loses its locks on the file (fcntl). A second mapping would also count
+        as memory of the process."""
         with cls._guard:
             mapped_file = cls._opened.get(path)
             if mapped_file is None or not mapped_file.is_at(path):
@@ -150,11 +142,8 @@ class MappedFile:
             return mapped_file
 
     def __init__(self, path: Path, size: int) -> None:
-        """Open or create the file, and map it.
-
-        Raises:
-            OSError: the directory is not writable, the disk is full, or another user has the file.
-        """
+        """Open or create the file, and map it. Raise OSError if the directory is not writable, the
+        disk is full, or another user has the file."""
         self.users = 0
         self._path = path
         self._number = open_private(path)

@@ -4,10 +4,8 @@ In a topic with `cleanup.policy=COMPACTION`, a broker refuses a single message w
 (MESSAGE_ILLEGAL). In a batch it takes such messages, but no consumer ever sees them
 (SendMessageProcessor: `sendMessage` checks, `sendBatchMessage` does not). Routes do not contain the
 policy, so the client asks each broker for the topic's configuration. It asks again in the
-background every `AGE_S`, because a topic may be deleted and created again. Each question has its
-own time-out. A send request that waits for the answer is dispatched again and again, perhaps to
-another broker.
-"""
+background every `AGE_S`, because a topic may be deleted and created again. A send request that
+waits for an answer is dispatched again and again, perhaps to another broker."""
 
 from __future__ import annotations
 
@@ -52,11 +50,8 @@ class Questions:
     def ask(
         self, key: Hashable, address: str, frame: Frame, learn: Learn, since_s: float, now_s: float
     ) -> None:
-        """Ask the broker. Do nothing while the same question is under way.
-
-        Raises:
-            SendError: the question failed after `since_s`, and a send would fail in the same way.
-        """
+        """Ask the broker, unless the same question is under way. Raise SendError if the question
+        failed after `since_s`, and a send would fail in the same way."""
         error, at_s = self._asked.get(key, (None, now_s))
         if key not in self._asked or (error is not None and at_s < since_s):
             self._asked[key] = None, now_s
@@ -89,11 +84,8 @@ class Questions:
     def wants_keys(
         self, topic: str, target: SendTarget, since_s: float, now_s: float
     ) -> bool | None:
-        """Return whether the broker wants keys in the topic's messages; None: not known yet.
-
-        Raises:
-            SendError: as in `ask`, if there is no earlier answer.
-        """
+        """Return whether the broker wants keys in the topic's messages; None: not known yet. Raise
+        SendError as in `ask`, if there is no earlier answer."""
         key = topic, target.home
         wants_keys, known_s = self._wants_keys.get(key, (None, now_s))
         if wants_keys is None or now_s - known_s >= AGE_S:

@@ -1,8 +1,5 @@
 """Handling of ended attempts, for all send modes: a request completes, or another attempt follows.
-
-The handler applies the retry rules (`routing.retry`), and reports failures to `Brokers` and
-`Routes`. It sends nothing.
-"""
+The handler applies `routing.retry`, tells `Brokers` and `Routes` of failures, and sends nothing."""
 
 from __future__ import annotations
 
@@ -70,11 +67,8 @@ broker that does not take the message."""
 
 
 class NextStep(NamedTuple):
-    """The step after an attempt's end: another attempt, at once by default, or after a wait.
-
-    With Wait.VERIFY no new attempt exists yet. `attempt` is the ended one, and a check has to find
-    out whether its broker stored the messages.
-    """
+    """Another attempt, at once by default, or after a wait. With Wait.VERIFY `attempt` is the ended
+    one, and a check has to find out whether its broker stored the messages."""
 
     attempt: SendAttempt
     wait: Wait = Wait.DELAY
@@ -139,9 +133,8 @@ class ResponseHandler:
     def group_ended(
         self, attempt: GroupAttempt, result: Result | CheckResult
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
-        """Handle answers to a group's messages, or the group's failure. Return the attempts whose
-        ends have to be handled singly: messages that leave the group, or a whole unsent group.
-        Stored messages stay in the group until `part_ended`."""
+        """Handle a group's answers or failure. Return the attempts to handle singly: messages that
+        leave the group, or a whole unsent group. Stored messages stay until `part_ended`."""
         match result:
             case SendAnswers():
                 self._group_stored(attempt, len(result))
@@ -164,7 +157,6 @@ class ResponseHandler:
         return []
 
     def _group_stored(self, attempt: GroupAttempt, count: int) -> None:
-        """Note that `count` messages are stored."""
         broker = attempt.broker
         assert broker is not None
         self._brokers.answered(broker, attempt.rtt_s, attempt.ended_s, stored=True)
@@ -186,11 +178,7 @@ class ResponseHandler:
     def failed(
         self, attempt: SendAttempt, error: SendError, *, feedback: bool = True
     ) -> Completion | NextStep:
-        """Handle an attempt that was not stored, or whose outcome is unknown.
-
-        Args:
-            feedback: whether to report the failure to `Brokers`.
-        """
+        """Handle an attempt not stored, or of unknown outcome; with `feedback`, tell `Brokers`."""
         broker, now_s = attempt.broker, attempt.ended_s
         in_flight = broker is not None
         if broker is not None and feedback:
@@ -203,15 +191,13 @@ class ResponseHandler:
         is_late = error.outcome is Outcome.REJECTED and in_flight and now_s >= attempt.deadline_s
         waited = verifies or (is_late and bool(attempt.request.verify_ids))
         if waited and attempt.counted < (attempt.request.attempts or limits.max_attempts):
-            # The wait for a reliable answer has used up the request's time, so give the next
-            # attempt more time. Do not do so after other errors: attempts that do not count would
-            # be repeated for ever.
+            # The wait for a reliable answer has used up the time, so give the next attempt more.
+            # Other errors add no time: attempts that do not count would be repeated for ever.
             attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
         decision = self._decide(attempt, error)
         history.earlier.append(type(error))
         history.last_error = error
-        # Do not avoid a busy broker. It is isolated already, and a broker to avoid would rank even
-        # behind a silent one.
+        # A busy broker is isolated already. Avoiding it would rank it even behind a silent one.
         avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
         history.last_broker = attempt.home if avoids else None
         verifies = verifies and in_flight and not self.stopping
@@ -368,12 +354,9 @@ class ResponseHandler:
         return completion
 
     def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
-        """Return the completion of a request whose last attempt was not acknowledged.
-
-        If an earlier attempt was stored less durably than asked for, its result is the request's.
-        Otherwise, if an attempt's outcome is unknown, the request gets the first such attempt's
-        error.
-        """
+        """Return the completion of a request whose last attempt was not acknowledged. If an earlier
+        attempt was stored less durably than asked for, its result counts. Otherwise the error of
+        the first attempt with an unknown outcome counts, if there is one."""
         history = attempt.known_history()
         if history.degraded is not None:
             return self._degraded_completion(attempt, history.degraded, history.records)

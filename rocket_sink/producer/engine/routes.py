@@ -8,12 +8,11 @@ takes the route that another worker has cached, even an old one. A route without
 answer of a name server that knows no broker, is no result. The client then asks again each second
 while messages are sent to the topic.
 
-The client asks one name server after another, for at most `TRY_S` each, until one knows the topic.
-It begins with the server that answered last. "Does not exist" counts only after all servers were
-asked, because a server may have restarted, or belong to another cluster. (Java 5.x asks a single
-server per look-up.) The template route is used only if all servers that answer name a common broker
-for it. No call blocks: callbacks get the answers while the client is driven.
-"""
+The client asks one name server after another, first the one that answered last, for at most `TRY_S`
+each, until one knows the topic. "Does not exist" counts only after all servers were asked, because
+a server may have restarted, or belong to another cluster. (Java 5.x asks a single server per
+look-up.) The template route is used only if all servers that answer name a common broker for it. No
+call blocks: callbacks get the answers while the client is driven."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ Answers = dict[str, Frame]
 """{name server's address: its answer}, without answers whose code is not in `ANSWERS`."""
 Done = Callable[[Answers, Unavailable | None, float], None]
 LookUp = Generator[tuple[Frame, bool], Any, None]
-"""A generator that yields questions to name servers: a request, and whether all servers get it. It
-is sent the answers and their time."""
+"""Yields (request, whether all name servers get it); is sent the answers and their time."""
 
 
 class NameServers:
@@ -74,21 +72,17 @@ class NameServers:
         return f"<NameServers {';'.join(self._addresses)}>"
 
     def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
-        """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them.
-
-        At the end `done(answers, error, now)` is called. It gets the answer of the server that
-        knows the topic; with `of_all`, or if no server knows the topic, all answers. The error is
-        set if no server answered. It is a TlsRefusedError if each server refused TLS: then look-ups
-        are useless.
-        """
+        """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them. Then
+        call `done(answers, error, now)`, with the answer of the server that knows the topic; with
+        `of_all`, or if no server knows the topic, with all answers. The error is set if no server
+        answered. It is a TlsRefusedError if each server refused TLS: then look-ups are useless."""
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
         _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
             now_s
         )
 
     def _is_silent(self, address: str, now_s: float) -> bool:
-        """Return whether the server owes an answer and is silent; at a proxy, unanswered sends
-        count, too."""
+        """Return whether an answer is due (at a proxy: also to a send) and the server is silent."""
         channel = self._client.peek(address)
         return channel is not None and channel.silent_s(now_s) > HEARD_RECENTLY_S
 
@@ -207,11 +201,7 @@ _UNKNOWN: Final = _Topic("")
 
 
 class Routes:
-    """The routes of one engine.
-
-    Attributes:
-        look_ups: number of look-ups that ended, with or without a route.
-    """
+    """The routes of one engine. `look_ups` counts look-ups that ended, with or without a route."""
 
     def __init__(
         self, options: SinkOptions, name_servers: NameServers, shared: SharedBrokerState
@@ -280,8 +270,7 @@ class Routes:
         return state.fetching or state.wanted
 
     def next_look_up_s(self, topic: str, now_s: float) -> float | None:
-        """Return the time until the topic's planned look-up starts. Return 0 if a look-up is under
-        way, and None if none is planned."""
+        """Return the time until the planned look-up: 0 if under way, None if none is planned."""
         state = self._topics.get(topic, _UNKNOWN)
         if state.fetching:
             return 0.0

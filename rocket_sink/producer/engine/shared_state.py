@@ -1,12 +1,10 @@
 """The fault table and the route cache that all workers of an executor share in a mapped file.
 
 PySpark forks one worker per task slot. When one worker learns that a broker is slow, all workers
-know at once, and new workers know from the start. The file is in the executor's own local directory
-(`SPARK_LOCAL_DIRS`), else in a directory for this user and parent process. The file's name is a
-hash of the name servers and the boot id: broker names are unique only within a cluster, and the
-times in the file count from the boot. If the directory cannot be written, each process has its own
-state.
-"""
+know at once, and new workers from the start. The file is in the executor's own local directory
+(`SPARK_LOCAL_DIRS`), else in a directory for this user and parent process. The file's name hashes
+the name servers and the boot id: broker names are unique only within a cluster, and the times in
+the file count from the boot. If the directory cannot be written, each process has its own state."""
 
 from __future__ import annotations
 
@@ -55,8 +53,7 @@ class SharedBrokerState:
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
-        """Return the executor's state for these name servers. If the file cannot be used, return a
-        state of this process alone."""
+        """Return the executor's state for the name servers; without a file, the process's own."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
@@ -131,11 +128,8 @@ def _item(name: str, value: bytes) -> FaultItem | None:
 
 
 def local_directory() -> Path:
-    """Return the executor's own directory, else a directory of this user and parent process.
-
-    Raises:
-        OSError: the directory cannot be made, or belongs to another user.
-    """
+    """Return the executor's own directory, else a directory of this user and parent process. Raise
+    OSError if the directory cannot be made, or belongs to another user."""
     spark_folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
     if spark_folder and Path(spark_folder).is_dir():
         return Path(spark_folder)

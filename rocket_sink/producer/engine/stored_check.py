@@ -55,16 +55,14 @@ from rocket_sink.wire.stored import StoredMessage, decode_stored
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]
 
 CLOCKS_APART_MS: Final = 86_400_000
-"""Largest difference between the clocks of sender and broker. Look-ups skip index files that are
-older than the message by more than this."""
+"""Largest difference between the clocks of sender and broker; look-ups skip older index files."""
 LOOK_UP_S: Final = 3.0
 """Longest wait for the answer to one look-up."""
 ANSWER_LOST_S: Final = 15.0
 """Time after which an answer counts as lost. By default a broker waits up to 10 s for its disk and
 its slave before it answers (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
-"""Limit of messages per look-up (defaultQueryMaxNum). A look-up also returns other messages whose
-ids have the same hash."""
+"""Limit of messages per look-up (defaultQueryMaxNum), counting other ids with the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 LACKS_SUB: Final = (
@@ -73,8 +71,7 @@ LACKS_SUB: Final = (
 )
 """The advice for a user without the right to look messages up."""
 _FIRST_WAIT_S: Final = 0.005
-"""Wait after the first look-up that finds nothing. A broker usually writes a message's index entry
-some 2 ms after the time at which it answers the send."""
+"""Wait after a first empty look-up: an index entry usually comes 2 ms after the send's answer."""
 _GROWTH: Final = 4.0
 _LONGEST_WAIT_S: Final = 0.5
 
@@ -95,14 +92,9 @@ def look_up(
     deadline_s: float,
     now_s: float,
 ) -> None:
-    """Ask one broker for the message with this id, and call `done(message, error, now_s)` once.
-
-    The message has no body; None says that the broker does not have it. It is torn
-    (`StoredMessage.torn`) if the broker has no whole copy.
-
-    Args:
-        since_ms: the message was not stored before this time (ms since 1970).
-    """
+    """Ask one broker for the message with this id, and call `done(message, error, now_s)` once. The
+    message has no body. None: the broker does not have the message. `StoredMessage.torn`: the
+    broker has no whole copy. The message was not stored before `since_ms` (ms since 1970)."""
 
     def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
         message = None

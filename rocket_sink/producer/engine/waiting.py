@@ -18,10 +18,7 @@ _LOOK_S: Final = 0.01
 
 class OrderedQueues:
     """The lines of requests for ordered queues. Only the first request of a line may be in flight.
-
-    A request stays in the line of its first attempt's queue, even if a later attempt is sent to
-    another queue.
-    """
+    A request stays in its first line, even if a later attempt is sent to another queue."""
 
     def __init__(self) -> None:
         self._queues: dict[MessageQueue, deque[SendAttempt]] = {}
@@ -30,8 +27,7 @@ class OrderedQueues:
         self._queues.clear()
 
     def enter(self, attempt: SendAttempt, queue: MessageQueue) -> bool:
-        """Append the attempt to the queue's line, or leave it in the line in which it is already.
-        Return whether it is first in line."""
+        """Append the attempt to the queue's line if it is in none; return whether it is first."""
         if attempt.turn is not None:
             return self._queues[attempt.turn][0] is attempt
         attempt.turn = queue
@@ -58,11 +54,7 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """Waiting attempts, each in one of several collections until it is due or out of time.
-
-    Attributes:
-        size: number of waiting attempts.
-    """
+    """`size` attempts that wait, each in one collection until it is due or out of time."""
 
     def __init__(self, routes: Routes, brokers: Brokers) -> None:
         self.ordered = OrderedQueues()
@@ -81,11 +73,7 @@ class WaitingRequests:
         self._look_ups = 0
 
     def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
-        """Keep an attempt until its wait is over.
-
-        Args:
-            due_s: the latest end of the wait; not used with Wait.ROUTE and Wait.TURN.
-        """
+        """Keep an attempt until its wait ends, or `due_s` (not with Wait.ROUTE and Wait.TURN)."""
         attempt.waits = wait
         self.size += 1
         if wait is Wait.ROUTE:
