@@ -1,8 +1,5 @@
-"""Administrative requests: routes, offsets, pulls, queries by id, topics.
-
-All are read-only except `create_topic`. Requests that change a broker's configuration are left out
-on purpose (CVE-2023-33246).
-"""
+"""Administrative requests: routes, offsets, pulls, queries by id, topics. Only `create_topic`
+changes a broker. Requests that change a broker's configuration are left out (CVE-2023-33246)."""
 
 from __future__ import annotations
 
@@ -50,11 +47,8 @@ PULL_BYTES: Final = 1 << 20
 
 
 class Admin:
-    """Synchronous calls to name servers and brokers; a context manager; not thread-safe.
-
-    All calls may raise NotSentError, RejectedError or UnknownOutcomeError, after at most
-    `timeout_s` per request.
-    """
+    """Synchronous calls to name servers and brokers; a context manager; not thread-safe. A call may
+    raise NotSentError, RejectedError or UnknownOutcomeError, within `timeout_s` per request."""
 
     def __init__(
         self, options: SinkOptions | None = None, *, timeout_s: float = 5.0, **more: Any
@@ -81,9 +75,8 @@ class Admin:
 
     def check_name_servers(self) -> str:
         """Check that a name server (or a proxy) answers a route request. Return a warning if the
-        options' topic is missing, else an empty text. A missing topic is no error, because the
-        first send may create it. Raises NameServerUnavailableError or TlsRefusedError if no server
-        answers."""
+        options' topic is missing, else an empty text: the first send may create a missing topic, so
+        it is no error. Raise NameServerUnavailableError or TlsRefusedError if no server answers."""
         topic = self.options.topic
         try:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
@@ -135,9 +128,7 @@ class Admin:
 
     def proxy(self) -> str | None:
         """Return the address of a RocketMQ proxy among the name servers; None if there is none.
-
-        Name servers of all versions support GET_BROKER_CLUSTER_INFO; proxies do not.
-        """
+        Proxies, unlike name servers of all versions, do not support GET_BROKER_CLUSTER_INFO."""
         for address in self.options.name_servers:
             with contextlib.suppress(SendError):
                 frame = Frame(RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -194,11 +185,9 @@ class Admin:
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32
     ) -> tuple[list[StoredMessage], int]:
-        """Return messages from `offset` on, and the offset of the next pull.
-
-        The list is empty at the end of the queue. If `offset` has expired, the next offset is that
-        of the oldest message. A pull returns fewer messages if they would take over 16 MiB.
-        """
+        """Return messages from `offset` on, and the offset of the next pull. The list is empty at
+        the end of the queue. If `offset` has expired, the next offset is the oldest message's. A
+        pull returns fewer messages if they would take over 16 MiB."""
         frame = requests.pull_message(
             queue,
             offset,
@@ -261,9 +250,8 @@ class Admin:
     def query_by_unique_key(
         self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
     ) -> list[StoredMessage]:
-        """Return the stored messages with this client id, from all brokers of the topic. Without
-        `bodies` the messages have empty bodies. Raises RemoteProtocolError if the messages exceed
-        64 MiB of memory."""
+        """Return the stored messages with this client id from all brokers; without `bodies`, their
+        bodies are empty. Raise RemoteProtocolError if the messages exceed 64 MiB of memory."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.query_message(
             topic=topic, key=message_id, max_num=max_messages, unique_key=True

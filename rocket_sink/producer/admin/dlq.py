@@ -6,8 +6,7 @@ After the last delivery attempt a broker moves the message to this topic, and ad
 
 A resent message has the client id of its dead letter, and its counter `ROCKET_SINK_RESENDS` is one
 higher. If the origin topic contains such a message, the dead letter is not sent again. A resent
-message that becomes a dead letter keeps the counter, so the counter also limits resends.
-"""
+message that becomes a dead letter keeps the counter, so the counter also limits resends."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """Return the message to resend: a copy with the counter increased by 1. Raises
-        MessageError if a property is illegal."""
+        """Return the copy to resend, counter + 1. Raise MessageError if a property is illegal."""
         properties = self.message.properties
         own = {n: value for n, value in properties.items() if n not in RESERVED_PROPERTIES}
         return Message(
@@ -169,9 +167,8 @@ class ResendReport:
 
 @dataclass
 class Resender:
-    """Sends dead letters to their origin topics, one at a time, in the caller's order.
-
-    After a failure it holds back later dead letters with the same sharding key.
+    """Sends dead letters to their origin topics, one at a time, in the caller's order. After a
+    failure it holds back later dead letters with the same sharding key.
 
     Args:
         send: `Producer.send`.

@@ -7,11 +7,10 @@ connection in several threads (endTransactionThreadPoolNums), so order requires 
 flight per queue. The request names the half message by its commit-log offset. So a commit is
 possible until the log expires (fileReservedTime, 72 h), even after the last transaction check.
 
-If two processes committed the same half messages, each would be stored twice. So the caller holds a
-lock, and a process that has lost the lock must send nothing more. The committer checks the lock
-before each batch of requests, and before each step that could write queued requests. Each batch
-ends before the lock can expire.
-"""
+Two processes that commit the same half messages would store each twice. So the caller holds a lock,
+and a process that has lost the lock must send nothing more. The committer checks the lock before
+each batch of requests, and before each step that could write queued requests. Each batch ends
+before the lock can expire."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class Half:
 
 @dataclass
 class CommitReport:
-    """The result of a commit. `found_stored`, a part of `committed`, counts messages that consumers
-    could see already."""
+    """The result of a commit; consumers could see `found_stored` of `committed` messages before."""
 
     committed: int = 0
     found_stored: int = 0
@@ -134,8 +132,7 @@ class HalfMessageCommitter:
         ordered: keep the order per queue.
         since_ms: a lower bound of the half messages' store times (ms since 1970).
         progress: called with the number of committed half messages so far.
-        check: gets a number of seconds; raises an error if the caller may lose its lock within
-            that time from now.
+        check: gets seconds; raises an error if the caller may lose its lock within this time.
     """
 
     engine: SendEngine
@@ -293,7 +290,6 @@ class HalfMessageCommitter:
         )
 
     def ended(self, lane: _Lane, position: int, result: Frame | SendError) -> None:
-        """Handle the answer to a commit, or its error."""
         if isinstance(result, Frame) and result.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
@@ -322,8 +318,7 @@ class HalfMessageCommitter:
         self._done(count)
 
     def _not_visible(self, positions: Positions) -> Positions:
-        """Ask the brokers which messages consumers can see. Count these as committed, and return
-        the positions of the other messages."""
+        """Ask the brokers which messages consumers cannot see. Count all others as committed."""
         if not len(positions):
             return positions
         visible: list[int] = []

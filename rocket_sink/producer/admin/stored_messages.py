@@ -1,9 +1,6 @@
-"""Look-ups of stored messages by id at all brokers of a topic, many in flight.
-
-They are for epochs that may have been sent before (`delivery=effectively_once`), and for dead
-letters with an unknown outcome. The caller's thread drives the engine. Completions of sends stay in
-the engine until its `poll`.
-"""
+"""Look-ups of stored messages by id at all brokers of a topic, many in flight: for epochs that may
+have been sent before (`delivery=effectively_once`), and dead letters with an unknown outcome. The
+caller's thread drives the engine. Completions of sends stay in the engine until its `poll`."""
 
 from __future__ import annotations
 
@@ -41,14 +38,13 @@ class StoredMessages:
 
     Args:
         since_ms: a lower bound of the messages' store times (ms since 1970).
-        brokers: {topic: further brokers that must answer}. A message may be on a broker that is not
-            in the route now. The mapping is read at each call.
+        brokers: {topic: further brokers that must answer}, read at each call. A message may be on a
+            broker that is not in the route now.
         advice: what the user can do if a broker does not answer; part of the error text.
         by_route: query the brokers of the topic's route.
 
     Attributes:
-        torn: {id: message} for the ids of which the last `find` saw only a torn copy
-            (`StoredMessage.torn`).
+        torn: {id: message} of the last `find`, if all copies are torn (`StoredMessage.torn`).
 
     Raises from all methods:
         DeliveryError: a broker did not answer within `storedCheckTimeout`.
@@ -119,8 +115,7 @@ class StoredMessages:
         now_s = engine.clock()
         address = engine.routes.addresses().get(name)
         if address is None:
-            # Get the template topic's route, too, for the address of a broker that has not created
-            # the topic yet.
+            # Get the template topic's route for a broker that has not created the topic yet.
             engine.routes.get(engine.options.create_topic_key, now_s)
             self._again.append(query)
             return
