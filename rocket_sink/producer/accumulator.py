@@ -3,8 +3,7 @@
 Messages with the same topic and `wait_store` form a batch. A batch is sent when it has
 `batchMaxBytes`, when its first message is `batchMaxDelayMs` old, or when the producer closes.
 Bodies in batches are not compressed. A message is sent alone if it has a queue, selector, time-out,
-sharding key, delay, priority or lite topic, a body of `batchMaxBytes` or more, or a retry topic.
-"""
+sharding key, delay, priority or lite topic, a body of `batchMaxBytes` or more, or a retry topic."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class _OpenBatch:
 
 
 class BatchAccumulator:
-    """Collects a producer's messages in batches; the timer task that sends due batches.
-    Thread-safe."""
+    """Collects messages in batches; the timer task that sends due batches. Thread-safe."""
 
     def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
         self._builder, self._driver = builder, driver
@@ -136,8 +134,7 @@ class SentBatch:
     def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
         self._singles = zip(entries, ids, strict=True)
-        """Iterator for `send_singly`. If Ctrl-C stops `on_done`, the driver calls it again, and the
-        iterator continues where it stopped."""
+        """For `send_singly`: after Ctrl-C the driver's second call continues where it stopped."""
 
     @property
     def in_engine(self) -> bool | None:

@@ -3,18 +3,16 @@
 The leader drives the engine: it writes, reads and handles answers. A thread that waits for an
 answer becomes the leader if there is none. Otherwise it is a follower, and sleeps until its request
 is complete, or until the leader has its own answer and wakes a follower to lead. The producer's own
-thread sends heartbeats while no thread leads. From the first asynchronous send on, this thread is
-the leader.
+thread sends heartbeats while no thread leads, and leads from the first asynchronous send on.
 
 `Driver.lock` guards the engine. The leader releases it while it waits for sockets, so that other
 threads can submit. The leader calls callbacks without the lock; they may send.
 
 Ctrl-C, or a signal handler that raises, may interrupt a thread at any point. So a thread sets
-`_in_step` while it uses the engine. A thread that gets the lock and finds `_in_step` set knows that
-an earlier thread was interrupted. It resets the engine, and ends the requests that the engine has
-lost (`Token.in_engine`). No thread waits without a deadline. A request may also be lost before it
-is queued, for example in an automatic batch; its future ends after its deadline.
-"""
+`_in_step` while it uses the engine. A thread that gets the lock and finds `_in_step` set resets the
+engine, and ends the requests that the engine has lost (`Token.in_engine`). No thread waits without
+a deadline. The future of a request that is lost before it is queued, for example in an automatic
+batch, ends after its deadline."""
 
 from __future__ import annotations
 
@@ -111,12 +109,9 @@ class Waiter:
 
 
 class Token(Protocol):
-    """The owner of a request; gets the request's completion.
-
-    Attributes:
-        in_engine: None while the request is queued, False while a thread hands it to the engine,
-            True once the engine has it. After an interrupt it tells which requests may be lost.
-    """
+    """The owner of a request; gets the request's completion. `in_engine` is None while the request
+    is queued, False while a thread hands it to the engine, True once the engine has it. After an
+    interrupt `in_engine` tells which requests may be lost."""
 
     in_engine: bool | None
 
@@ -129,11 +124,8 @@ class Token(Protocol):
 
 
 class TimerTask(Protocol):
-    """A task that the leader runs when it is due, without the lock. The task may send.
-
-    Attributes:
-        due_s: the time of the next run in monotonic seconds; infinite if no run is due.
-    """
+    """A task that the leader runs when it is due, without the lock. The task may send. `due_s` is
+    the time of the next run in monotonic seconds; infinite if no run is due."""
 
     due_s: float
 
@@ -142,10 +134,8 @@ class TimerTask(Protocol):
 
 
 class SubmissionQueue:
-    """Requests of asynchronous sends that the engine has not taken yet.
-
-    Threads append without a lock, and drain the queue under the driver's lock.
-    """
+    """Requests of asynchronous sends that the engine has not taken yet. Threads append without a
+    lock, and drain the queue under the driver's lock."""
 
     def __init__(self, engine: SendEngine) -> None:
         self._engine = engine
@@ -156,8 +146,7 @@ class SubmissionQueue:
         """Completions of requests that the engine refused, or lost by an interrupt."""
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether the request may be queued: it is small, the window has room for it, and
-        there is no rate limit."""
+        """Return whether the request is small, the window has room, and no rate limit is set."""
         engine = self._engine
         return (
             len(request.body) < SUBMITTED_BYTES
@@ -221,7 +210,6 @@ class SubmissionQueue:
             return True
 
     def close(self) -> None:
-        """Fail the remaining requests."""
         while self.requests:
             error = ProducerClosedError("the producer was closed before it was sent")
             self._refuse(self.requests.popleft(), error)
@@ -252,13 +240,11 @@ class Driver:
         self.tasks: list[TimerTask] = []
         self._leader: int | None = None
         self._leadership = 0
-        """Counts the changes of `_leader` to a new thread. A thread that led resets `_leader` only
-        if no other thread has led since."""
+        """Counts new leaders: a former leader resets `_leader` only if no other has led since."""
         self._leading = threading.Lock()
         """Held while a thread leads, whereas `_leader` may name a thread that was interrupted."""
         self._in_step = False
-        """Whether a thread uses the engine. If it is set while the lock is free, that thread was
-        interrupted."""
+        """Whether a thread uses the engine. If the lock is free, that thread was interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, float] = {}
         """Threads that wait for room in the window, in the order of arrival, each with the end of
@@ -278,8 +264,7 @@ class Driver:
         self.futures: deque[SendFuture] = deque()
         """Futures of new asynchronous sends; callers append to this without the lock."""
         self._older_futures: list[tuple[float, SendFuture]] = []
-        """Futures that have not ended, each with the time at which the driver first saw it
-        (engine's clock)."""
+        """Futures that have not ended, each with the time when first seen (engine's clock)."""
         self._next_look_s = 0.0
         self._rest_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
         if engine.heartbeats.detects:
@@ -334,8 +319,7 @@ class Driver:
                 with self.lock:
                     if self.closing:
                         raise ProducerClosedError("the producer is closed")
-                    # Write large or synchronous requests at once. The leader writes small
-                    # asynchronous requests together.
+                    # The leader writes small asynchronous requests together; others go at once.
                     large = len(request.body) >= SUBMITTED_BYTES
                     self._begin_step()
                     self._wakeup.flush_immediately = large or waiter.on_done is None
@@ -361,12 +345,9 @@ class Driver:
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request of an asynchronous send; wait only if the window is full. Raises
-        WindowFullError or ProducerClosedError.
-
-        The first call starts the producer's thread. If no thread can start, for example because the
-        process ends, drive the engine until the request has ended.
-        """
+        """Submit a request of an asynchronous send; wait only if the window is full. Raise
+        WindowFullError or ProducerClosedError. The first call starts the producer's thread. If no
+        thread can start, as at the process's end, drive the engine until the request has ended."""
         if not self._thread_leads:
             self.start_thread()
             if not self._thread_leads:
@@ -389,8 +370,7 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
             if is_back:
                 self.submit(request, waiter)
-            # The producer is ending, so drive here. A thread that took this request from the queue
-            # may stop when its own request ends.
+            # Drive here: the thread that took this request may stop when its own request ends.
             self._drive_to_end(waiter)
 
     def _drive_to_end(self, waiter: Token) -> None:
@@ -424,8 +404,7 @@ class Driver:
     # --- other requests ----------------------------------------------------------------------
 
     def call(self, step: Callable[[], _T | None]) -> _T:
-        """Call `step` under the lock until it returns a true value, and return the value. Drive the
-        engine between the calls."""
+        """Call `step` under the lock until its value is true, and return it. Drive in between."""
         while True:
             with self.lock:
                 self._check_open()
@@ -510,8 +489,7 @@ class Driver:
     # --- timer tasks, thread, end ------------------------------------------------------------
 
     def reschedule(self) -> None:
-        """Make the leader read the due times of the tasks again. If the producer's thread cannot
-        start, run the tasks now."""
+        """Make the leader read the due times again. Run the tasks now if no thread can start."""
         self.start_thread()
         if not self._thread_leads and not self.closing:
             self._run_tasks(math.inf)
@@ -522,11 +500,9 @@ class Driver:
 
     def start_thread(self, *, leads: bool = True) -> None:
         """Start the producer's thread, if it does not run. With `leads`, it leads from now on.
-
         Without heartbeats brokers close the connection after 120 s (ClientChannelManager), and
         forget the group. The system may refuse to start a thread, and so does Python while it ends.
-        Then the next asynchronous send tries again.
-        """
+        Then the next asynchronous send tries again."""
         self.is_started = True
         if self._thread_leads:
             return
@@ -605,11 +581,8 @@ class Driver:
 
     def abandon(self) -> None:
         """Make the producer's thread, if it runs, send all accepted messages, close the producer,
-        and end. A thread that only sends heartbeats notices this at its next check.
-
-        The garbage collector calls this in any thread, even in one that has the lock. So this
-        method must not take the lock.
-        """
+        and end. A thread that only sends heartbeats notices this at its next check. Take no lock
+        here: the garbage collector may call this in the thread that has the lock."""
         self._is_abandoned = True
         self.engine.client.wake()
 
@@ -678,8 +651,7 @@ class Driver:
         if self._in_step:
             self.engine.reset()
             self._look_at_futures()
-            # A request that the engine has completed keeps its result, because `_take_completions`
-            # takes the engine's completions before these.
+            # A completed request keeps its result: `_take_completions` takes the engine's first.
             self._submissions.refused += [
                 _interrupted(future)
                 for _, future in self._older_futures
@@ -763,8 +735,7 @@ class Driver:
         """Move new futures to `_older_futures`, and drop ended ones; called under the lock."""
         futures, older, now_s = self.futures, self._older_futures, self.engine.clock()
         for _ in range(len(futures)):
-            # Append first. After an interrupt between the two steps, the future is then in both
-            # lists, not in none.
+            # Append first: after an interrupt in between, the future is in both lists, not in none.
             older.append((now_s, futures[0]))
             futures.popleft()
         self._older_futures = [entry for entry in older if not entry[1].done()]
@@ -772,8 +743,7 @@ class Driver:
     def _end_lost(self) -> None:
         """End futures that are long past their deadlines. An interrupt has lost their requests."""
         now_s, options = self.engine.clock(), self.engine.options
-        # Allow the time-out twice: a message may wait for the window before it is sent, or be sent
-        # alone after its batch was refused.
+        # Time-out twice: a message may wait for the window, or be sent alone after a refused batch.
         longest_s = 2 * self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
@@ -837,9 +807,8 @@ class Driver:
         return self._is_first(window_waiter) and self.engine.has_room(request)
 
     def _is_first(self, window_waiter: Waiter | None) -> bool:
-        """Return whether this waiter (None: a new request) is first in line for the window. Waiters
-        stand in line because else the leader, the first to see free room, would always win.
-        """
+        """Return whether this waiter (None: a new request) is first in line for the window. There
+        is a line because else the leader, the first to see free room, would always win."""
         if self._submissions.requests:
             return False
         for other, deadline_s in list(self._window_waiters.items()):

@@ -7,8 +7,7 @@ the first caller wins. If the thread wins, the code of the standard class runs. 
 ended first, no thread has to be woken.
 
 The dict is `_once`, not the instance's `__dict__`. Python 3.10 and 3.11 make `__dict__` on its
-first use, and crash if a garbage collection lets a second thread make it at the same time.
-"""
+first use, and crash if a garbage collection lets a second thread make it at the same time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Hooks before and after each send and at the end of a transaction (Java's SendMessageHook).
-
-Exceptions of a hook are logged and ignored.
-"""
+Exceptions of a hook are logged and ignored."""
 
 from __future__ import annotations
 
@@ -45,10 +43,8 @@ class SendContext:
 @dataclass(frozen=True, slots=True)
 class EndTransactionContext:
     """The end of a transaction, as hooks see it after END_TRANSACTION has succeeded or failed.
-
     `state` is a name of Java's LocalTransactionState. `message` is the sent Message, or the
-    StoredMessage that a transaction check contained.
-    """
+    StoredMessage that a transaction check contained."""
 
     producer_group: str
     topic: str
@@ -88,7 +84,6 @@ class Hooks:
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
     ) -> SendContext:
-        """Call `before_send` of each hook, and return the context."""
         now_ms = time.time_ns() // 1_000_000
         context = SendContext(mode, self._group, topic, messages, message_ids, now_ms)
         call_each("send", self.hooks, lambda hook: hook.before_send(context))

@@ -1,8 +1,6 @@
-"""A pool of send engines in a worker process. Later tasks and epochs reuse the engines.
-
-Tasks with the same digest of all options use the same engines. `acquire` closes engines that were
-idle for `producerCacheTimeout`. PySpark workers end by `os._exit`, so nothing closes the rest.
-"""
+"""A pool of send engines in a worker process, for later tasks and epochs with the same digest of
+all options. `acquire` closes engines that were idle for `producerCacheTimeout`. PySpark workers end
+by `os._exit`, so nothing closes the rest."""
 
 from __future__ import annotations
 
@@ -87,7 +85,6 @@ class ProducerPool:
         self.release(engine)
 
     def close(self) -> None:
-        """Close all idle engines."""
         with self._lock:
             entries, self._idle = self._idle, []
         for engine, _ in entries:

@@ -1,8 +1,7 @@
 """Sending of all accepted messages before the process ends.
 
 `finish_all` runs when the last non-daemon thread has ended, and before `multiprocessing` ends a
-child by `os._exit`. It does not run if the process is killed, or calls `os._exit` itself.
-"""
+child by `os._exit`. It does not run if the process is killed, or calls `os._exit` itself."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Sender(Protocol):
     of_pid: int
 
     def finish(self) -> None:
-        """Finish the accepted work. A later call of `send_async` blocks until its message has been
-        sent or has failed."""
+        """Finish accepted work. Later calls of `send_async` block until their message has ended."""
 
 
 _LOG: Final = log.logger(__name__)
@@ -45,11 +43,9 @@ _SILENT_S: Final = 1.0
 
 
 class Calls:
-    """Calls in daemon threads that must return before the process ends.
-
-    Spark calls functions of streams in daemon threads. When Python ends, it stops such a thread as
-    soon as native code returns to Python. Inside pyarrow or delta-rs this crashes the process.
-    """
+    """Calls in daemon threads that must return before the process ends. Spark calls functions of
+    streams in daemon threads. When Python ends, it stops such a thread as soon as native code
+    returns to Python. Inside pyarrow or delta-rs this crashes the process."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -59,8 +55,7 @@ class Calls:
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Make the end of the process wait for the `with` block. After `finish` no block begins:
-        its thread sleeps until the process ends."""
+        """Delay the process's end until the `with` block ends. After `finish`, sleep instead."""
         thread = threading.current_thread()
         if not thread.daemon or thread.ident in self._threads:
             yield
@@ -98,15 +93,13 @@ native_calls: Final = Calls("a commit to the ledger")
 
 
 def finish_at_end(sender: Sender) -> None:
-    """Call the sender's `finish` when this process ends."""
     with _lock:
         _senders.add(sender)
         _register()
 
 
 def _register() -> None:
-    # `atexit` calls the function first that was registered last. So register it again: it has to
-    # run before Spark's JVM ends.
+    # Register this last: `atexit` then calls it first, before Spark's JVM ends.
     atexit.unregister(finish_all)
     atexit.register(finish_all)
     processes = sys.modules.get("multiprocessing.process")
@@ -114,8 +107,7 @@ def _register() -> None:
     if is_child and os.getpid() not in _registered:
         from multiprocessing.util import Finalize
 
-        # A child of `multiprocessing` calls no functions of `atexit`, and drops its parent's
-        # finalizers.
+        # A child calls no functions of `atexit`, and drops its parent's finalizers.
         Finalize(None, finish_all, exitpriority=_LAST)
         _registered.add(os.getpid())
 

@@ -242,9 +242,8 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in as few requests as `maxMessageSize` allows.
 
-        Return one result per request, in order. If the broker refuses a request as illegal, the
-        producer sends its two halves, and so on, with the same message ids. So only the illegal
-        message fails.
+        Return one result per request, in order. If the broker refuses a request as illegal, its two
+        halves are sent, and so on, with the same message ids. So only the illegal message fails.
 
         Raises:
             MessageError: INVALID_BATCH, or a message is illegal; nothing was sent.
@@ -362,8 +361,7 @@ class Producer:
     def isolations(self) -> list[Isolation]:
         """Return the isolations of brokers, and of topics on brokers, since the last call.
 
-        Times are seconds of `time.monotonic`. The last 10,000 events are kept.
-        """
+        Times are seconds of `time.monotonic`. The last 10,000 events are kept."""
         session = self._current_session()
         with session.driver.lock:
             return session.engine.isolations()
@@ -508,13 +506,10 @@ class Producer:
 
 
 class ClientSession:
-    """The parts of a producer that belong to one process (`of_pid`): engine, driver and locks.
-
-    A forked child makes a new session. It must not use its parent's connections. The inherited
-    locks may have been held during the fork. The child has its own client id, which brokers must
-    learn. Without `autoBatch` there is no accumulator, and without `enableTrace` no tracer. The
-    producer adds `tracer` to its hooks.
-    """
+    """The parts of a producer that belong to one process (`of_pid`). A forked child makes a new
+    session, because it must not use its parent's connections, its inherited locks may have been
+    held during the fork, and brokers must learn its own client id. Without `autoBatch` there is no
+    accumulator, and without `enableTrace` no tracer. The producer adds `tracer` to its hooks."""
 
     def __init__(
         self,
@@ -554,14 +549,11 @@ class ClientSession:
         finish_at_end(self)
 
     def finish(self) -> None:
-        """Send all accepted messages at the end of the process."""
         self.driver.finish()
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
-        """Serve a broker's request; return False if its code is unknown.
-
-        The driving thread calls this under the driver's lock, so it must not block.
-        """
+        """Serve a broker's request; return False if its code is unknown. The driving thread calls
+        this under the driver's lock, so it must not block."""
         try:
             if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
                 self.transactions.take_check(channel, frame)

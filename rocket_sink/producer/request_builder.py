@@ -116,9 +116,8 @@ class RequestBuilder:
     def encoded(
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield each batch as (index of its first message, encoded messages). A batch has at most
-        BATCH_MAX_MESSAGES messages and `limit` bytes; a single message may be larger. Raises the
-        errors of `single`."""
+        """Yield (index of first message, encoded messages) per batch of at most BATCH_MAX_MESSAGES
+        messages and `limit` bytes; a single message may be larger. Raise as `single`."""
         start, size, batch, extra = 0, 0, list[bytes](), self._extra
         for number, (message, message_id) in enumerate(zip(messages, ids, strict=True)):
             body = message.body
@@ -150,8 +149,7 @@ class RequestBuilder:
         return size + texts + INNER_OVERHEAD_BYTES
 
     def split(self, part: Part) -> list[Part]:
-        """Return the two halves of a refused batch, with the same message ids. A half with only one
-        message is no batch."""
+        """Return a refused batch's halves, with the same ids. A half of one message is no batch."""
         ids = part.ids
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
         middle = (len(messages) + 1) // 2
@@ -183,7 +181,6 @@ class RequestBuilder:
     def batch_of(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
-        """Return the request that sends encoded messages as a batch."""
         first = messages[0]
         return SendRequest(
             self.topic(first.topic),

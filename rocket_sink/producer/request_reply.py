@@ -1,10 +1,8 @@
 """Request-reply, and recall of timed messages.
 
-Replies do not come from a queue. The broker that gets a reply pushes it to the requester. For this
-the requester must be connected to the broker, and have sent it a heartbeat. So `request` connects
-to the brokers of all known routes, keeps the connections, and starts the producer's thread. Late
-replies are dropped and counted.
-"""
+Replies come from no queue: the broker that gets a reply pushes it to the requester. So the
+requester must be connected to the broker, and have sent it a heartbeat: `request` connects to the
+brokers of all known routes, keeps the connections, and starts the producer's thread."""
 
 from __future__ import annotations
 

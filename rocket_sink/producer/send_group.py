@@ -1,8 +1,6 @@
 """Groups of asynchronous sends, which the engine sends together (`producer.engine.frame_group`).
-
 The engine writes a group at once, to one queue. It reads the answers, and completes the futures, in
-bulk. A message whose answer is not plain success leaves the group and becomes a request again.
-"""
+bulk. A message whose answer is not plain success becomes a single request again."""
 
 from __future__ import annotations
 
@@ -41,7 +39,6 @@ def group_key(request: SendRequest) -> Hashable:
 
 
 def group_request(requests: Sequence[SendRequest]) -> SendRequest:
-    """Return one request for a group of these requests."""
     group, first = SendGroup(requests), requests[0]
     return SendRequest(
         first.topic, b"", message_count=len(requests), queue=first.queue, token=group,
@@ -63,7 +60,6 @@ class SendGroup:
 
     @property
     def tokens(self) -> list[SendFuture]:
-        """The futures of all messages."""
         return [request.token for request in self._requests]
 
     @lazy

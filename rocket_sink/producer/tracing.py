@@ -4,12 +4,11 @@
 them when it has 100 lines, or 500 ms after the first line. A trace message has up to 128 kB of
 lines, all for one topic. Traces never fail a send: the tracer drops and counts lines that cannot be
 sent, and new lines while 2048 lines wait. It does not trace messages to the trace topic, or
-messages whose answer has TRACE_ON=false. As in Java, the trace topic has no namespace. The topics
-and groups in traces have none, either.
+messages whose answer has TRACE_ON=false. As in Java, the trace topic has no namespace, and neither
+have the topics and groups in traces.
 
 `RequestTraces` traces a sample of the requests of one engine (`traceSample`). It sends each trace
-at once and oneway, so no request waits for a trace, and no broker seems slow because of traces.
-"""
+at once and oneway, so no request waits for a trace, and no broker seems slow because of traces."""
 
 from __future__ import annotations
 
@@ -153,7 +152,6 @@ class Tracer(_TraceSender, SendHook):
     # --- the timer task ---------------------------------------------------------------------------
 
     def run(self, now_s: float) -> None:
-        """Send all lines."""
         with self._lock:
             lines, self._lines, self.due_s = self._lines, [], math.inf
         by_topic: dict[str, list[Trace]] = {}
@@ -176,16 +174,13 @@ class Tracer(_TraceSender, SendHook):
 
 
 class RequestTraces(_TraceSender):
-    """Traces a sample of the requests of an engine. Not thread-safe.
-
-    Sampled requests of one group share trace messages. A large batch needs several.
-    """
+    """Traces a sample of an engine's requests. Sampled requests of one group share trace messages;
+    a large batch needs several. Not thread-safe."""
 
     def __init__(
         self, options: SinkOptions, engine: SendEngine, rng: random.Random | None = None
     ) -> None:
-        # Compress at the quickest level, which shrinks trace lines by two thirds. Keep the user's
-        # level 0, which switches compression off.
+        # The quickest level shrinks lines by two thirds. The user's level 0 (no compression) stays.
         quick = options.with_(compress_level=int(options.compress_level != 0))
         super().__init__(options, RequestBuilder(quick, new_message_ids(local_ip())))
         self._sample = options.trace_sample
@@ -203,13 +198,9 @@ class RequestTraces(_TraceSender):
         *,
         half: bool,
     ) -> None:
-        """Trace the requests of this completion that are in the sample.
-
-        Args:
-            messages: gets positions in the group (None: all) and returns their messages, which have
-                a `body` and `properties`, the wire property string.
-            half: whether the messages are half messages.
-        """
+        """Trace the sampled requests of this completion. `messages` gets positions in the group
+        (None: all) and returns their messages, which have a `body` and `properties`, the wire
+        property string. With `half` they are half messages."""
         result, stored = completion.result, completion.stored
         if result is None or not result.trace_on or result.queue.topic == self._topic:
             return

@@ -1,12 +1,10 @@
 """Transactional messages: half message, local transaction, commit or rollback, transaction checks.
 
-In a check a broker asks for the state of an open transaction. By default the first check comes when
-the half message is 6 s old (transactionTimeOut), the next ones every 30 s
-(transactionCheckInterval). After 15 checks (transactionCheckMax) the broker moves the message to
-TRANS_CHECK_MAX_TIME_TOPIC, and never delivers it. Brokers send checks to any connected client of
-the producer group. So the listener may run in another process than the sender
-(`listen_for_checks`). The commit stores the message in its topic, with another queue offset.
-"""
+In a check a broker asks for the state of an open transaction: by default first when the half
+message is 6 s old (transactionTimeOut), then every 30 s (transactionCheckInterval). After 15 checks
+(transactionCheckMax) the broker moves the message to TRANS_CHECK_MAX_TIME_TOPIC, and never delivers
+it. Brokers send checks to any connected client of the producer group, so the listener may run in
+another process than the sender. The commit stores the message with another queue offset."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
-"""Limit of checks that wait for the listener (Java: checkRequestHoldMax). Others are dropped, and
-brokers repeat them."""
+"""Limit of waiting checks (Java: checkRequestHoldMax). Brokers repeat dropped checks."""
 _REMARK_CHARS: Final = 1024
 """Limit of an exception's text in a remark, because brokers log remarks."""
 
@@ -218,8 +215,7 @@ class TransactionClient:
     # --- checks -------------------------------------------------------------------------
 
     def take_check(self, channel: Channel, frame: Frame) -> None:
-        """Queue a check for the listener's thread. If there is no listener, ignore the check: the
-        broker will ask another client."""
+        """Queue a check for the listener's thread. Without one, the broker asks another client."""
         check = decode_transaction_check(frame)
         if self._listener() is None or check.producer_group != self._group:
             text = "no listener for the transaction check of group %s"
