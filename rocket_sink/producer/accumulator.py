@@ -3,7 +3,8 @@
 Messages with the same topic and `wait_store` form a batch. A batch is sent when it has
 `batchMaxBytes`, when its first message is `batchMaxDelayMs` old, or when the producer closes.
 Bodies in batches are not compressed. A message is sent alone if it has a queue, selector, time-out,
-sharding key, delay, priority or lite topic, a body of `batchMaxBytes` or more, or a retry topic."""
+sharding key, delay, priority or lite topic, a retry topic, or a body of `batchMaxBytes` (or of
+`maxMessageSize`) or more."""
 
 from __future__ import annotations
 
