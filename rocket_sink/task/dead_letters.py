@@ -1,19 +1,13 @@
 """Messages that cannot be delivered: dead letters, and later rows that are held back.
 
-In the ordered modes, later rows of a given-up message's sharding key must not overtake it. In this
-task they become dead letters HELD_BACK, in row order. A refused row holds no rows back, because it
-can never be sent as it is.
+In the ordered modes, later rows of a given-up message's key must not overtake it. In this task they
+become dead letters HELD_BACK, in row order. A refused row can never be sent, so it holds none back.
 
-With `deadLetterTopic`, each dead letter is also sent as a message to that topic. A dead letter that
-cannot be sent there (no body, illegal data, brokers out of reach) is in the ledger only, and does
-not fail the task. The ledger also has the attempts to send to the topic. A task that runs again
-writes its dead letters again.
-
-The message has the row's body, keys, tags, sharding key and properties, and these properties:
-`DLQ_ORIGIN_TOPIC` and `DLQ_ORIGIN_MESSAGE_ID` (Java: MessageConst), `__dead_letter_id` (also the
-message id), `__dead_letter_reason`, `__dead_letter_code`, `__dead_letter_error`,
-`__dead_letter_query` and `__dead_letter_epoch`.
-"""
+With `deadLetterTopic`, each dead letter is also sent as a message to that topic: a copy of the
+row's `_COPIED` columns, with the properties `_CONTEXT` (`DLQ_ORIGIN_*` from Java's MessageConst)
+and the dead letter's id as message id. A dead letter that cannot be sent there (no body, illegal
+data, brokers out of reach) is in the ledger only, and does not fail the task. The ledger also has
+the attempts to send to the topic. A task that runs again writes its dead letters again."""
 
 from __future__ import annotations
 
@@ -155,8 +149,7 @@ _HELD_BEFORE: Final = (
     "backfill sends them in order"
 )
 _POISON: Final = (MessageIllegalError, BrokerError)
-"""Errors that a single message of a batch may have caused: code 13, and code 1 with a Java
-exception."""
+"""Errors that a single message of a batch may cause: code 13, and code 1 with a Java exception."""
 
 _COLUMN_OF: Final = {
     "TAGS": "tags",
@@ -194,8 +187,7 @@ class DeadLetterWriter:
         """{topic: sharding keys} of this task's dead letters, without refused rows."""
 
     def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
-        """Return whether one of several messages may have caused the error. If so, the caller sends
-        each message alone."""
+        """Return whether one message may have caused the error, so that each is sent alone."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
         has_several = request.message_count > 1 and not request.alone
@@ -233,8 +225,7 @@ class DeadLetterWriter:
         self._write(request, why, Outcome.NOT_SENT)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
-        """Give up rows whose topic has no route. Hold back later rows of their keys, because the
-        topic may get a route meanwhile."""
+        """Give up rows without a route, and later rows of their keys: the topic may get a route."""
         assert isinstance(rows.topic, str)
         keys = self._note(rows.topic, rows.order_keys())
         self._held.setdefault(rows.topic, set()).update(keys)

@@ -1,9 +1,7 @@
 """Export of consumer groups' dead letters from RocketMQ, into a ledger's spool or into a file.
 
-The ledger's next fold, or backfill, moves the spool into the table. A dead letter's id consists of
-its group and its offset message id. So a second export gives the same ids, and the ledger shows
-each dead letter once.
-"""
+The ledger's next fold, or backfill, moves the spool into the table. A dead letter's id is its group
+and its offset message id, so the ledger shows a dead letter once, even after several exports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Encoding of rows into requests, whole columns at a time.
-
-The module splits rows into groups that may share a batch request. It gives the rows of a group
-their ids and queues, encodes them, and cuts the bytes into requests. A row has one of three
-destinations:
+"""Encoding of rows into requests, whole columns at a time. A row has one of three destinations:
 
 - the queue that the row names (`queue_id`, `broker_name`), which never changes;
 - the home queue of its sharding key, which is equal in every task, epoch and client language;
@@ -67,12 +63,9 @@ def _bytes_of(column: pa.Array) -> int:
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
-    """Yield groups of rows with one topic, one value of WAIT and one kind (`RowBatch.kinds`). A
-    batch must not mix these (MessageBatch.generateFromList).
-
-    Each group is in row order. With `in_order` the groups of a topic are in row order, too: a new
-    group begins where WAIT or the kind changes.
-    """
+    """Yield groups of rows with one topic, one value of WAIT and one kind (`RowBatch.kinds`): a
+    batch must not mix these (MessageBatch.generateFromList). Groups are in row order. With
+    `in_order`, so are all groups of a topic: a new group begins where WAIT or the kind changes."""
     for group in _by_topic(rows):
         kinds: np.ndarray[Any, Any] = group.kinds()
         if group.wait_store is not None:
@@ -119,12 +112,9 @@ def place_rows(
     rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
 ) -> tuple[RowBatch, Int64s, list[Refused]]:
     """Return the rows that can be sent, their destinations, and the rows that name unknown queues.
-    All rows have the topic `info.topic`.
-
-    Destinations are group numbers for `wire.columns.group_by_queue`. If the topic has q queues,
-    groups 0 to q-1 are home queues, group q is "the engine chooses", and groups q+1 to 2q are
-    queues that rows name.
-    """
+    All rows have the topic `info.topic`. Destinations are group numbers for
+    `wire.columns.group_by_queue`. If the topic has q queues, groups 0 to q-1 are home queues, group
+    q is "the engine chooses", and groups q+1 to 2q are queues that rows name."""
     queues = info.queues
     groups = np.full(len(rows), len(queues), np.int64)
     for keys, hash_name in (
@@ -163,12 +153,8 @@ def encode_requests(
     rows: RowBatch, destinations: Int64s, queues: Sequence[MessageQueue], options: SinkOptions,
     ids: MessageIds, *, alone: bool,
 ) -> list[PendingRequest]:  # fmt: skip
-    """Return the requests for a group of `split_rows`; requests of one queue are in row order.
-
-    Args:
-        destinations: see `place_rows`.
-        alone: send each row as a single message, not in a batch.
-    """
+    """Return the requests for a group of `split_rows`; requests of one queue are in row order. The
+    `destinations` come from `place_rows`. With `alone` no row is sent in a batch."""
     assert isinstance(rows.topic, str)
     if not len(rows):
         return []

@@ -4,18 +4,16 @@
 the rows get the same ids, so readers can recognise messages that are stored twice. An id is a
 digest and the row's index in its batch. The digest covers the query (or batch write), the epoch,
 the partition, and all rows of the task up to the end of the batch. So no two rows share an id, and
-an attempt with other rows or other batches makes other ids. The ids have the form of Java's
-(MessageClientIDSetter), with the digest instead of address, process and class loader, and 0 for the
-milliseconds since the month began. Tools therefore search from the start of the month
-(getNearlyTimeFromID).
+other rows or batches get other ids. The ids have the form of Java's (MessageClientIDSetter), with
+the digest instead of address, process and class loader, and 0 for the milliseconds since the month
+began. Tools therefore search from the start of the month (getNearlyTimeFromID).
 
 `ContentIds` are for `delivery=effectively_once`, and for callers that cut batches by the clock.
 They do not depend on batches, but take five times as long: about 0.8 us for a row of 300 bytes, and
 8 bytes of memory per row until the task ends. An id is a 128-bit digest (BLAKE2b) of the encoded
 message, the query, the epoch, the partition, and the number of equal rows before it in the task.
 Without the partition, equal rows in two partitions would share an id, and a stored row would hide
-that the other is missing. So a replay with other partitions makes other ids.
-"""
+that the other is missing. So a replay with other partitions makes other ids."""
 
 from __future__ import annotations
 
@@ -84,14 +82,10 @@ _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
 
 
 def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
-    """Return the source of a task's ids; None if the task needs `FreshIds`.
-
-    A write without a name needs them, because another such write could make the same ids otherwise.
-    A `TableProducer` uses them because they cost less and no send is run again.
-
-    Args:
-        timed: batches are cut by the clock, so another attempt may get other batches.
-    """
+    """Return the source of a task's ids; None if the task needs `FreshIds`. A write without a name
+    needs `FreshIds`, because another such write could make the same ids. A `TableProducer` uses
+    `FreshIds`, because they cost less and no send is run again. With `timed`, batches are cut by
+    the clock, so another attempt may get other batches."""
     if ctx.lane == TABLE_LANE:
         return None
     # Use the run's id for a batch write. All batch writes of a job have one query id (the appId),
@@ -141,13 +135,10 @@ def _fingerprints(column: pa.Array) -> Iterator[bytes]:
 
 
 def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Return two multilinear hashes modulo 2**64: one of the 64-bit words, one of their upper
-    halves. They are much faster than a digest.
-
-    If two texts differ in the lower half of a word, the first hashes are equal with a chance of at
-    most 2**-32. If they differ only in upper halves, the same holds for the second hashes. Equal
-    hashes would only affect ids of one task, so an attacker gains nothing.
-    """
+    """Return two multilinear hashes modulo 2**64, much faster than a digest: one of the 64-bit
+    words, one of their upper halves. If two texts differ in the lower half of a word, the first
+    hashes are equal with a chance of at most 2**-32. If they differ only in upper halves, the same
+    holds for the second hashes. Equal hashes affect only ids of one task, and help no attacker."""
     words_end = len(data) & ~7
     words = data[:words_end].view(np.uint64)
     halves = np.empty(min(len(words), _CHUNK), np.uint64)

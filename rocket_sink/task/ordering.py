@@ -1,8 +1,7 @@
 """Order inside a task: one request in flight per home queue, and rows held back after a loss.
 
-A sharding key has one home queue, so order per home queue is order per key. A request waits here
-until the request before it in the queue is answered. Small requests that wait for one queue are
-joined. When a request is given up,
+A sharding key has one home queue, so order per home queue is order per key. A request waits for the
+answer to its queue's previous request; waiting requests are joined. When a request is given up,
 
 - its sharding keys are *held*: their later rows in this task become dead letters, in order;
 - with strict order its queue is *closed* for this task, except after an error that a single message
@@ -126,11 +125,9 @@ class OrderedQueues:
     """The waiting requests of all home queues of a task.
 
     Args:
-        max_messages, max_bytes: limits of a request into which waiting requests are joined.
+        max_messages, max_bytes: limits of a request into which waiting requests are joined. The
+            caller lowers the attribute `max_messages` if there is a proxy.
         memory_bytes: limit of the bytes that wait in memory; more bytes go to a temporary file.
-
-    Attributes:
-        max_messages: the limit, which the caller lowers if there is a proxy.
     """
 
     def __init__(
@@ -146,7 +143,6 @@ class OrderedQueues:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
@@ -158,7 +154,6 @@ class OrderedQueues:
         return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
 
     def next_batch(self) -> None:
-        """Begin a new input batch."""
         self._overflow.next_batch()
 
     def closed_by(self, queue: MessageQueue) -> SendError | None:
@@ -182,10 +177,8 @@ class OrderedQueues:
     def answered(
         self, queue: MessageQueue, again: Iterable[PendingRequest] = ()
     ) -> PendingRequest | None:
-        """End the queue's request in flight; return the next request to submit, or None.
-
-        `again` has parts of the answered request to send before all waiting requests.
-        """
+        """End the queue's request in flight; return the next request to submit, or None. `again`
+        has parts of the answered request to send before all waiting requests."""
         lane = self._lanes[queue]
         lane.in_flight = None
         lane.waiting.extendleft(reversed(list(again)))

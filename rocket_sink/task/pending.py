@@ -1,8 +1,5 @@
-"""Requests of a task that are not answered yet.
-
-A `PendingRequest` holds encoded messages, in the format of `rocket_sink.wire.batch`. Dead letters
-are decoded from these bytes, so the rows are freed as soon as they are encoded.
-"""
+"""The unanswered requests of a task. A `PendingRequest` holds encoded messages, in the format of
+`wire.batch`. Dead letters are decoded from these bytes, so rows are freed once they are encoded."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ _SHORT: Final = struct.Struct(">h")
 
 
 class Piece(NamedTuple):
-    """Consecutive messages of one encoded batch.
-
-    `offsets` has the start of each message in `data`, and the end of the last one.
-    """
+    """Consecutive messages of an encoded batch; `offsets` has each start in `data`, and the end."""
 
     data: pa.Buffer
     offsets: Int64s
@@ -71,7 +65,6 @@ class DecodedMessage(NamedTuple):
 
 
 def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
-    """Decode one message of a piece."""
     start, end = int(piece.offsets[index]), int(piece.offsets[index + 1])
     raw = piece.data.slice(start, end - start).to_pybytes()
     _total, _magic, _crc, flag, body_length = _HEAD.unpack_from(raw)
@@ -122,10 +115,8 @@ class PendingRequest:
         queue: the home queue, or the queue that the rows name; None lets the engine choose.
         fixed: the rows name the queue (`queue_id`), so it never changes.
         sharded: `queue` is a home queue.
-        timed: the messages have a delay, a delivery time, a priority or a lite topic, so they
-            cannot be in a batch.
-        alone: the messages must be sent one by one: half messages, or messages of a batch that was
-            refused.
+        timed: a delay, delivery time, priority or lite topic keeps the messages out of batches.
+        alone: the messages are sent one by one: half messages, or messages of a refused batch.
         waits_for_store: the property WAIT of all messages.
         lacks_keys: at least one message of a batch has no keys.
         attempts: number of attempts in all submissions.
@@ -154,7 +145,6 @@ class PendingRequest:
     waits_since_s: float = 0.0
     """Time at which the request began to wait for its queue; 0 if it never waited."""
     waited_ms: float = 0.0
-    """Time that the request waited for its queue."""
     lacks_keys: bool = False
     sys_flag: int = 0
     """MessageSysFlag bits of each message. They say how the bodies in the pieces are compressed."""
@@ -172,12 +162,10 @@ class PendingRequest:
 
     @lazy
     def first_message_id(self) -> str:
-        """Return `UNIQ_KEY` of the first message."""
         return decode_message(self.pieces[0]).property(UNIQ_KEY) or ""
 
     @property
     def last_message_id(self) -> str:
-        """`UNIQ_KEY` of the last message."""
         piece = self.pieces[-1]
         return decode_message(piece, piece.message_count - 1).property(UNIQ_KEY) or ""
 
@@ -193,8 +181,7 @@ class PendingRequest:
                 yield message
 
     def absorbs(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
-        """Take the messages of the queue's next request if they fit into this one; return whether
-        they do."""
+        """Take the next request's messages and return True if they fit into this request."""
         fits = (
             self.topic == other.topic
             and self.sharded == other.sharded

@@ -1,15 +1,13 @@
 """The queue list that a strictly ordered query keeps, even if the topic's route changes.
 
 A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once.
-The list would become shorter, and every key would move unnoticed. So the query pins the list of
-its first task: in memory for the task, and in a note beside the ledger (of the kind `queues`) for
-other tasks and epochs. Without a ledger each task pins the list of its own route.
+The list would become shorter, and every key would move unnoticed. So the query pins the list of its
+first task: in memory for the task, and in a note beside the ledger (of the kind `queues`) for other
+tasks and epochs. Without a ledger each task pins the list of its own route.
 
 If a pinned broker is missing, its keys wait (`orderWaitMs`). If there are new queues, another
 number of queues on a present broker, or another `shardingHash`, `onRouteChange` decides. A static
-topic's queues are on a logical broker, so a move to another real broker is no change.
-A backfill uses the list of the query whose dead letters it sends (`spark.backfill.home_queues`).
-"""
+topic's queues are on a logical broker, so a move to another real broker is no change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The recorder of a task, which makes ledger rows (Arrow) of the task's events.
-
-It gathers attempts, because a small record batch costs as much as a large one. It writes dead
-letters at once and in order, because they must be durable before anything depends on them.
-"""
+"""The recorder of a task, which makes ledger rows (Arrow) of the task's events. It gathers
+attempts, because a small record batch costs as much as a large one. It writes dead letters at once
+and in order, because they must be durable before anything depends on them."""
 
 from __future__ import annotations
 

@@ -8,14 +8,12 @@ be enough to look up the first and the last message of each request:
   and perhaps the next one without some of its properties (observed; `StoredMessage.torn`). Such a
   torn message is sent again.
 - Nobody knows which rows an earlier request had. The replay may cut other batches, and a request
-  may have been split, or sent to another broker. The ledger may lack a request that was sent,
-  because its ledger row is written later.
+  may have been split, or sent to another broker. The ledger gets a request's row after the send.
 
 To look up requests, the sink would have to make all ids durable before each send, in every epoch,
 although few epochs run again. A look-up of a million rows takes about 60 CPU seconds of the client
-if two brokers do not have the rows, and twice as much if they do (measured with
-`rocket_sink.testing`, 2,500 to 10,000 rows).
-"""
+if two brokers lack the rows, and twice as much if they have the rows (measured with
+`rocket_sink.testing`, 2,500 to 10,000 rows)."""
 
 from __future__ import annotations
 
@@ -59,10 +57,7 @@ _LOG: Final = log.logger(__name__)
 
 class ReplayCheck:
     """Gives the rows of one task the ids of an earlier attempt, and removes rows that are stored
-    already.
-
-    Raises:
-        ConfigurationError: there is no ledger, which knows the epochs that were begun before.
+    already. Raises a ConfigurationError if `replayCheck=auto` has no ledger to learn from.
 
     Raises from all methods:
         DeliveryError: a broker does not answer the look-ups.
@@ -133,15 +128,11 @@ class ReplayCheck:
     def rest_of(
         self, request: PendingRequest, broker: str, totals: RowTotals
     ) -> list[PendingRequest]:
-        """Return the messages of a batch that a killed broker did not store; count the stored ones.
+        """Return a batch's messages that the killed `broker` did not store; count stored messages.
 
         The broker may have stored the first missing message without some of its properties, so this
-        message is counted as a possible duplicate.
-
-        Args:
-            broker: name of the killed broker. The route may lack it (observed): a name server
-                forgets a broker when the connection closes, and learns of its return with a delay.
-        """
+        message is counted as a possible duplicate. The route may lack the broker (observed): a name
+        server forgets a broker when the connection closes, and learns late of its return."""
         texts = [message.properties for message in request.messages()]
         ids = [decode_properties(text)[UNIQ_KEY] for text in texts]
         now_ms = time.time_ns() // 1_000_000
@@ -163,8 +154,7 @@ class ReplayCheck:
         return [missing]
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note in the ledger that this attempt begins; prepare look-ups if there was an earlier
-        one."""
+        """Note the attempt's start in the ledger; prepare look-ups after an earlier attempt."""
         self._noted[topic] = frozenset(info.masters)
         earlier = self._starts.begin(self._noted) if self._starts is not None else None
         if self._mode == "always":

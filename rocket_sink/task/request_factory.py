@@ -85,14 +85,9 @@ class RequestFactory:
             summary.moved_keys = len(self._moved)
 
     def note_answer(self, completion: Completion) -> None:
-        """Check the completion of half messages, and correct its outcome.
-
-        A half message without an answer is not in the ledger, so it is never committed. Therefore
-        UNKNOWN becomes NOT_SENT. The commit needs the offset id of a stored half message.
-
-        Raises:
-            DeliveryError: the answer for a stored half message has no readable offset id.
-        """
+        """Check and correct the outcome of half messages. A half message without an answer is not
+        in the ledger, so it is never committed. Therefore UNKNOWN becomes NOT_SENT. Raise a
+        DeliveryError if a stored half message has no readable offset id, which the commit needs."""
         if not self._half_properties:
             return
         completion.maybe_duplicate = False
@@ -161,10 +156,8 @@ class _Group(SingleMessages):
 @dataclass(slots=True, eq=False)
 class HomeQueueSelector:
     """Chooses a queue for a request that has a home queue (`routing.sharding.fallback_queue`).
-
-    While no broker is available, an attempt also avoids the broker of the previous attempt. Without
-    this rule, when a slow machine makes all brokers look bad, a dead broker would get all attempts.
-    """
+    While no broker is available, an attempt also avoids the broker of the previous attempt.
+    Otherwise, if a slow machine makes all brokers look bad, a dead broker gets all attempts."""
 
     home: MessageQueue
     last: str | None = None

@@ -1,8 +1,6 @@
-"""The runner of a task attempt, which all ways of writing share (a *lane*, e.g. foreachBatch).
-
-A lane calls `TaskRunner.feed` for each batch, then `finish`, or `abort` after any error. The runner
-opens nothing before the first row, so an empty partition costs nothing and leaves no file.
-"""
+"""The runner of a task attempt, which all ways of writing share (a *lane*, e.g. foreachBatch). A
+lane calls `TaskRunner.feed` for each batch, then `finish`, or `abort` after any error. The runner
+opens nothing before the first row, so an empty partition costs nothing and leaves no file."""
 
 from __future__ import annotations
 
@@ -37,15 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class TaskRunner:
-    """A task attempt from its first batch to its end, with an engine from the pool. As a context
-    manager it aborts after an error.
+    """A task attempt, with an engine from the pool. As a context manager it aborts after an error.
 
     Args:
         emit: takes the ledger rows. None: they are spooled under the ledger's path, or dropped if
             no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
-        timed: the caller cuts its batches by the clock, so another attempt of the task makes other
-            batches.
+        timed: the caller cuts its batches by the clock, so another attempt makes other batches.
         again: an earlier attempt that left no record may have sent the rows.
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
         hands_over: if this process cannot reach the ledger (`ledgerVia`), the caller gives the
@@ -94,7 +90,6 @@ class TaskRunner:
             self.abort()
 
     def feed(self, batch: pa.RecordBatch, plan: ColumnPlan) -> None:
-        """Send a batch."""
         if not batch.num_rows:
             return
         if self._body is None:

@@ -1,17 +1,10 @@
 """The work of one task: take Arrow record batches, send requests, write ledger rows.
 
-    feed(batch)  normalise, validate, refuse bad rows, assign ids and queues, encode, cut, submit
-    finish()     await every answer, raise if a row is unaccounted for
-    abort()      after an error: give up requests in flight, record the messages that were sent
-
 One thread calls the task and its engine. Python code runs per request or per given-up row, never
-per sent row. The engine's window, `requestMaxBytes` and the limits of `rocket_sink.task.ordering`
-bound the memory.
-
-If `feed` and `finish` return, each row was delivered or is a dead letter. If they raise, the task
-fails, and Spark retries or fails the epoch. Fatal errors (wrong credentials, a wrong port) are
-raised at once and make no dead letters, because every other row would fail, too.
-"""
+per sent row. The engine's window, `requestMaxBytes` and the limits of `task.ordering` bound the
+memory. If `feed` and `finish` return, each row was delivered or is a dead letter. If they raise,
+the task fails, and Spark retries or fails the epoch. Fatal errors (wrong credentials, a wrong port)
+are raised at once and make no dead letters, because every other row would fail, too."""
 
 from __future__ import annotations
 
@@ -233,8 +226,7 @@ class TaskSender:
             self._ordered.max_messages = PROXY_BATCH
 
     def _is_system(self, rows: RowBatch, info: TopicPublishInfo) -> bool:
-        """Return whether the topic column names a topic that brokers created for their own use. If
-        so, refuse the rows."""
+        """Refuse the rows and return True if the topic column names a system topic of brokers."""
         if not info.is_system or self._options.topic or self._options.allow_system_topics:
             return False
         try:

@@ -2,10 +2,8 @@
 
     rows_in = acked + degraded + dead + unknown + filtered
 
-`dead` counts rows that this attempt has certainly not stored (refused, never sent, held back).
-`unknown` counts rows whose last attempt got no valid answer. The ledger has a dead letter for each
-of these rows.
-"""
+`dead` counts rows that this attempt has certainly not stored (refused, never sent, held back), and
+`unknown` rows whose last attempt got no valid answer. Each of these rows has a dead letter."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ _ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
 
 
 def exceeds(given_up: int, ratio: float, rows: int) -> bool:
-    """Return whether more than this ratio of the rows was given up. Fractions are exact; with
-    floats, 29 is more than 0.29 * 100."""
+    """Return whether more than `ratio` of the rows was given up (with floats, 29 > 0.29 * 100)."""
     return given_up > Fraction(str(ratio)) * rows
 
 
@@ -123,8 +120,7 @@ class TaskSummary:
     invalid: int = 0
     """Rows of `dead` that were refused before they were sent."""
     held_back: int = 0
-    """Rows of `dead` that were held back: an earlier row of the key was given up, or the queue was
-    closed."""
+    """Rows of `dead` held back: an earlier row of the key was given up, or the queue was closed."""
     duplicates_possible: int = 0
     """Delivered rows that an earlier attempt may have stored, too."""
     found_stored: int = 0
@@ -139,12 +135,10 @@ class TaskSummary:
 
     @property
     def accounted(self) -> int:
-        """Number of rows that are counted in a column."""
         return self.acked + self.degraded + self.dead + self.unknown + self.filtered
 
     @property
     def given_up(self) -> int:
-        """Number of rows that became dead letters."""
         return self.dead + self.unknown
 
     def as_dict(self) -> dict[str, int | str | dict[str, int]]:

@@ -1,9 +1,6 @@
-"""The mark in a half message, which names the task attempt that sent the message.
-
-A broker asks any client of the producer group whether to commit a half message. All half messages
-of a ledger have one group. So any client can read the mark, and look up the decision in the ledger
-(`rocket_sink.spark.transactions`).
-"""
+"""The mark in a half message, which names the task attempt that sent the message. A broker asks any
+client of the producer group whether to commit a half message, and all half messages of a ledger
+have one group. So any client can read the mark, and find the decision (`spark.transactions`)."""
 
 from __future__ import annotations
 

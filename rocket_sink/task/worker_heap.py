@@ -4,8 +4,7 @@
 data source. The collection visits all loaded objects, mostly modules, which are never freed. It
 takes 25 ms for pyspark and pyarrow alone, and 50 ms with pandas (two shared cores); a task without
 rows takes 3 ms. So `gc.freeze` hides the objects that exist after the first task from the
-collector. Reference counts free them as before, but a dropped cycle of them is never freed.
-"""
+collector. Reference counts free them as before, but a dropped cycle of them is never freed."""
 
 from __future__ import annotations
 
