@@ -5,15 +5,13 @@
         work.run(plan.selected)
 
 A backfill keeps the order of each sharding key, and the message ids. It may run twice, or again
-after it was killed: it notes each letter that it has sent in a resolution (a new row of the
-ledger), and a letter with a resolution is no longer pending. It asks brokers about messages that
-may be stored (`.resend`). A table's backfill keeps its state in the ledger, too, and makes the
-ledger if it is missing.
+after it was killed: it notes each sent letter in a resolution (a new row of the ledger), and a
+letter with a resolution is no longer pending. It asks brokers about messages that may be stored
+(`.resend`). A table's backfill also keeps its state in the ledger, and makes a missing ledger. The
+limits per second are divided over the tasks.
 
-One backfill of a ledger runs at a time. `with` claims the ledger, from before the plan to the end;
-the next backfill waits, or is refused. The limits per second (`maxMessagesPerSecond`,
-`maxBytesPerSecond`) are divided over the tasks.
-"""
+One backfill of a ledger runs at a time: `with` claims the ledger, from before the plan to the end.
+The next backfill waits, or is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +131,6 @@ class Backfill:
         self._claim: BackfillClaim | None = None
 
     def __enter__(self) -> Backfill:
-        """Claim the ledger."""
         claim = BackfillClaim(resolve_path(self.ledger.path))
         claim.acquire(self.wait_s, on_wait=self.on_wait)
         self._claim = claim
@@ -176,8 +173,7 @@ class Backfill:
         return None if "" in counts else dict(counts)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
-        """Send the selected dead letters and write their resolutions; outside of `with`, claim the
-        ledger first.
+        """Send the selected dead letters and write resolutions. Without `with`, claim the ledger.
 
         Args:
             selected: number of selected dead letters, from `plan`; it sets the number of tasks.

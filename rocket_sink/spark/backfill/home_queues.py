@@ -1,11 +1,9 @@
 """The queues to which a backfill sends dead letters, so that a sharding key keeps its order.
 
 A key's hash is an index into a list of queues (`task.queue_snapshot`). While a broker is away the
-route has fewer queues, and keys would move unnoticed. So a dead letter uses the list and hash that
-its query noted, and waits while its queue's broker is in no route. A query without strict order has
-noted no list; its dead letters use the first route that the task sees. Rows of a table use the list
-that the table's first backfill noted.
-"""
+route has fewer queues, and keys would move unnoticed. So a dead letter uses its query's list and
+hash, and waits while its queue's broker is in no route. A query without strict order has noted no
+list; its dead letters use the task's first route. A table's rows use the first backfill's list."""
 
 from __future__ import annotations
 
@@ -29,15 +27,12 @@ Lists = Mapping[str, Pinned]
 
 
 class HomeQueues:
-    """Finds the queues to which one task's dead letters belong.
+    """Finds the queues to which one task's dead letters belong. All methods raise a LedgerError if
+    a list cannot be read, or a NameServerUnavailableError.
 
     Args:
         options: the backfill's options; a `topic` among them replaces the dead letters' topics.
         pin_new: for rows of a table: note the queues of a topic that has no note yet.
-
-    Raises from all methods:
-        LedgerError: a list cannot be read.
-        NameServerUnavailableError
     """
 
     def __init__(self, options: SinkOptions, engine: SendEngine, *, pin_new: bool = False) -> None:
@@ -70,8 +65,7 @@ class HomeQueues:
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
-        """Return for each letter the broker (or queue) that it waits for, because no route has it;
-        null if the letter can be sent."""
+        """Return each letter's absent broker (or queue), for which the letter waits, or null."""
         absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
@@ -91,8 +85,7 @@ class HomeQueues:
         return pa.array(absences, pa.string())
 
     def queues(self, lists: Lists | None = None) -> Queues:
-        """Return the lists in the form that a `TaskSender` takes; None: of each topic the queues in
-        the route that this task saw first."""
+        """Return the lists for a `TaskSender`; None: the queues that this task saw first."""
         pinned = self._first if lists is None else lists
         return lambda info: pinned[info.topic].queues if info.topic in pinned else queues_of(info)
 

@@ -40,10 +40,8 @@ def park(
     note: str,
     resolution: str = "parked",
 ) -> Parked:
-    """Park the pending dead letters that `letters` names, and those that meet `where`.
-
-    Args:
-        resolution: `parked` (kept aside) or `dropped` (not wanted).
+    """Park the pending dead letters that `letters` names, and those that meet `where`. The
+    `resolution` is `parked` (kept aside) or `dropped` (not wanted).
 
     Raises:
         OptionError: the filter cannot be used.
@@ -73,7 +71,6 @@ def unpark(
 
 def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Erased:
     """Erase bodies, keys, tags, properties and error texts of dead letters, pending or settled.
-
     Pending letters are first noted as dropped, because they cannot be sent any more. If an erasure
     is killed, the next one finishes it, whatever the condition.
 

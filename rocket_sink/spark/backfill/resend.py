@@ -7,20 +7,18 @@ Dead letters come sorted per key. A task sends them in chunks, by the `TaskSende
     -> write resolutions of stored letters and marks of failed letters, durably
 
 A killed backfill leaves at most one chunk per task without a noted result. Before the next backfill
-sends such letters, or letters with an unknown outcome, it asks brokers for their message ids. It
-asks the brokers of the topic's route, and with effectively_once also the broker that had not
-answered. A message counts as not stored if none of these brokers has it after `storedCheckDelay`. A
-dead letter whose resend fails stays pending, and gets no second dead letter. Later dead letters of
-its key are held back, to keep the key's order.
+sends such letters, or letters with an unknown outcome, it asks brokers for their message ids: the
+brokers of the topic's route, and with effectively_once also the broker that had not answered. A
+message counts as not stored if none of these brokers has it after `storedCheckDelay`. A dead letter
+whose resend fails stays pending, and gets no second dead letter. Later dead letters of its key are
+held back, to keep the key's order.
 
 Brokers are not asked for messages that a consumer gave up, or that were read from a topic
 (`was_stored`): a message with this id exists in any case. Dead letters that were settled since the
 plan, for example parked by a user, are left out. Before each chunk the task checks that no other
-backfill has claimed the ledger (`ledger.query.backfill_marks`).
-
-If the broker of a dead letter's queue is in no route, the letter stays pending, and the report
-names the broker (`.home_queues`). Only with `move_keys` is the letter sent to another queue.
-"""
+backfill has claimed the ledger (`ledger.query.backfill_marks`). If the broker of a dead letter's
+queue is in no route, the letter stays pending, and the report names the broker (`.home_queues`).
+Only with `move_keys` is the letter sent to another queue."""
 
 from __future__ import annotations
 
@@ -131,7 +129,6 @@ class Resent:
         return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
-        """Return the counts as one row of RESULT_DDL."""
         return pa.RecordBatch.from_pydict({"result": [json.dumps(vars(self))]})
 
 
@@ -257,10 +254,9 @@ class Resender:
         return chunk.filter(pc.invert(is_found))
 
     def _stored_ids(self, letters: pa.RecordBatch) -> set[str]:
-        """Return the message ids that a broker has stored. A topic without a route has none. Before
-        the first question to a broker, wait `storedCheckDelay`, so that earlier requests have
-        arrived. The broker `unknown_at` is not asked if the resend goes to another topic, where the
-        message is new.
+        """Return the message ids that brokers have stored. A topic without a route has none. Before
+        the first question to a broker, wait `storedCheckDelay` for earlier requests to arrive. The
+        broker `unknown_at` is not asked if the resend goes to another topic, where the id is new.
 
         Raises:
             DeliveryError: a broker gave no answer within `storedCheckTimeout`.
@@ -376,15 +372,13 @@ def send_partition(
     options: SinkOptions, run_id: str, batches: Iterable[pa.RecordBatch], *, claim: str,
     version: int, token: LedgerToken | None = None, **more: Any,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Send all dead letters of a partition, and yield one row of RESULT_DDL.
+    """Send all dead letters of a partition, and yield one row of RESULT_DDL. Raise a LedgerError if
+    `token` shows that the ledger is not the driver's, or cannot be written.
 
     Args:
         claim: name of the driver's claim on the ledger.
         version: the ledger's version before the dead letters were chosen.
         more: further arguments of `Resender`.
-
-    Raises:
-        LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.
     """
     if token is not None:
         token.check()

@@ -10,13 +10,11 @@ Both give a frame of pending rows with the columns `SENT_COLUMNS`, `letter_id`, 
     _place      the sort key for the rows of a sharding key
 
 The `letter_id` of a table's row is the same in each backfill: a digest of the table's name, the
-topic option and all columns, with a number that tells equal rows apart. By this id the ledger
-records that the row was sent, so repeated backfills send a row once. A row without a message id
-gets one from its `letter_id`. Under another path, or to another topic, all rows are new. The digest
-also depends on the columns' types. Spark infers types from all files, so one new file could change
-them, and all old rows would be sent again. So the first backfill notes the types, and later ones
-refuse other types.
-"""
+topic option and all columns, with a number for equal rows. By this id the ledger records sent rows,
+so repeated backfills send a row once. A row without a message id gets one from its `letter_id`.
+With another path or topic, all rows are new. The digest also depends on the columns' types, which
+Spark infers from all files. One new file could change the types, and all old rows would be sent
+again. So the first backfill notes the types, and later backfills refuse others."""
 
 from __future__ import annotations
 
@@ -84,12 +82,9 @@ class Selection:
 
 
 class DeadLetters:
-    """The pending dead letters of the ledger.
-
-    A sharding key's letters are sent in the order of their epochs and, within a task, of their
-    ordinals. If several queries have letters of a key, the query whose first pending letter came to
-    the table first is sent first.
-    """
+    """The pending dead letters of the ledger. A sharding key's letters are sent in the order of
+    their epochs and, within a task, of their ordinals. If several queries have letters of a key,
+    the query whose first pending letter came to the table first is sent first."""
 
     noun = "dead letters"
     """Name of the source's rows for texts, in the plural."""
@@ -113,8 +108,7 @@ class DeadLetters:
         letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")
         exported_at = F.when(F.col("partition").isNull(), F.col("at"))
         place = F.struct("_query_order", "query_id", "epoch", "partition", exported_at, "ordinal")
-        # A row that was refused before it got a message id gets one from its `letter_id`, so that
-        # each backfill uses the same.
+        # A row refused before it got a message id gets the same id in each backfill.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
         was_stored = F.col("reason").eqNullSafe("consumer")
         placed = letters.withColumns(
@@ -134,12 +128,7 @@ class DeadLetters:
         """Note the state that later backfills must find unchanged. Dead letters have none."""
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
-        """Return the condition of the selection, without its `max_tries` and `limit`.
-
-        Raises:
-            OptionError: the filter cannot be used.
-            ColumnError: the selection wants a time, and the rows have none.
-        """
+        """Return the condition of the selection, without its `max_tries` and `limit`."""
         filtered(pending, selection.where, of="the dead letters' columns")
         conditions = [F.col("reason").isin(*selection.classes), F.col("body").isNotNull()]
         if selection.where:
@@ -149,7 +138,9 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, a path, or any frame that fits the row contract (see the option `columns`).
+    """A table, a path, or any frame that fits the row contract (see the option `columns`). A key's
+    rows are sorted by `orderBy`, then `event_time`, then their order in the files. `pending` raises
+    a ColumnError if the frame does not fit the row contract, or the types of the first backfill.
 
     Args:
         frame: its rows, with all columns.
@@ -157,11 +148,6 @@ class Table:
         options: options of the write; `columns`, `bodyFormat`, `orderBy` and `topic` define the
             messages.
         is_text: the files are texts (csv, json), with timestamps in the session's time zone.
-
-    A key's rows are sorted by `orderBy`, then `event_time`, then their order in the files.
-
-    Raises, from `pending`:
-        ColumnError: the frame does not fit the row contract, or the types of the first backfill.
     """
 
     frame: DataFrame
@@ -293,13 +279,9 @@ Source: TypeAlias = DeadLetters | Table
 
 
 def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
-    """Return the rows for which a SQL condition is true; check the condition now. The condition may
-    only use the row's columns, because somebody else may have written it.
-
-    Raises:
-        OptionError: the text does not parse, names a missing column, is no condition, calls Java
-            (`reflect`, `java_method`), or reads other tables.
-    """
+    """Return the rows that meet a SQL condition, and check the condition now. The condition may use
+    only the row's columns: somebody else may have written it. Raise an OptionError if it does not
+    parse, names a missing column, is no condition, calls Java, or reads other tables."""
     if not condition:
         return frame
     try:
@@ -330,11 +312,9 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
-    """Add three flags to the dead letters; at most one of them is true for a letter.
-
-    `_tired`: the letter has failed too often, and is left alone. `_behind`: the letter waits behind
-    a tired letter of its key. A tired letter of reason `data` stops no other, because brokers never
-    take it. `_chosen`: the letter is to be sent.
+    """Add three flags to the dead letters; at most one is true for a letter. `_tired`: the letter
+    failed too often, and is left alone. `_behind`: the letter waits behind a tired letter of its
+    key, except one of reason `data`, which brokers never take. `_chosen`: the letter is to be sent.
 
     Args:
         letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
@@ -364,8 +344,7 @@ def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
 
 
 def _met(selection: Selection, when: Column, *conditions: Column) -> Column:
-    """Return the condition that a row meets `conditions` and the selection's topic and times. A
-    null counts as false, as after WHERE."""
+    """Return `conditions` and the selection's topic and times as a condition; null is false."""
     terms = list(conditions)
     if selection.topic:
         terms.append(F.col("topic") == selection.topic)
