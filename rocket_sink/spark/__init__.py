@@ -1,8 +1,5 @@
-"""The modules that need Spark: sinks, data source, listener, sessions, backfill.
-
-Raises:
-    MissingPackageError: pyspark is not installed.
-"""
+"""The modules that need Spark: sinks, data source, listener, sessions, backfill. The import raises
+a MissingPackageError if pyspark is not installed."""
 
 from importlib.util import find_spec
 

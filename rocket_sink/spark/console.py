@@ -1,10 +1,6 @@
-"""Log lines about queries and writes, for a user's console.
-
-The end of a query or write logs its row counts, and undelivered rows are logged as a warning. The
-lines about start and end are shown even if logging is not set up; in notebooks the counts are a
-table. A query's counts are those of the ledger rows that arrived since its start, so a task that
-ran twice counts twice.
-"""
+"""Log lines about queries and writes, for a user's console. The lines about start and end are shown
+even if logging is not set up; in notebooks the counts are a table. A query's counts are those of
+the ledger rows that arrived since its start, so a task that ran twice counts twice."""
 
 from __future__ import annotations
 
@@ -87,9 +83,8 @@ class Accounts:
         self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
 
     def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
-        """Add the table's new rows, with `is_last` also those in the spool. Warn of undelivered
-        rows of the given runs ({run: query}). Raise OSError or ValueError if the table's log or one
-        of its files cannot be read."""
+        """Add the table's new rows, with `is_last` also the spool's. Warn of undelivered rows of
+        `runs` ({run: query}). Raise OSError or ValueError if the table cannot be read."""
         epochs: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
         errors: dict[tuple[str, int], str] = {}
         parts = [rows for _, rows in self._follower.new_rows()]

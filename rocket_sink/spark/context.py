@@ -14,8 +14,7 @@ QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "sql.streaming.runId"
 BATCH_ID: Final = "streaming.sql.batchId"
 JOB_GROUP: Final = "spark.jobGroup.id"
-"""Local property with the run's id (StreamExecution.runStream calls `setJobGroup`), for tasks that
-do not see `RUN_ID`."""
+"""The run's id (StreamExecution.runStream calls `setJobGroup`), for tasks without `RUN_ID`."""
 
 
 def run_context(

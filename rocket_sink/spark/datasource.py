@@ -8,10 +8,8 @@ Spark creates the writer in a Python process without a session. The writer check
 columns there, before any task runs. After the tasks, Spark calls commit or abort in a second such
 process, which sees the messages of successful tasks only. The ledger rows of failed attempts are in
 the spool. Each process serves one call, so a stream starts two per epoch. To start faster, this
-module imports in functions what only tasks, reads or the session need.
-
-Batch writes get Arrow record batches. Streams get them from Spark 4.1 on, and rows before.
-"""
+module imports in functions what only tasks, reads or the session need. Batch writes get Arrow
+record batches. Streams get them from Spark 4.1 on, and rows before."""
 
 from __future__ import annotations
 
@@ -180,12 +178,10 @@ class RocketMQDataSource(DataSource):
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """Return the query id of a batch write: `run`, or `appId/run`.
-
-    Each write has an id of its own: in the ledger, rows of a later write with the same id would
-    replace its rows. With effectively once, a write continues the unfinished write of its `appId`
-    under that write's id. So its tasks look up the messages that the unfinished write has sent.
-    """
+    """Return the query id of a batch write: `run`, or `appId/run`. Each write has an id of its own:
+    in the ledger, rows of a later write with the same id would replace its rows. With effectively
+    once, a write continues the unfinished write of its `appId` under that write's id. So its tasks
+    look up the messages that the unfinished write has sent."""
     if not options.app_id:
         return run
     if not (options.ledger and options.delivery == "effectively_once"):
@@ -238,9 +234,8 @@ class _Writer:
         return TaskMessage(ctx.query_id, ctx.run_id, summary, run.handed)
 
     def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> dict[str, Any]:
-        """Record in the ledger that the epoch, or the batch write (`epoch` None), is done; return
-        the sums over its tasks. Raise an error if a task sent no message, or if too many rows
-        failed."""
+        """Note in the ledger that the epoch (None: the batch write) is done; return the sums over
+        its tasks. Raise an error if a task sent no message, or if too many rows failed."""
         done = [message for message in messages if isinstance(message, TaskMessage)]
         if silent := len(messages) - len(done):
             raise ConfigurationError(
@@ -341,13 +336,10 @@ class _Stream(_Writer):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
         self._keep_handed(messages)
 
 
 class RowStreamWriter(_Stream, DataSourceStreamWriter):
-    """A stream on Spark 4.0, whose stream writers get rows."""
-
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
         from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 
@@ -367,7 +359,5 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
 if _StreamArrowWriter is not None:
 
     class ArrowStreamWriter(_Stream, _StreamArrowWriter):  # type: ignore[misc]
-        """A stream on Spark 4.1 and later."""
-
         def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
             return self._send(iterator)

@@ -1,7 +1,5 @@
-"""Reads the half messages of a decided epoch from the ledger, on the driver.
-
-delta-rs reads the table if it can open it: a Spark job would delay each epoch by a second or more.
-"""
+"""Reads the half messages of a decided epoch from the ledger, on the driver. delta-rs reads the
+table if it can open it: a Spark job would delay each epoch by a second or more."""
 
 from __future__ import annotations
 

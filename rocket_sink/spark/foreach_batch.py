@@ -3,8 +3,7 @@
 The rows that Spark appends are the results of the sends. If the ledger already has the epoch (in
 Delta's transaction, `txn`), Delta skips the append: no task runs, and nothing is sent. Delta also
 skips epochs that are older than the last one. So `txn`'s app id contains the query id, and a query
-whose ledger is ahead of its checkpoint is refused (`check_not_ahead`).
-"""
+whose ledger is ahead of its checkpoint is refused (`check_not_ahead`)."""
 
 from __future__ import annotations
 
@@ -78,13 +77,8 @@ def _sent(
     batches: Iterator[pa.RecordBatch], *, check_group: str, again: bool, token: LedgerToken | None,
     sequence: int | None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Send batches of rows, and yield batches of ledger rows; for `mapInArrow`.
-
-    Args:
-        again: an earlier attempt has begun the epoch, and the ledger lacks its sends.
-        token: proves that tasks have the driver's ledger; None if only Spark writes the ledger.
-        sequence: the append's number in the table's order; all rows of the append have it.
-    """
+    """Send batches of rows, and yield batches of ledger rows; for `mapInArrow`. All rows of the
+    append have its number `sequence` in the table's order."""
     ctx = run_context(options, lane, epoch=epoch, query_id=query, run_id=run)
     rows: list[pa.RecordBatch] = []
 
@@ -93,8 +87,7 @@ def _sent(
         for batch in made:
             yield batch if sequence is None else placed(batch, sequence)
 
-    # The runner aborts after GeneratorExit, too: a killed task must leave no request in the
-    # engine, which later tasks reuse.
+    # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
     with TaskRunner(
         options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
         streaming_query=streaming_query(),
@@ -274,12 +267,9 @@ class BatchWriter:
         return self._located
 
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
-        """Return the write's query id, its `txn` version, and whether an earlier write of the
-        `appId` has not ended.
-
-        With effectively once the write continues the unfinished write under that write's query id,
-        so that tasks look up its messages. It gets a new version, because Delta skips known ones.
-        """
+        """Return the query id, the `txn` version, and whether an earlier write of the `appId` has
+        not ended. With effectively once the write takes over the unfinished write's query id, so
+        tasks look up its messages. The version is new then: Delta skips known versions."""
         options = self._options
         own = f"{options.app_id}/{run}" if options.app_id else run
         if not (options.app_id and options.ledger):

@@ -1,8 +1,7 @@
 """A task attempt of `foreach`: gathers rows from Spark, and feeds batches to the `TaskRunner`.
 
-Spark calls `process` for each row, and nothing while no row comes. So a second thread of the task
-sends rows that have waited for `gatherMaxDelayMs`, and reads brokers' answers meanwhile. One lock
-guards the task and its engine:
+Spark calls `process` for each row, and nothing while no row comes. So a second thread sends rows
+that waited for `gatherMaxDelayMs`, and reads brokers' answers. One lock guards task and engine:
 
 - `process` appends a row without the lock. It takes the lock only if the buffer has
   `RowBuffer.look_at` rows: at the first row of a batch, then about every hundred rows;
@@ -11,8 +10,7 @@ guards the task and its engine:
   `process` or `close` raises the error;
 - `close` ends the thread before it sends the remaining rows.
 
-A forked child has no such thread. It raises an error, so it does not send its parent's rows again.
-"""
+A forked child has no such thread. It raises an error, and does not resend its parent's rows."""
 
 from __future__ import annotations
 
@@ -110,8 +108,7 @@ class ForeachTask:
                 self._expect_thread(first_row=True)
 
     def close(self, error: BaseException | None) -> None:
-        """Send the remaining rows and await all answers; after an error of Spark only free the
-        engine."""
+        """Send all rows and await all answers; after an error of Spark only free the engine."""
         if self._ended:
             return
         self._refuse_child()
@@ -144,8 +141,6 @@ class ForeachTask:
                 "a foreach task was used in a forked child of its worker process; only the worker "
                 "process itself may send the rows"
             )
-
-    # --- the thread --------------------------------------------------------------------------
 
     def _expect_thread(self, *, first_row: bool = False) -> None:
         """Set the thread's next deadline: with `first_row` for sending the oldest row, otherwise
@@ -185,8 +180,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # `process` added rows during the flush, perhaps without a call of `_look`, which
-                # would set their deadline.
+                # `process` may add rows during the flush without `_look`, which sets deadlines.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

@@ -18,9 +18,8 @@ _LOG: Final = log.logger(__name__)
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
-    """Return the plan, which maps the row contract's columns to the frame's columns. Raise a
-    ColumnError if the columns do not fit, or a ConfigurationError if the ledger is inside a folder
-    that the frame reads."""
+    """Return the plan, which maps the row contract's columns to the frame's. Raise a ColumnError if
+    the columns do not fit, a ConfigurationError if the frame reads a folder with the ledger."""
     refuse_own_input(df, options.ledger)
     plan = resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
     if plan.source("keys") == "key" and plan.source("body") == "value":
@@ -39,8 +38,7 @@ def _warn_of_key(sharding_key: str | None) -> None:
 
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
     """Return a frame of the needed columns, and its plan. If the plan says so, pack columns into
-    JSON. Replace names that are no identifiers: Spark's Arrow functions take `a.b` for a field of
-    `a`."""
+    JSON. Replace names that are no identifiers: Arrow functions take `a.b` for a field of `a`."""
     columns = {
         name: json_body(plan) if plan.needs_to_json and name == "body" else df[quoted(name)]
         for name in plan.needed

@@ -3,8 +3,7 @@
 OpenLineage's own client (extra `lineage`) sends the events to the address in its environment
 variables. Without the client or the variables nothing is sent. A background thread sends, so a
 collector that is down costs one warning per event. The data source's processes live for one call
-and wait for the collector; there a collector that is down also costs some seconds.
-"""
+and wait for the collector; there a collector that is down also costs some seconds."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ emitters: Final[list[_Emitter]] = []
 
 @dataclass
 class Run:
-    """A started run. One process plans the write of a data source and another commits it; Spark
-    pickles the run in between."""
+    """A started run. Spark pickles a run between the processes that plan and commit a write."""
 
     job: str
     is_stream: bool

@@ -1,11 +1,9 @@
 """Folds spool files into ledgers while queries run, and notes the epochs that Spark reports.
 
 A session has one listener, and one background thread for all its ledgers. Spark's events come late,
-and at a shutdown perhaps never. So a fold does not wait for events, but takes all finished files;
-only `Ledger.sync` is certain to fold. The thread is a daemon: files that remain at the driver's end
-stay in the spool. But Python's end waits for a running fold, because a thread that is still in
-delta-rs would crash the process.
-"""
+and at a shutdown perhaps never. So a fold takes all finished files and awaits no event; only
+`Ledger.sync` is certain to fold. The thread is a daemon: files that remain at the driver's end stay
+in the spool. But Python's end waits for a running fold: a thread in delta-rs would crash Python."""
 
 from __future__ import annotations
 
@@ -89,8 +87,7 @@ _Epoch = tuple[str, str, int]
 
 
 class FoldThread(StreamingQueryListener):
-    """Listens to a session's queries, and folds their ledgers in the background, each no more often
-    than its interval."""
+    """Folds a session's ledgers in the background, each at most once per interval."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -240,8 +237,7 @@ class FoldThread(StreamingQueryListener):
                 places = dict(self._intervals)
             is_all_folded = urgent
             for place, interval_s in places.items():
-                # Confirm before each fold: `Ledger.sync` waits only briefly for events, and folding
-                # all ledgers takes longer.
+                # Confirm before each fold: all folds take longer than `Ledger.sync` waits.
                 self._confirm_new()
                 now = time.monotonic()
                 if self._is_finished and not urgent:
@@ -373,8 +369,7 @@ class FoldThread(StreamingQueryListener):
         for query_id in sorted(self._new.pop(place, ())):
             if self._is_finished:
                 return
-            # Confirm now: each query of the table takes a while, and `Ledger.sync` waits only some
-            # seconds for events.
+            # Confirm now: a query of the table may take longer than `Ledger.sync` waits.
             self._confirm_new()
             try:
                 query = reader_of(self._session, place)
@@ -391,8 +386,7 @@ class FoldThread(StreamingQueryListener):
                     _LOG.warning(text, query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
-        """Return the id by which the query's tasks write to the ledger; None if they have written
-        nothing."""
+        """Return the id under which the query's tasks write; None if they have written nothing."""
         name = self._names.get((place, query_id))
         if name is not None:
             return name
@@ -407,9 +401,8 @@ class FoldThread(StreamingQueryListener):
         return query_id
 
     def _count(self, place: LedgerPath, noted: Iterable[_Epoch]) -> None:
-        """Log an error for each of the `noted` epochs for which the table has fewer rows than Spark
-        handed to the tasks. The table also counts repeated attempts, so a lower sum proves that
-        rows are missing."""
+        """Log an error for each `noted` epoch with fewer rows in the table than Spark handed to
+        tasks. Repeated attempts count, too, so a lower sum proves that rows are missing."""
         uncounted = self._uncounted.get(place, {})
         waiting = {key: uncounted.pop(key) for key in noted if key in uncounted}
         if not waiting:

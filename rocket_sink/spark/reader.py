@@ -3,11 +3,8 @@
 A partition is a queue, or `maxMessagesPerPartition` messages of it. Its range of offsets is fixed
 when the read is planned, so a task that runs again reads the same messages. The reader uses no
 consumer group and stores no offset, so consumers do not notice it. It is meant for verification and
-dead-letter topics (`%DLQ%group`), because it decodes messages one by one.
-
-`ReadOptions` has the reader's own options. The sink has the others: connection options (name
-servers, credentials, TLS, time-outs) and `topic`.
-"""
+dead-letter topics (`%DLQ%group`), because it decodes messages one by one. The sink has the
+connection options (name servers, credentials, TLS, time-outs) and `topic`."""
 
 from __future__ import annotations
 
@@ -54,9 +51,8 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> tuple[ReadOptions, SinkOptions]:
-        """Split a user's options, with names in any spelling, into the reader's and the sink's.
-        Raise an OptionError for an unknown name, a bad value, contradictory options, or if there is
-        no topic or no name server."""
+        """Split options in any spelling into the reader's and the sink's. Raise an OptionError for
+        an unknown name, a bad value, a contradiction, or a missing topic or name server."""
         read_options: dict[str, Any] = {}
         sink_options: dict[str, Any] = {}
         for name, value in given.items():
@@ -211,8 +207,7 @@ class MessageReader(DataSourceReader):
         return replace(queue_range, begin=max(begin, lowest), end=end)
 
     def _takes(self, message: StoredMessage) -> bool:
-        """Return whether the message was stored in the time range. Offsets do not suffice, because
-        brokers give inexact offsets for a time."""
+        """Return whether the message is in the time range; brokers' offsets by time are inexact."""
         to_ms = self.asked.end_timestamp
         is_early = to_ms < 0 or message.store_ms < to_ms
         return is_early and message.store_ms >= self.asked.start_timestamp

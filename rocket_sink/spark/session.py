@@ -1,8 +1,5 @@
-"""A Spark session that can run the sink: Delta, Java and the right Python.
-
-Used by the demo, the jobs, the command line and the tests. A user's own session works as well; it
-needs Delta only where a ledger is written or read.
-"""
+"""A Spark session that can run the sink: Delta, Java and the right Python. A user's own session
+works as well; it needs Delta only where a ledger is written or read."""
 
 from __future__ import annotations
 
@@ -88,14 +85,9 @@ def build_session(
 
 
 def prepare_environment() -> None:
-    """Set what must be in the environment before a JVM or a worker starts.
-
-    `PYSPARK_PYTHON`: Spark does not find a virtual environment's Python by itself, and a worker
-    without the packages fails late. `JAVA_HOME`: set only if the caller has no Java.
-
-    Raises:
-        ConfigurationError: no Java 17 or later can be found.
-    """
+    """Set what a JVM or a worker needs in its environment. `PYSPARK_PYTHON`: Spark does not find a
+    virtual environment's Python by itself, and a worker without packages fails late. `JAVA_HOME`:
+    only if the caller has no Java. Raise a ConfigurationError if there is no Java 17 or later."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     silence_pandas_warning()

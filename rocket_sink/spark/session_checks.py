@@ -1,15 +1,12 @@
 """Checks that the driver makes for a write: its session, its ledger, its error budget.
 
 The driver refuses session settings that break a sink's promises, and warns of settings that weaken
-them. The driver also gives tasks the token of the ledger's folder (`ledger.token`), and tasks look
-for this token before they send.
+them. Tasks get the token of the ledger's folder (`ledger.token`), and look for it before they send.
 
 The driver checks an epoch's error budget (`maxEpochFailures`, `maxEpochFailureRatio`) after its
-tasks. If more rows failed, the write fails, but its messages stay sent and its dead letters stay in
-the ledger. After a restart, the data source runs the epoch again; foreachBatch goes on with the
-next epoch, because the ledger has this one. foreach runs no step on the driver after an epoch, so
-it has no such budget.
-"""
+tasks. If more failed, the write fails, but messages stay sent and dead letters stay in the ledger.
+After a restart, the data source runs the epoch again; foreachBatch goes on with the next epoch: the
+ledger has this one. foreach runs nothing on the driver then, so it has no such budget."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 def check_rights(options: SinkOptions) -> None:
     """Raise a ConfigurationError if `delivery` cannot work: this user may not look messages up, or
     there is a proxy, behind which nobody can. A repeated epoch of effectively_once would fail for
-    ever. If no broker answers now, the first send reports it. Check every `_ASK_AGAIN_S` only."""
+    ever. If no broker answers, the first send reports it. Check every `_ASK_AGAIN_S` only."""
     if options.delivery == "at_least_once":
         return
     # Import here: most processes that plan or commit an epoch do not get here.
@@ -119,8 +116,8 @@ _PAUSES_S: Final = (1.0, 2.0)
 
 def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
     """Raise a NameServerUnavailableError or TlsRefusedError if no name server answers; otherwise
-    tasks would wait for minutes and fail with long traces. Only executors have to reach it: if the
-    driver gets no answer, an executor tries."""
+    tasks would wait for minutes and fail with long traces. If the driver gets no answer, an
+    executor tries, because only executors have to reach the name server."""
     if not is_classic(session) or options.digest in _reached:
         return
     assert session is not None
@@ -133,8 +130,7 @@ def check_reachable(options: SinkOptions, session: SparkSession | None) -> None:
 
 
 def name_server_error(options: SinkOptions) -> SendError | None:
-    """Return an error if no name server answers this host within some seconds; None if one answers.
-    Warn if the topic does not exist."""
+    """Return an error if no name server answers here in some seconds. Warn of a missing topic."""
     from rocket_sink.producer.admin.admin import Admin
 
     for pause_s in (*_PAUSES_S, None):
@@ -168,19 +164,13 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
 def refuse_query(
     session: Any, query_id: str, ledgers: Iterable[str]
 ) -> tuple[SinkOptions, str, Any] | None:
-    """Make a query of the sink fail before its first epoch if it would lose rows or read its own
-    files, if its columns do not fit, or if no name server answers.
+    """Make a query fail before its first epoch if it would lose rows or read its own files, if its
+    columns do not fit, or if no name server answers. `ledgers` are URIs of the session's ledgers.
 
     Return the options, the lane (`datasource` or `foreach`) and the plan of a query that may run.
     Return None for a failed query, for foreachBatch, for hidden or illegal options, and without the
-    sink.
-
-    Under a continuous trigger Spark commits epochs whose rows nobody has sent: it calls no `write`
-    of a Python data source, and Python's foreach fails in a thread that Spark does not watch.
-
-    Args:
-        ledgers: URIs of the ledgers that the session's queries write to.
-    """
+    sink. Under a continuous trigger Spark commits epochs whose rows nobody has sent: it calls no
+    `write` of a Python data source, and Python's foreach fails in a thread that nobody watches."""
     running = session._jsparkSession.streams().get(query_id)
     query = running.streamingQuery() if running is not None else None
     if query is None:
@@ -212,8 +202,7 @@ def refuse_query(
     if not reason:
         return (options, lane, plan) if options is not None else None
     if kind == "ForeachBatchSink":
-        # Spark hides the function of a foreachBatch query, and the function may not be ours. So let
-        # `write_batch` raise the error.
+        # Spark hides the query's function, which may not be ours: let `write_batch` raise.
         refused_queries[query_id] = reason
         return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
@@ -244,8 +233,7 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def on_driver(options: SinkOptions) -> SinkOptions:
-    """Check the name servers' addresses, and make a relative ledger path absolute: a worker has
-    another working folder."""
+    """Check name servers' addresses; make the ledger's path absolute: workers' folders differ."""
     _ = options.name_servers
     return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options
 
@@ -439,13 +427,11 @@ def with_task_rate(
     options: SinkOptions, session: Any = None, *, slots: int | None = None, tasks: int | None = None
 ) -> SinkOptions:
     """Return the options with `rateTasks` set if a rate limit needs it; call this on the driver.
+    Raise an OptionError if a rate limit has no `rateTasks` and the number of slots is unknown.
 
     Args:
         slots: number of task slots; None: count those of the session.
         tasks: number of the write's tasks, if it is known.
-
-    Raises:
-        OptionError: a rate limit is set without `rateTasks`, and the number of slots is unknown.
     """
     if not is_limited(options) or options.rate_tasks:
         return options
@@ -490,7 +476,6 @@ def refuse_budget(options: SinkOptions) -> None:
 
 
 def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None) -> None:
-    """Raise the error of `over_budget`, if any."""
     if (error := over_budget(options, counts, epoch)) is not None:
         raise error
 
@@ -523,13 +508,9 @@ def over_budget(
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
     """Return the token for tasks of foreach, which write spool files; None if they write no files.
-
-    A Spark Connect client may be on any host, so its own view of the folder proves nothing. For
-    such a client the server makes the table, and tasks check that the table exists.
-
-    Raises:
-        LedgerError: the driver cannot write files to the ledger's folder.
-    """
+    Raise a LedgerError if the driver cannot write files to the ledger's folder. A Spark Connect
+    client may be on any host, so its own view of the folder proves nothing. For such a client the
+    server makes the table, and tasks check that the table exists."""
     if not options.ledger or options.ledger_via == "spark":
         return None
     place = resolve_path(options.ledger)
@@ -560,14 +541,8 @@ def without_files(options: SinkOptions) -> SinkOptions:
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
     """Return the token for tasks of foreachBatch and batch writes, whose rows Spark itself appends;
     None in an object store, to which Spark proves its access by making the table, unless an option
-    needs files beside the table.
-
-    Args:
-        on_driver: whether this process is on the driver's host; a Connect client may be elsewhere.
-
-    Raises:
-        LedgerError: an option needs files beside the table, and pyarrow cannot write them.
-    """
+    needs files beside the table. Raise a LedgerError if pyarrow cannot write such files.
+    `on_driver`: this process is on the driver's host; a Connect client may be elsewhere."""
     needed = options.using_ledger_files
     if place.problem and needed:
         raise LedgerError(

@@ -6,8 +6,8 @@
     df.writeStream.foreachBatch(sink.write_batch).start() # Arrow; one job sends and appends
     print(sink.write(df))                                 # a batch
 
-The constructor checks the options. It also checks that speculation is off, and so does the pickling
-by `foreach()`. `stream`, `check`, `write` and `write_batch` check the columns on the driver.
+The constructor checks the options. The constructor and the pickling by `foreach()` check that
+speculation is off. `stream`, `check`, `write` and `write_batch` check the columns on the driver.
 `foreach(sink)` alone sees no schema: a classic session's listener checks the columns at the query's
 start. Over Connect each task checks the columns before it sends its first rows.
 

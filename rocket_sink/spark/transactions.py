@@ -18,8 +18,7 @@ The answer is never COMMIT. A broker stores the half message again before it ask
 commits each copy on request. A COMMIT during `TransactionCommitter.end` would double the message,
 or make it visible before earlier messages of its queue. After `end` has committed one copy, a later
 answer rolls the other copy back, or the broker gives up that copy after transactionCheckMax
-questions. The visible message stays in both cases.
-"""
+questions. The visible message stays in both cases."""
 
 from __future__ import annotations
 
@@ -55,9 +54,8 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _ALARM_S: Final = 300
-"""A warning is logged if half messages are older than this when they are committed. By default
-brokers ask for 450 s (transactionCheckMax 15, transactionCheckInterval 30 s). Then they move the
-half message away and ask no more."""
+"""Age of half messages from which their commit logs a warning. By default brokers ask for 450 s
+(transactionCheckMax 15, transactionCheckInterval 30 s). Then they move the half message away."""
 _WAIT_S: Final = 600.0
 """Longest wait while another process ends epochs of the ledger."""
 Progress = Callable[[int, int], None]
@@ -84,15 +82,12 @@ class EndReport:
 
 @dataclass(eq=False)
 class TransactionCommitter:
-    """Ends epochs of one ledger.
+    """Ends epochs of one ledger. Raises a LedgerError if there is no ledger, or if the session is a
+    Spark Connect session, which cannot read Delta's transactions.
 
     Args:
         options: how to reach the brokers, and the ledger.
         ordered: commit in the order of each queue; None: only if the options set an `ordering`.
-
-    Raises:
-        LedgerError: there is no ledger, or the session is a Spark Connect session, which cannot
-            read Delta's transactions.
     """
 
     spark: SparkSession
@@ -126,8 +121,7 @@ class TransactionCommitter:
         again: bool = False,
         progress: Progress = lambda done, total: None,
     ) -> EndReport:
-        """Make the epoch's messages visible, each once; do nothing if the epoch has ended or is not
-        decided.
+        """Make the epoch's messages visible, each once; do nothing if it has ended or is undecided.
 
         Args:
             wait_s: longest wait for another process that ends epochs of this ledger.
@@ -136,8 +130,7 @@ class TransactionCommitter:
         Raises:
             DeliveryError: a broker did not commit; the call can be repeated.
             SendError: the error is fatal (credentials).
-            LedgerError: the lock of the ledger was lost, for example because this process was
-                stopped for long.
+            LedgerError: the lock was lost, for example because this process was stopped for long.
         """
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
