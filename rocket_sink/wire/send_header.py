@@ -21,8 +21,6 @@ _SMALL: Final = 8 * 1024 * 1024
 _HOLES: Final = ("e", "f", "g", "h", "i", "n")
 """Fields that differ between requests of a template, in the header's order: queue id, system flag,
 birth time, flag, properties, broker name (SendMessageRequestHeaderV2)."""
-_WHAT: Final = "the properties hold text that"
-"""The subject of the error for text that is not valid Unicode (`utf8_bytes`)."""
 
 _quoted: Final = lru_cache(maxsize=4096)(encode_basestring)
 
@@ -106,7 +104,7 @@ class SendTemplate:
             f"{self._before_flag}{flag}{self._before_properties}{quoted}{self._before_broker}"
             f"{_quoted(broker_name)}{signature}{self._middle}{opaque}{self._end}"
         )
-        header = utf8_bytes(text, _WHAT)
+        header = _utf8(text)
         return _prefix(len(header), body_length) + header
 
     def frames(
@@ -135,10 +133,9 @@ class SendTemplate:
         before_text = f'{self._before_properties},"i":'
         after_text, end = f"{self._before_broker}{_quoted(broker_name)}{self._middle}", self._end
         for opaque, (body, properties, sys_flag, flag) in enumerate(messages, first_opaque):
-            header = utf8_bytes(
+            header = _utf8(
                 f"{start}{sys_flag}{before_flag}{flag}{before_text}"
-                f"{encode_basestring(properties)}{after_text}{opaque}{end}",
-                _WHAT,
+                f"{encode_basestring(properties)}{after_text}{opaque}{end}"
             )
             pieces += (_prefix(len(header), len(body)), header, body)
         return b"".join(pieces)
@@ -179,3 +176,10 @@ def _prefix(length: int, body_length: int) -> bytes:
     if length + body_length > _SMALL or length > 0xFFFFF:
         check_lengths(length, body_length)
     return PREFIX.pack(4 + length + body_length, length)
+
+
+def _utf8(header: str) -> bytes:
+    try:
+        return header.encode()
+    except UnicodeEncodeError:
+        return utf8_bytes(header, "the properties hold text that")  # raises the error

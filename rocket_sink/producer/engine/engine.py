@@ -31,12 +31,14 @@ from rocket_sink.net.identity import Identity
 from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
+    BatchAttempt,
     CheckResult,
     Completion,
     End,
     SendAttempt,
     SendRequest,
     Wait,
+    buffers_of,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -147,11 +149,15 @@ class SendEngine:
         """Submit a request if window and rate limit have room, else return False."""
         if self.closed:
             raise ProducerClosedError("the producer is closed")
-        kind, body, size = attempt_kind(request)
+        if request.group is None:
+            kind, requests = BatchAttempt if request.batch else SendAttempt, 1
+            body, size = buffers_of(request.body)
+        else:
+            (kind, body, size), requests = attempt_kind(request), request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False
-        if not self.window.take(size, 1 if request.group is None else request.message_count):
+        if not self.window.take(size, requests):
             return False
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
