@@ -24,6 +24,10 @@ SEND_CODES = frozenset(
 _DEGRADED = (10, 11, 12)
 
 
+def is_send(frame: Frame) -> bool:
+    return frame.code in SEND_CODES
+
+
 @dataclass(frozen=True)
 class Behaviour:
     """Base of all behaviours. `stores` says whether the message of a send is stored, even if the
@@ -165,9 +169,7 @@ class Scripted:
 
     def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
         """Apply a behaviour to the next `times` sends (None: all), each with this chance."""
-        self.script.add(
-            behaviour, matches=lambda frame: frame.code in SEND_CODES, times=times, chance=chance
-        )
+        self.script.add(behaviour, matches=is_send, times=times, chance=chance)
 
     def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
         """Apply a behaviour to the next `times` requests of this code."""
