@@ -237,8 +237,8 @@ VIEWS: Final = {
             GROUP BY {", ".join(_ATTEMPT)}, request
             HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
         ) r GROUP BY {", ".join(_ATTEMPT)}""",
-    # The view sums rows that brokers may have stored for attempts that do not count. It includes a
-    # killed attempt only once another attempt counts instead, because until then it may still run.
+    # The view sums rows that brokers may have stored for attempts that do not count. A killed
+    # attempt may still run, so the view leaves it out until another attempt counts in its place.
     "superseded": f"""
         SELECT query_id, epoch, count(*) AS superseded_attempts,
             CAST(sum(perhaps_stored) AS BIGINT) AS superseded_rows

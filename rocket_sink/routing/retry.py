@@ -1,8 +1,8 @@
 """The error of a response, and the decision after a failed attempt, for all send modes.
 
 A response code has an error class, whose attributes say how such a failure is retried. `decide`
-combines them with the deadline, the number of attempts and the ordering. The backoff is in a
-tenacity window; `rng` chooses the time, because tenacity's jitter uses the global generator."""
+combines them with the deadline, the number of attempts and the ordering. tenacity gives the longest
+backoff, and `rng` draws a time: tenacity's own jitter would use the global random generator."""
 
 from __future__ import annotations
 

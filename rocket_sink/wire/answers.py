@@ -271,7 +271,7 @@ class AnswerShapes:
         return next((answers for answers in several if answers is not None), None)
 
     def _read_mixed(self, data: bytes | bytearray, at: int) -> tuple[list[Answers], int]:
-        """Read frames of one form but of several lengths: their queue offsets differ in digits."""
+        """Read frames of one shape; their lengths differ by the digits of the queue offsets."""
         if self.read(bytes(data[at + PREFIX.size : at + _size_at(data, at)])) is None:
             return [], 0
         begin, starts = at, defaultdict[int, list[int]](list)
