@@ -170,7 +170,7 @@ class EpochStarts:
 
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
-    Return False if the folder cannot be read or written: only counts depend on the answer."""
+    Return False if the folder cannot be read or written: `duplicates_possible` is too low then."""
     name, last = folder_part(query_id), -1
     try:
         store = NoteStore(place, _EPOCHS)

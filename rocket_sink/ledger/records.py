@@ -260,7 +260,7 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
 
 
 _FILE_ROWS: Final = 1 << 18
-"""Order numbers of each file in a fold. An append has 2^32 numbers, enough for 2^14 files."""
+"""The number of `sequence` values for each file of a fold. An append has 2^32: 2^14 files."""
 
 
 @functools.lru_cache(maxsize=len(KINDS))

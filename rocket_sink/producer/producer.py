@@ -102,7 +102,7 @@ class Producer:
         self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
         self._rpc_hooks = RpcHooks()
         self._placed: TopicCache[str, TopicPublishInfo] = TopicCache()
-        """{topic: the route by which `ordering=strict` gives keys their queues} (`_route_of_keys`)"""
+        """{topic: the route by which strict ordering gives keys queues} (`_route_of_keys`)"""
         self._session = self._new_session(None)
 
     def __repr__(self) -> str:

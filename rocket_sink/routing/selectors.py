@@ -26,7 +26,7 @@ SUSPECT: Final = 2
 ISOLATED: Final = 4
 """The broker failed or answered late a short time ago."""
 WORSE_HALF: Final = 8
-"""The broker is in the worse half while every broker is isolated (profile 4.x)."""
+"""Every broker is isolated, and this one is not in the `better_half` (profile 4.x)."""
 SILENT: Final = 16
 """The broker does not answer heartbeats: it is frozen, or cut off."""
 LAST: Final = 32

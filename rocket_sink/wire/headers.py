@@ -276,9 +276,8 @@ header contains that, because quotes in texts are escaped."""
 
 
 def cut_json_header(frame: Frame, holes: Sequence[str]) -> list[str]:
-    """Cut a JSON header at the values of the fields `holes` and at the opaque id; return the pieces.
-    The caller gives `holes` in the header's order; fields that `frame` lacks are added at the end.
-    """
+    """Return the pieces of a JSON header without the opaque id and the values of fields `holes`.
+    The caller gives `holes` in the header's order; fields that `frame` lacks come at the end."""
     ext: dict[str, Any] = {**(frame.ext or {}), **dict.fromkeys(holes, _HOLE)}
     text, parts, quote = encode_json_header(replace(frame, ext=ext, opaque=_HOLE)).decode(), [], ""
     for name in holes:

@@ -347,7 +347,8 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
 
 
 def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
-    """Return whether the table has our columns. If its maker was killed, it lacks the version."""
+    """Return whether the table has our columns. A table without a version is ours if it has them:
+    the process that made the table was killed before it set the version."""
     with reading(place):
         columns = spark.read.format("delta").load(place.uri).columns
     return columns == [column.name for column in COLUMNS]

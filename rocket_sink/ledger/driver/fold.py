@@ -342,8 +342,8 @@ class _Folder:
         """Return, by path, why files cannot be folded. If the driver has read no `rows`, let tasks
         read the files.
 
-        The tasks of the append read each file again. They could not look for faults first: a file
-        may exceed the memory, so they append its first rows before they read its end."""
+        The tasks of the append read each file a second time. A file may exceed their memory, so
+        without this first pass they would append its first rows before they see a fault."""
         if rows is not None:
             return {path: error for path, error in rows.items() if isinstance(error, LedgerError)}
         tasks, read = self._tasks(manifest.paths(self._spool), _error_rows)

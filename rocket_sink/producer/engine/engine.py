@@ -431,8 +431,8 @@ class SendEngine:
         self.window.requests = self.window.bytes = 0
 
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
-        """Dispatch the attempt, or keep it until it may be sent. If it fails at once, or only a
-        part of its group is sent, `_settle` goes on with the rest."""
+        """Dispatch the attempt, or keep it until it may be sent. If a broker has
+        room for a part of a group only, cut the group in two. `_settle` sends both parts."""
         try:
             wait = self._dispatcher.send(attempt, now_s)
         except Exception as caught:
