@@ -112,8 +112,11 @@ class BatchAccumulator:
 
     def _submit(self, entries: list[Entry], ids: list[str], encoded: list[bytes]) -> None:
         request = self._builder.batch_of([message for message, _ in entries], encoded, ids)
+        # The producer sends what it accepted before it closed.
+        driver = self._driver
+        submit = driver.submit_again if driver.closing else driver.submit_nowait
         try:
-            self._driver.submit_nowait(request, SentBatch(self, entries, ids))
+            submit(request, SentBatch(self, entries, ids))
         except NotSentError as error:
             for _, future in entries:
                 future.ended(None, error)

@@ -556,6 +556,28 @@ PRODUCER = (
         "what waits for a busy broker stays there when the broker is isolated",
     ),
     Defect(
+        "retries-wait-behind-the-line",
+        "rocket_sink/producer/engine/waiting.py",
+        "        if due:\n            # Retries",
+        "        if False:\n            # Retries",
+        (
+            (
+                "tests/producer/engine/test_waiting.py"
+                "::test_a_retry_takes_its_place_before_the_requests_in_line"
+            ),
+        ),
+        "requests that wait for a broker lose their turn whenever an attempt there is repeated",
+    ),
+    Defect(
+        "cut-groups-share-the-same-room",
+        "rocket_sink/producer/engine/engine.py",
+        "                to_send += (others, part)\n",
+        "                for cut in (part, others):\n"
+        "                    self.waiting.add(cut, Wait.DELAY, now_s)\n",
+        ("tests/producer/engine/test_cut_groups.py",),
+        "several groups are cut for the same places, and others lose their turn",
+    ),
+    Defect(
         "late-requests-wait-for-the-best",
         "rocket_sink/producer/engine/waiting.py",
         "brokers.open_to(*place, now_s)\n",

@@ -172,7 +172,7 @@ class SendEngine:
             request.since_s = since_s
         attempt = kind(self._ends, request, body, size, strict, since_s, since_s + timeout_s)
         self._send(attempt, now_s)
-        if self._ends or attempt.done:
+        if self._ends or attempt.ended_s or attempt.done:
             self._settle(now_s)
         return True
 
@@ -431,30 +431,34 @@ class SendEngine:
         self.window.requests = self.window.bytes = 0
 
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
-        """Dispatch the attempt, or keep it until it may be sent. If a broker has
-        room for a part of a group only, cut the group in two. `_settle` sends both parts."""
-        try:
-            wait = self._dispatcher.send(attempt, now_s)
-        except Exception as caught:
-            error = caught
-            if not isinstance(error, SendError):
-                _LOG.exception("a request was not sent")
-                if attempt.channel is not None:
-                    return  # The connection has the attempt, and will end it.
-                error = UnwrittenError(f"it cannot be sent: {caught!r}")
-            attempt.ended_s = now_s
-            self._take_step(attempt, self._handler.failed(attempt, error))
-            return
-        target = attempt.target
-        if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
-            assert isinstance(attempt, GroupAttempt)
-            for part in (attempt.leave(0, room), attempt.leave(room, attempt.size)):
-                self.waiting.add(part, Wait.DELAY, now_s)
-            self._complete(attempt, Completion(attempt.request.token, Outcome.ACKED, None, None))
-        elif wait is Wait.BROKER:
-            self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
-        elif wait is not None:
-            self.waiting.add(attempt, wait, now_s + STEP_S)
+        """Dispatch the attempt, or keep it until it may be sent. If a broker has room for a part of
+        a group only, send this part before other requests can take the room."""
+        to_send = [attempt]
+        while to_send:
+            attempt = to_send.pop()
+            try:
+                wait = self._dispatcher.send(attempt, now_s)
+            except Exception as caught:
+                error = caught
+                if not isinstance(error, SendError):
+                    _LOG.exception("a request was not sent")
+                    if attempt.channel is not None:
+                        continue  # The connection has the attempt, and will end it.
+                    error = UnwrittenError(f"it cannot be sent: {caught!r}")
+                attempt.ended_s = now_s
+                self._take_step(attempt, self._handler.failed(attempt, error))
+                continue
+            target = attempt.target
+            if wait is Wait.BROKER and target and (room := attempt.room_at(target.broker)):
+                assert isinstance(attempt, GroupAttempt)
+                part, others = attempt.leave(0, room), attempt.leave(room, attempt.size)
+                to_send += (others, part)
+                empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
+                self._complete(attempt, empty)
+            elif wait is Wait.BROKER:
+                self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
+            elif wait is not None:
+                self.waiting.add(attempt, wait, now_s + STEP_S)
 
     def _take_step(self, attempt: SendAttempt, step: Completion | NextStep) -> None:
         if isinstance(step, Completion):

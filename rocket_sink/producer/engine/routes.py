@@ -342,6 +342,7 @@ class Routes:
             self._take_body(state, bytes(frame.body or b""), now_s)
             return
         state.misses += 1
+        registered: list[Collection[str]] | None = None
         if state.info is not None and state.misses >= MISSES_MAX:
             answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
             holders, registered = state.info.queues_by_broker.keys(), _registered(answers)
@@ -354,9 +355,11 @@ class Routes:
             answers, now_s = yield requests.get_route(self._template), True
             if self._take_template(state, answers, now_s):
                 return
-        # A name server without brokers knows no topic yet.
-        answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
-        if all(_registered(answers)):
+            registered = None
+        if registered is None:
+            answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
+            registered = _registered(answers)
+        if all(registered):  # A name server without brokers knows no topic yet.
             template = self._template or "none"
             state.fail(
                 f"does not exist and is not made on the fly (template topic {template}): create "

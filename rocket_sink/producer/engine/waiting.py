@@ -101,6 +101,10 @@ class WaitingRequests:
         due: list[SendAttempt] = []
         while self._delayed and self._delayed[0][0] <= now_s:
             due.append(heapq.heappop(self._delayed)[2])
+        if due:
+            # Retries take the places of the attempts that failed before requests in line do.
+            self.size -= len(due)
+            return due
         version = self._brokers.ranks_version
         for place in list(self._throttled):
             due += self._unthrottled(place, now_s)

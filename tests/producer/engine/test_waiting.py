@@ -97,6 +97,27 @@ def test_a_busy_brokers_places_are_given_out_in_order() -> None:
     assert waiting.size == 0
 
 
+def test_a_retry_takes_its_place_before_the_requests_in_line() -> None:
+    brokers = brokers_of_one_engine()
+    broker = brokers.of("a")
+    broker.in_flight = 4
+    broker.busy(0.0, 0.0)
+    waiting = WaitingRequests(Routes(), brokers)  # type: ignore[arg-type]
+    line = [make() for _ in range(3)]
+    for attempt in line:
+        attempt.target = SendTarget(QUEUE, "a", "a:1", broker)
+        waiting.add(attempt, Wait.BROKER, 99.0)
+    limit = int(broker.window.limit) if broker.window is not None else 0
+    broker.in_flight = limit - 1  # A request has just failed, and goes again at once.
+    retry = make()
+    waiting.add(retry, Wait.DELAY, 1.0)
+    assert waiting.pop_due(1.0) == [retry]
+    broker.in_flight = limit  # The retry is sent.
+    assert waiting.pop_due(1.0) == []
+    broker.in_flight -= 2
+    assert waiting.pop_due(1.0) == line[:2], "the line has kept its order"
+
+
 def route_of_three() -> TopicPublishInfo:
     """Return a route with a queue at each of the brokers a, b and c."""
     return TopicPublishInfo.of(
