@@ -223,7 +223,7 @@ def _columns(value: Any) -> tuple[tuple[str, str], ...]:
 
 def _weights(value: Any) -> tuple[tuple[str, float], ...]:
     weights = tuple((name, _number(weight)) for name, weight in _columns(value))
-    if any(weight < 0 for _, weight in weights):
+    if any(not 0 <= weight <= 1e9 for _, weight in weights):
         raise ValueError(value)
     return weights
 
@@ -253,7 +253,7 @@ _FORMS: Final[dict[Kind, tuple[Callable[[Any], Any], str]]] = {
                     "whole numbers separated by commas"),
     Kind.COLUMNS: (_columns, "pairs of different names, as in 'body=payload, keys=order_id'"),
     Kind.WEIGHTS: (_weights,
-                   "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'"),
+                   "weights of 0 to 1e9 of different brokers, as in 'broker-a=2, broker-b=1'"),
     Kind.DURATIONS: (_durations, "durations of different names, as in 'send=7d, epoch=400d'"),
 }  # fmt: skip
 """{kind: (parser of values, description of legal values for errors)}"""

@@ -42,7 +42,8 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"maxFailureRatio": "nan"}, ["maxFailureRatio"]),
         ({"retryTimesWhenSendFailed": True}, ["retryTimesWhenSendFailed"]),
         ({"brokerWeights": "a=1"}, ["brokerWeights", "queueSelector=weighted"]),
-        ({"queueSelector": "weighted", "brokerWeights": "a=-1"}, ["brokerWeights", "0 and more"]),
+        ({"queueSelector": "weighted", "brokerWeights": "a=-1"}, ["brokerWeights", "0 to 1e9"]),
+        ({"queueSelector": "weighted", "brokerWeights": "a=1e308"}, ["brokerWeights", "0 to 1e9"]),
         (
             {"queueSelector": "weighted", "brokerWeights": "a=1, a=2"},
             ["brokerWeights", "different"],

@@ -13,7 +13,6 @@ from rocket_sink.commands.common.base import Group, count_option, json_option
 from rocket_sink.commands.common.output import Steps, line, note, print_json, show, table
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.text import counted
 
 _home = click.option(
@@ -71,6 +70,8 @@ def topic(name: str, home: Path, queues: int) -> None:
         raise click.ClickException(
             f"no whole cluster runs in {home}: start it with rocket-sink cluster up"
         )
+    from rocket_sink.producer.admin.admin import Admin  # pyarrow takes 0.3 s
+
     with Admin(SinkOptions.parse(state.client_options())) as admin:
         admin.create_topic(name, queues=queues)
     brokers = ", ".join(broker.name for broker in state.brokers)

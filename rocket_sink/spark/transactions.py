@@ -283,15 +283,16 @@ class CheckBacks:
         if mark is None or message_id is None:
             return UNKNOWN
         try:
-            state = self._decide(message.topic, message_id, mark)
-        except RocketSinkError as error:
-            _LOG.warning("cannot decide on the half message %s now: %s", message_id, error)
-            state = UNKNOWN
+            try:
+                state = self._decide(message.topic, message_id, mark)
+            except RocketSinkError as error:
+                _LOG.warning("cannot decide on the half message %s now: %s", message_id, error)
+                state = UNKNOWN
+            self.on_decision(mark, message_id, state)
         except Exception as error:
             # The session may have ended. The broker asks again, perhaps another client.
             _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
             return UNKNOWN
-        self.on_decision(mark, message_id, state)
         return state
 
     def _decide(self, topic: str, message_id: str, mark: HalfMark) -> TransactionState:

@@ -36,8 +36,8 @@ class HalfMark:
         try:
             query, run, epoch, partition, attempt = json.loads(properties[TRANSACTION_PROPERTY])
             return cls(str(query), str(run), int(epoch), partition, attempt)
-        except (KeyError, TypeError, ValueError):
-            return None
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            return None  # Any producer may set the property.
 
     def __str__(self) -> str:
         return json.dumps(astuple(self))

@@ -49,6 +49,11 @@ def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path: Path) -> Non
     assert options == {"nameServer": "file:1", "ledger": ledger, "topic": "flag"}
 
 
+def test_a_pair_with_blanks_names_the_same_ledger() -> None:
+    assert given("-O", "ledger = /data/l")["ledger"] == "/data/l"
+    assert given("-O", "ledger =  ").get("ledger", "").strip() == ""
+
+
 def test_a_pair_given_twice_in_two_spellings_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="twice"):
         given("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")

@@ -29,7 +29,7 @@ from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.spark.decided_epoch import read_halves
 from rocket_sink.spark.transactions import CheckBacks
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.task.transaction_marker import HalfMark
+from rocket_sink.task.transaction_marker import TRANSACTION_PROPERTY, HalfMark
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
@@ -374,6 +374,22 @@ def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_bac
     assert check_backs(world, frozenset({"another"}))(half) is ROLLBACK
     foreign = dataclasses.replace(half, properties={"UNIQ_KEY": "x"})
     assert check_backs(world, frozenset())(foreign) is UNKNOWN
+
+
+@pytest.mark.parametrize("text", ['["q","r",1e999,1,1]', "[" * 30_000, "{}", "null"])
+def test_a_mark_that_is_not_ours_is_no_mark(text: str) -> None:
+    """Any producer may set the property."""
+    assert HalfMark.read({TRANSACTION_PROPERTY: text}) is None
+
+
+def test_a_listener_that_fails_leaves_the_question_unanswered(world: World) -> None:
+    world.send()
+
+    def closed(mark: object, message_id: str, state: object) -> None:
+        raise BrokenPipeError
+
+    decide = check_backs(world, frozenset({"another"}), on_decision=closed)
+    assert decide(asked(world.open()[0])) is UNKNOWN
 
 
 def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world: World) -> None:

@@ -22,7 +22,6 @@ from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
 from rocket_sink.option_spec import REFERENCES, Kind
 from rocket_sink.options import SinkOptions, check_topic_option, find_option
-from rocket_sink.producer.admin.admin import Admin
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -146,8 +145,8 @@ def given_options() -> dict[str, Any]:
     values: dict[str, Any] = {}
     for source in ("file", "many", "flags"):
         values.update(_given(context, source))
-    if values.get("ledger"):
-        values["ledger"] = absolute(values["ledger"])
+    if ledger := str(values.get("ledger") or "").strip():
+        values["ledger"] = absolute(ledger)
     if not values.get("nameServer") and (
         address := os.environ.get("NAMESRV_ADDR") or _local_name_server()
     ):
@@ -188,6 +187,8 @@ def check_name_server(options: SinkOptions) -> None:
         NameServerUnavailableError: no name server answers.
         TlsRefusedError: no name server answers, because TLS fails with each.
     """
+    from rocket_sink.producer.admin.admin import Admin  # pyarrow takes 0.3 s
+
     with Admin(options) as admin:
         admin.check_name_servers()
 
