@@ -66,6 +66,6 @@ class lazy(Generic[T]):  # noqa: N801 (a decorator)
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
         value = self._make(instance)
-        # Do not use `__dict__`: in Python 3.11, two threads that create one at once can crash.
+        # Do not use `__dict__`: Python 3.11 can crash if two threads create it at the same time.
         object.__setattr__(instance, self._name, value)
         return value

@@ -55,7 +55,8 @@ class NodeState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster that `up` started, the name server first. `ready`: each broker stored a message."""
+    """A cluster that `up` started; its first node is the name server. The cluster is `ready` when
+    each broker has stored a message."""
 
     home: Path
     version: str

@@ -195,7 +195,7 @@ def expire(
 def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> None:
     """Remove bodies, keys, tags, properties and errors' texts of dead letters for good.
 
-    The letters' accounts stay, and pending ones are noted as dropped. The files with the contents
+    The letters still count, and pending letters are noted as dropped. The files with the contents
     are deleted at once, for every version of the table. Look first at what --where matches:
     `rocket-sink ledger show dead-letters --all-letters --where ...`.
     """

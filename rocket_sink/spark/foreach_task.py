@@ -180,7 +180,7 @@ class ForeachTask:
             self._flush()
             self._answers_s = now_s
             if self._rows:
-                # `process` may add rows during the flush without `_look`, which sets deadlines.
+                # `process` has added rows during the flush, and `_look` gave them no deadline.
                 self._flush_s = time.monotonic() + self._max_delay_s
         if now_s >= self._answers_s:
             more = self._run.drive()

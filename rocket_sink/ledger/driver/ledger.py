@@ -160,7 +160,8 @@ class Ledger:
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """Return resolutions of dead letters. `unparked` undoes earlier ones, except `resent`."""
+        """Return the resolutions of dead letters: resent, parked, dropped, or unparked. The last
+        undoes earlier resolutions, except resent."""
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:

@@ -109,7 +109,8 @@ class _Question:
     """{address: the error or the text that says why the server has not answered}"""
 
     def next(self, now_s: float) -> None:
-        """Ask the next server, or all remaining ones at once with `of_all` or after an answer."""
+        """Ask the next server. Ask all remaining servers at once with `of_all`, or if an answer was
+        that the server does not know the topic."""
         if not self.unasked or now_s >= self.deadline_s:
             for address in self.unasked:
                 self.failures[address] = "not asked: no time was left"
