@@ -95,8 +95,8 @@ def is_s3(uri: str) -> bool:
 
 
 def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
-    """Return pyarrow's file system and the path in it; None if `properties` has none of the store.
-    Raise OSError or ValueError if pyarrow refuses the values."""
+    """Return pyarrow's file system and the path in it; None if `properties` lack those of the
+    store. Raise OSError or ValueError if pyarrow refuses the values."""
     parts, arguments = urlsplit(uri), dict[str, Any]()
     before, _, after = parts.netloc.rpartition("@")
     if is_s3(uri):

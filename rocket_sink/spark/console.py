@@ -104,8 +104,8 @@ class Accounts:
                 warn_of_losses(f"epoch {epoch} of the query {runs[run]}", facts, self._place.uri)
 
     def say_end(self, run: str, query: str, *, is_cut: bool) -> Counter[str]:
-        """Log and return the row counts of a run that ended, or with `is_cut` of a run that the
-        program's end cuts off; log nothing if the ledger has no rows."""
+        """Log and return the row counts of a run. The run has ended, or, if `is_cut`, the program's
+        end cuts it off. Log nothing if the ledger has no rows of the run."""
         counts = self._sums.pop(run, Counter())
         if counts["rows_in"]:
             waits = spooled_epochs(self._place)

@@ -64,8 +64,9 @@ def _bytes_of(column: pa.Array) -> int:
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
     """Yield groups of rows with one topic, one value of WAIT and one kind (`RowBatch.kinds`): a
-    batch must not mix these (MessageBatch.generateFromList). Groups are in row order. With
-    `in_order`, so are all groups of a topic: a new group begins where WAIT or the kind changes."""
+    batch must not mix these (MessageBatch.generateFromList). A group is in row order.
+    With `in_order`, the groups of a topic follow each other in row order, too: a new group begins
+    where WAIT or the kind changes."""
     for group in _by_topic(rows):
         kinds: np.ndarray[Any, Any] = group.kinds()
         if group.wait_store is not None:

@@ -135,10 +135,11 @@ def _fingerprints(column: pa.Array) -> Iterator[bytes]:
 
 
 def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Return two multilinear hashes modulo 2**64, much faster than a digest: one of the 64-bit
-    words, one of their upper halves. If two texts differ in the lower half of a word, the first
-    hashes are equal with a chance of at most 2**-32. If they differ only in upper halves, the same
-    holds for the second hashes. Equal hashes affect only ids of one task, and help no attacker."""
+    """Return multilinear hashes modulo 2**64, which are much faster than a digest. Each chunk has
+    two: the first is over its 64-bit words, the second over their upper halves. If two texts differ
+    in the lower half of a word, the first hashes are equal with a chance of at most 2**-32. If they
+    differ only in upper halves, the same holds for the second hashes. Equal hashes affect only ids
+    of one task, and help no attacker."""
     words_end = len(data) & ~7
     words = data[:words_end].view(np.uint64)
     halves = np.empty(min(len(words), _CHUNK), np.uint64)

@@ -28,7 +28,7 @@ DEFAULTS_FIT: Final = "The defaults fit these sends."
 LIMIT: Final = 200_000
 """Number of the newest attempts that are replayed; a candidate takes some seconds."""
 _VARIANTS_MS: Final = (100, 250, 1000, 2000)
-"""Latencies at which variants of the profile 5.x isolate; each variant is a further candidate."""
+"""Further candidates: variants of the profile 5.x that isolate brokers from these latencies on."""
 _BETTER: Final = 0.8
 """A candidate replaces the default if its p99.9 is below this share of the default's p99.9."""
 _AS_GOOD: Final = 1.05

@@ -133,8 +133,9 @@ class ResponseHandler:
     def group_ended(
         self, attempt: GroupAttempt, result: Result | CheckResult
     ) -> list[tuple[SendAttempt, Frame | Exception]]:
-        """Handle a group's answers or failure. Return the attempts to handle singly: messages that
-        leave the group, or a whole unsent group. Stored messages stay until `part_ended`."""
+        """Handle a group's answers or failure. Return (attempt, its end) for each message that
+        leaves the group, or for the group if it was not sent. Stored messages stay in the group
+        until `part_ended`."""
         match result:
             case SendAnswers():
                 self._group_stored(attempt, len(result))
