@@ -22,7 +22,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
-import numpy as np
 import psutil
 
 from rocket_sink import __version__
@@ -46,13 +45,13 @@ from rocket_sink.commands.common.sink_input import (
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.commands.common.stream_run import Source, stream_writer
 from rocket_sink.errors import ConfigurationError, RocketSinkError
-from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.producer import Producer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from rocket_sink.producer.producer import Producer
 
 Advance: TypeAlias = Callable[[int], None]
 """A callback that gets the number of messages submitted so far."""
@@ -132,6 +131,8 @@ class Calls:
         """Return p50, p95, p99 and maximum of the successful calls (nearest rank)."""
         if not self._latencies_ms:
             return [None] * 4
+        import numpy as np
+
         shares = (0.5, 0.95, 0.99, 1)
         return [*np.quantile(self._latencies_ms, shares, method="inverted_cdf").tolist()]
 
@@ -139,6 +140,8 @@ class Calls:
 def measure_producer(options: SinkOptions, work: Workload, case: str, advance: Advance) -> Figures:
     """Measure one run of a send mode, with its own producer and after a warm-up. Raise
     RocketSinkError if no message of the warm-up could be stored."""
+    from rocket_sink.producer.producer import Producer
+
     send = MODES[case]
     with Producer(options) as producer:
         warm, warm_up = Calls(), min(_WARM_UP, max(1, work.messages // 10))
@@ -255,6 +258,8 @@ class LaneBench:
         return figures
 
     def _run(self, case: str, work: Workload) -> Figures:
+        from rocket_sink.ledger.driver.ledger import Ledger
+
         self._number += 1
         folder = f"{self._scratch}/{os.getpid()}-{self._number}"
         sink = {**self._sink, "ledger": f"{folder}/ledger"}

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,17 +19,15 @@ from rocket_sink.commands.common.output import cell, print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import NoRouteError, PermissionDeniedError, RocketSinkError
 from rocket_sink.java import find_java
-from rocket_sink.ledger.append.links import check_links
-from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.duckdb_reader import open_quick
-from rocket_sink.ledger.sql import timestamp
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin, proxy_error
 from rocket_sink.text import counted
 from rocket_sink.wire.route import BrokerData, TopicRoute, broker_addresses
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.admin.admin import Admin
 
 _RECENT = dt.timedelta(days=1)
 """A missing broker is reported only if its last send in the ledger is younger than this."""
@@ -98,6 +96,8 @@ def check(as_json: bool) -> int:
 
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
+    from rocket_sink.producer.admin.admin import proxy_error
+
     proxy = _proxy(options)
     if proxy and options.delivery != "at_least_once":
         yield Finding(f"proxy {proxy}", "fail", str(proxy_error(options.delivery, proxy)))
@@ -122,6 +122,8 @@ def look(options: SinkOptions) -> Iterator[Finding]:
 
 
 def _proxy(options: SinkOptions) -> str | None:
+    from rocket_sink.producer.admin.admin import Admin
+
     with contextlib.suppress(RocketSinkError), Admin(options) as admin:
         return admin.proxy()
     return None
@@ -149,6 +151,8 @@ def _tried(what: str, check: Callable[..., str], *arguments: Any) -> Finding:
 
 def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     """Compare the brokers that each name server knows; return whether any name server answers."""
+    from rocket_sink.producer.admin.admin import Admin
+
     brokers_by_server: dict[str, set[tuple[str, str]]] = {}
     errors = {}
     for server in options.name_servers:
@@ -189,6 +193,8 @@ def _compared(server: str, brokers: Mapping[str, set[tuple[str, str]]]) -> tuple
 
 def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
     """Yield the findings about the topic. A proxy answers for name servers and hides brokers."""
+    from rocket_sink.producer.admin.admin import Admin
+
     topic = options.topic
     try:
         check_topic(with_namespace(options.namespace, topic))
@@ -237,6 +243,9 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
     """Report brokers that the topic's route lacks, although the ledger has recent sends to them."""
+    from rocket_sink.ledger.query.duckdb_reader import open_quick
+    from rocket_sink.ledger.sql import timestamp
+
     try:
         ledger = open_quick(options.ledger)
     except RocketSinkError:
@@ -350,6 +359,9 @@ def _disk_used(admin: Admin, name: str, address: str) -> float:
 
 
 def _ledger(path: str) -> str:
+    from rocket_sink.ledger.append.links import check_links
+    from rocket_sink.ledger.driver.ledger import Ledger
+
     ledger, place = Ledger(path), resolve_path(path)
     if place.is_local:
         there = Path(place.root)

@@ -6,7 +6,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,12 +20,10 @@ from rocket_sink.commands.common.output import (
     table,
 )
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
-from rocket_sink.producer.admin import dlq as dead_letters
-from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
-from rocket_sink.producer.producer import Producer
-from rocket_sink.task.dlq_export import row, to_file, to_ledger
 from rocket_sink.text import counted
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.admin.dlq import DeadLetter, ResendReport
 
 _FAILED = ("message id", "topic", "code", "error")
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
@@ -68,11 +66,15 @@ def list_letters(group: str | None, as_json: bool, **selection: Any) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
     if group is None and set(selection.values()) != {None}:
         raise click.UsageError("these options choose among the messages of a group: give --group")
+    from rocket_sink.producer.admin import dlq as dead_letters
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.task.dlq_export import row
+
     with Admin(resolved_options()) as admin:
         if group is None:
             _print_groups(dead_letters.groups(admin), as_json=as_json)
             return
-        letters = dead_letters.read(admin, DlqQuery(group, **selection))
+        letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         rows = (row(dead_letter) for dead_letter in letters)
         if as_json:
             for letter in rows:
@@ -109,8 +111,12 @@ def export(
     if out:
         check_writable(Path(out))
 
+    from rocket_sink.producer.admin import dlq as dead_letters
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.task.dlq_export import to_file, to_ledger
+
     with Admin(resolved_options()) as admin:
-        letters = dead_letters.read(admin, DlqQuery(group, **selection))
+        letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         count = to_ledger(letters, absolute(ledger)) if ledger else to_file(letters, Path(str(out)))
     if as_json:
         print_json({"exported": count, "to": ledger or out})
@@ -144,9 +150,13 @@ def resend(
     groups that consume the topic get the message. Exits 0 if nothing failed. The letters that
     failed are named (1,000 at most), with --json under `failures`.
     """
+    from rocket_sink.producer.admin import dlq as dead_letters
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.producer.producer import Producer
+
     options = resolved_options()
     with Admin(options) as admin:
-        letters = dead_letters.read(admin, DlqQuery(group, **selection))
+        letters = dead_letters.read(admin, dead_letters.DlqQuery(group, **selection))
         if dry_run:
             _print_plan(letters, to_topic, as_json=as_json)
             return 0

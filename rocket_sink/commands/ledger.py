@@ -19,7 +19,6 @@ from rocket_sink.commands.common.ledger_input import (
 from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError
-from rocket_sink.ledger import views
 from rocket_sink.options import LEDGER_KINDS, find_option
 from rocket_sink.text import counted
 
@@ -243,6 +242,8 @@ def show_view(
 
     --where is a condition in Spark's SQL; with it Spark reads the ledger.
     """
+    from rocket_sink.ledger import views
+
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     if quick := quick_ledger(path, where, fold, *spark.values()):
         select = f"SELECT * FROM {named} ORDER BY at DESC LIMIT {limit}"  # noqa: S608 (names of ours)

@@ -9,7 +9,6 @@ import click
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
-from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.route import TopicRoute
 
@@ -25,6 +24,8 @@ _PERMISSIONS = ((PermName.READ, "read"), (PermName.WRITE, "write"))
 @json_option
 def routes(as_json: bool) -> None:
     """Show the brokers and queues of a topic."""
+    from rocket_sink.producer.admin.admin import Admin
+
     options = resolved_options()
     if not options.topic:
         raise click.UsageError("which topic? give --topic NAME")
