@@ -185,9 +185,7 @@ class _FaultRun:
         StoredCount(self._cluster.name_server, self._topic).start()
         with Admin(nameServer=self._cluster.name_server, timeout_s=30.0) as admin:
             admin.await_dispatched(self._topic)
-            queues = admin.queues(self._topic)
-            messages = (message for queue in queues for message in admin.read_queue(queue))
-            return Counter(number_of(message.body) for message in messages)
+            return Counter(number_of(message.body) for message in admin.read_topic(self._topic))
 
 
 def _whole(seconds: float) -> int:

@@ -168,9 +168,7 @@ class _Case:
     def _record(self, pace: str, skip: int, count: int, ledger: Path) -> dict[str, Any]:
         with Admin(nameServer=self._name_server) as admin:
             admin.await_dispatched(self.topic)
-            queues = admin.queues(self.topic)
-            messages = (message for queue in queues for message in admin.read_queue(queue))
-            stored = sorted((number_of(message.body), message.store_ms) for message in messages)
+            stored = sorted((number_of(m.body), m.store_ms) for m in admin.read_topic(self.topic))
         commits = list(commits_of(ledger))
         ledger_rows = sum(acked for _, acked in commits)
         if len({at_us for at_us, _ in stored}) != count or ledger_rows != count:

@@ -41,14 +41,7 @@ def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredM
     """Yield the messages that the topic has at the start of the call, queue by queue."""
     with Admin(nameServer=name_server, **options) as admin:
         admin.await_dispatched(topic)
-        yield from messages_of(admin, topic)
-
-
-def messages_of(admin: Admin, topic: str) -> Iterator[StoredMessage]:
-    """Yield the messages that the topic has at the start of the call, queue by queue."""
-    ends = {queue: admin.max_offset(queue) for queue in admin.queues(topic)}
-    for queue, end in ends.items():
-        yield from admin.read_queue(queue, end=end)
+        yield from admin.read_topic(topic)
 
 
 def repair(cluster: LocalCluster) -> LocalCluster:

@@ -28,7 +28,6 @@ from rocket_sink.producer.transactions import TransactionState
 from rocket_sink.wire import compress, headers, ids, properties, responses, route
 from rocket_sink.wire import frame as frames
 from rocket_sink.wire import stored as stored_module
-from tests.clusters import messages_of
 from tests.fuzz.recorded import RECORDED
 
 VERSIONS: Final = ("5.5.0", "4.9.7")
@@ -143,7 +142,7 @@ def _talk(cluster: LocalCluster, serializer: str, version: str) -> None:
         _transaction(topic, options)
         _ask(admin, topic, options)
         admin.await_dispatched(topic)
-        messages = list(messages_of(admin, topic))
+        messages = list(admin.read_topic(topic))
         for message in messages[:3]:
             admin.query_by_unique_key(topic, message.message_id or "")
         admin.topics()
@@ -194,7 +193,7 @@ def _ask(admin: Admin, topic: str, options: dict[str, Any]) -> None:
         request = None
         while request is None and time.monotonic() < until_s:
             time.sleep(0.2)
-            request = next((m for m in messages_of(admin, topic) if m.body == b"ping"), None)
+            request = next((m for m in admin.read_topic(topic) if m.body == b"ping"), None)
         assert request is not None
         replier.reply(request, b"pong", properties={"x": "1"})
         asking.join()

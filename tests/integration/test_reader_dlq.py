@@ -19,7 +19,6 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
 from rocket_sink.wire.stored import StoredMessage
-from tests.clusters import messages_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -73,12 +72,12 @@ def test_the_way_of_a_dead_letter(
                 Message(TOPIC, f"body {number}".encode(), keys=[f"k{number}"], tags="t",
                         sharding_key=f"s{number}", properties={"color": "red"})
             )  # fmt: skip
-        stored = wait_for(10, lambda: messages_of(admin, TOPIC))
+        stored = wait_for(10, lambda: admin.read_topic(TOPIC))
         assert len(stored) == 10
         given_up = stored[:3]
         for message in given_up:
             give_up(admin, message)
-        assert len(wait_for(3, lambda: messages_of(admin, f"%DLQ%{GROUP}"))) == 3
+        assert len(wait_for(3, lambda: admin.read_topic(f"%DLQ%{GROUP}"))) == 3
 
         shown = [json.loads(line) for line in run(
             capsys, cluster.name_server, "list", "--json").splitlines()]  # fmt: skip
@@ -90,12 +89,12 @@ def test_the_way_of_a_dead_letter(
         }
         done = json.loads(run(capsys, cluster.name_server, "resend", "--json"))
         assert (done["resent"], done["already"], done["failed"]) == (3, 0, 0)
-        assert len(wait_for(13, lambda: messages_of(admin, TOPIC))) == 13
+        assert len(wait_for(13, lambda: admin.read_topic(TOPIC))) == 13
         # The index shows a message a moment after its queue does.
         wait_for(6, lambda: [m for i in ids for m in admin.query_by_unique_key(TOPIC, str(i))])
         done = json.loads(run(capsys, cluster.name_server, "resend", "--json"))
         assert (done["resent"], done["already"]) == (0, 3)
-        copies = [m for m in messages_of(admin, TOPIC) if "ROCKET_SINK_RESENDS" in m.properties]
+        copies = [m for m in admin.read_topic(TOPIC) if "ROCKET_SINK_RESENDS" in m.properties]
         assert {m.body for m in copies} == {m.body for m in given_up}
         kept = ("UNIQ_KEY", "KEYS", "TAGS", "__SHARDINGKEY", "color")
         assert {tuple(m.properties[n] for n in kept) for m in copies} == {
@@ -115,7 +114,7 @@ def test_spark_reads_what_is_stored(cluster: LocalCluster, spark: Any) -> None:
         return reader.options(**more).load()
 
     with Admin(nameServer=cluster.name_server) as admin:
-        stored = list(messages_of(admin, TOPIC))
+        stored = list(admin.read_topic(TOPIC))
         times = sorted(message.store_ms for message in stored)
     rows = read(TOPIC, maxMessagesPerPartition=2).collect()
     assert Counter(

@@ -22,7 +22,6 @@ from rocket_sink.errors import DeliveryError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.transactions import TransactionCommitter
-from tests.clusters import messages_of
 from tests.producer.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
@@ -78,7 +77,7 @@ def test_epochs_are_seen_once_decided_and_once(
         admin.create_topic(TOPIC, queues=4)
 
         def seen() -> Counter[tuple[int, int]]:
-            bodies = [m.body.decode().split("/") for m in messages_of(admin, TOPIC)]
+            bodies = [m.body.decode().split("/") for m in admin.read_topic(TOPIC)]
             return Counter((int(epoch), int(row)) for epoch, row in bodies)
 
         # The driver of this attempt dies before the append.

@@ -217,6 +217,12 @@ class Admin:
                 time.sleep(0.05 * empty)
             offset = max(following, offset)
 
+    def read_topic(self, topic: str) -> Iterator[StoredMessage]:
+        """Yield the messages that the topic has at the start of the call, queue by queue."""
+        ends = {queue: self.max_offset(queue) for queue in self.queues(topic)}
+        for queue, end in ends.items():
+            yield from self.read_queue(queue, end=end)
+
     def await_dispatched(self, topic: str, timeout_s: float = 30.0) -> bool:
         """Wait until the topic's brokers have dispatched all stored messages, of any topic, to
         queues, where consumers can see them. Return False after the time-out (for example under

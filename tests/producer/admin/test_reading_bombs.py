@@ -22,7 +22,6 @@ from rocket_sink.testing import FakeCluster
 from rocket_sink.testing import store as reads
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.stored import StoredMessage, encode_stored
-from tests.clusters import messages_of
 from tests.memory import memory_below
 
 MIB = 1 << 20
@@ -61,7 +60,7 @@ def store(cluster: FakeCluster, topic: str, ids: Iterable[str]) -> None:
 def test_a_topic_is_read_in_bounded_memory(cluster: FakeCluster, topic: str) -> None:
     with Admin(nameServer=cluster.name_server) as admin, memory_below(60 * MIB):
         count = 0
-        for message in messages_of(admin, topic):
+        for message in admin.read_topic(topic):
             assert message.body == BODY
             count += 1
         assert count == 2 * COUNT
