@@ -358,6 +358,11 @@ class BatchAttempt(SendAttempt):
         return room if room == self.requests else 0
 
 
+def single_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:
+    """Return the request's attempt class (no group), its body as buffers, and the body's bytes."""
+    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
+
+
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:
     """Return the body as a sequence of buffers (`len` gives bytes), and their total bytes."""
     if type(body) is bytes:

@@ -31,14 +31,13 @@ from rocket_sink.net.identity import Identity
 from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
-    BatchAttempt,
     CheckResult,
     Completion,
     End,
     SendAttempt,
     SendRequest,
     Wait,
-    buffers_of,
+    single_kind,
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
@@ -150,8 +149,7 @@ class SendEngine:
         if self.closed:
             raise ProducerClosedError("the producer is closed")
         if request.group is None:
-            kind, requests = BatchAttempt if request.batch else SendAttempt, 1
-            body, size = buffers_of(request.body)
+            (kind, body, size), requests = single_kind(request), 1
         else:
             (kind, body, size), requests = attempt_kind(request), request.message_count
         now_s, rates = self.clock(), self._rates

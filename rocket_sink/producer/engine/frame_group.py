@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
-    BatchAttempt,
     SendAttempt,
     SendRequest,
     StoredFrames,
-    buffers_of,
+    single_kind,
 )
 from rocket_sink.wire.answers import SendAnswers
 from rocket_sink.wire.responses import SendAnswer
@@ -169,4 +168,4 @@ def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any]
     """Return the request's attempt class, its body as buffers, and the body's bytes."""
     if request.group is not None:
         return GroupAttempt, (), request.group.body_bytes
-    return BatchAttempt if request.batch else SendAttempt, *buffers_of(request.body)
+    return single_kind(request)
