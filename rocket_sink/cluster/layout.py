@@ -70,7 +70,7 @@ class Runtime:
     tell: Progress
     certificates: TestCertificates | None = None
     tls_flags: Sequence[str] = ("-Dtls.server.mode=disabled",)
-    """Without TLS disable it: by default each server makes a certificate, a second of CPU."""
+    """A cluster without TLS disables it: each server would make a certificate (a second of CPU)."""
 
     @classmethod
     def make(

@@ -216,8 +216,8 @@ class FaultProxy(Scripted):
                     await asyncio.sleep(self.delay_ms / 1000)
                 if self.bytes_per_s:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
-                whole = self.script.is_used or self.change_route is not None
-                for piece in cutter.cut(data, whole=whole):
+                in_frames = self.script.is_used or self.change_route is not None
+                for piece in cutter.cut(data, whole=in_frames):
                     if piece.frame is None or not handle(piece.frame):
                         self._forward(connection, piece.data, direction)
                 await sink[1].drain()

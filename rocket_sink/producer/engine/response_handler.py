@@ -67,8 +67,9 @@ broker that does not take the message."""
 
 
 class NextStep(NamedTuple):
-    """Another attempt, at once by default, or after a wait. With Wait.VERIFY `attempt` is the ended
-    one, and a check has to find out whether its broker stored the messages."""
+    """The next attempt, which is sent at once by default, or after a wait. With Wait.VERIFY
+    `attempt` is the ended attempt: a check has to find out whether its broker stored the messages.
+    """
 
     attempt: SendAttempt
     wait: Wait = Wait.DELAY

@@ -1,4 +1,4 @@
-"""What users do with dead letters besides sending them: park, drop, take back, erase."""
+"""Parking, dropping, unparking and erasing of dead letters."""
 
 from __future__ import annotations
 
