@@ -77,6 +77,7 @@ def test_epochs_are_seen_once_decided_and_once(
         admin.create_topic(TOPIC, queues=4)
 
         def seen() -> Counter[tuple[int, int]]:
+            admin.await_dispatched(TOPIC)
             bodies = [m.body.decode().split("/") for m in admin.read_topic(TOPIC)]
             return Counter((int(epoch), int(row)) for epoch, row in bodies)
 
