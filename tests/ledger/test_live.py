@@ -169,6 +169,22 @@ def test_a_file_that_is_gone_is_passed_over(
     assert not figures.refresh()
 
 
+def test_commits_that_are_gone_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clean-up removes commits when nobody has read for longer than the log is kept."""
+    figures = followed(tmp_path)
+    store(tmp_path, [accounts(CONTEXT, acked=1)])
+    assert figures.refresh()
+    for epoch in range(1, 4):
+        store(tmp_path, [accounts(context(epoch=epoch), acked=10**epoch)])
+    for version in (1, 2):
+        (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+    assert figures.refresh()
+    assert f"the ledger {tmp_path} no longer has the commits 1 to 2" in caplog.text
+    assert figures.rows["acked"] == 1001
+
+
 def test_latencies_are_those_of_the_newest_answers(tmp_path: Path) -> None:
     figures = followed(tmp_path)
     store(tmp_path, [send_rows([attempt(rtt_ms=9000.0)], CONTEXT)])

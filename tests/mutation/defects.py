@@ -1284,6 +1284,14 @@ LEDGER: tuple[Defect, ...] = (
         "a backfill that waited for a day sends letters that were parked meanwhile",
     ),
     Defect(
+        "followers-wait-for-removed-commits",
+        "rocket_sink/ledger/append/follower.py",
+        "        self._pass_removed()\n",
+        "",
+        ("tests/ledger/test_live.py::test_commits_that_are_gone_are_passed_over",),
+        "after a pause of six hours a driver warns of no loss, and its metrics stand still",
+    ),
+    Defect(
         "int96-times-wrap",
         "rocket_sink/ledger/upkeep/rewrite.py",
         'pq.ParquetFile(source, coerce_int96_timestamp_unit="us")',

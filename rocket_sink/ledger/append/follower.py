@@ -23,8 +23,8 @@ _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 
 class LedgerFollower:
     """Reads the rows of the files that new commits add. The reader skips files that OPTIMIZE wrote,
-    because such files have no new rows. Delta keeps a commit's log file for six hours, so a reader
-    that pauses for longer misses commits."""
+    because such files have no new rows. Delta keeps a commit's log file for six hours. After a
+    longer pause the reader logs a warning, and goes on with the oldest commit that is there."""
 
     def __init__(
         self, place: LedgerPath, columns: Collection[str], kinds: Collection[str] = KINDS,
@@ -46,7 +46,7 @@ class LedgerFollower:
         self._columns = list(columns)
         self._kinds = kinds
         self._files = place.filesystem()
-        self._version = self._newest() if since is None else since
+        self._version = max(self._versions(), default=-1) if since is None else since
         self._skips_gone = skips_gone
         if since is not None and next(commits_after(place, self._files, since - 1), None) is None:
             raise FileNotFoundError(
@@ -61,6 +61,7 @@ class LedgerFollower:
                 commit that could not be read.
             ValueError: a commit is not JSON.
         """
+        self._pass_removed()
         for version, actions in commits_after(self._place, self._files, self._version):
             added = [action["add"] for action in actions if "add" in action]
             file_rows = [
@@ -72,10 +73,29 @@ class LedgerFollower:
             self._version = version
             yield from file_rows
 
-    def _newest(self) -> int:
+    def _pass_removed(self) -> None:
+        """Go on with the oldest commit that is there, if a clean-up removed the next one."""
+        following = self._version + 1
+        if self._is_there(following):
+            return
+        oldest = min((n for n in self._versions() if n > self._version), default=following)
+        if oldest > following:
+            _LOG.warning(
+                "the log of the ledger %s no longer has the commits %d to %d: their rows are not "
+                "in the figures", self._place, following, oldest - 1,
+            )  # fmt: skip
+            self._version = oldest - 1
+
+    def _is_there(self, version: int) -> bool:
+        info = self._files.get_file_info(f"{self._place.root}/{LOG_FOLDER}/{version:020}.json")
+        return info.type is not fs.FileType.NotFound
+
+    def _versions(self) -> Iterator[int]:
+        """Yield the versions of the commits that the log folder has, in any order."""
         selector = fs.FileSelector(f"{self._place.root}/{LOG_FOLDER}", allow_not_found=True)
-        names = (_COMMIT.fullmatch(info.base_name) for info in self._files.get_file_info(selector))
-        return max((int(name[1]) for name in names if name), default=-1)
+        for info in self._files.get_file_info(selector):
+            if name := _COMMIT.fullmatch(info.base_name):
+                yield int(name[1])
 
     def _rows(self, path: str) -> pa.Table | None:
         try:
