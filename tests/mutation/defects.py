@@ -1356,6 +1356,26 @@ LEDGER: tuple[Defect, ...] = (
         "a person's key is in the ledger after its erasure",
     ),
     Defect(
+        "erasures-commit-where-spark-does",
+        "rocket_sink/ledger/upkeep/rewrite.py",
+        "    table = open_for_commits(spark, place)\n",
+        "    table = open_table(place)\n",
+        (
+            "tests/stores/test_commits.py::test_letters_are_erased_only_if_this_driver_commits_by_delta_rs",
+        ),
+        "Spark's Delta overwrites an erasure's commit, and nobody can read the ledger",
+    ),
+    Defect(
+        "letters-are-dropped-before-the-refusal",
+        "rocket_sink/spark/backfill/parking.py",
+        "    open_for_rewrites(spark, place)  # Check this before a letter is dropped.\n",
+        "",
+        (
+            "tests/ledger/upkeep/test_erase.py::test_where_sparks_delta_commits_no_letter_is_dropped",
+        ),
+        "letters are dropped by an erasure that is refused",
+    ),
+    Defect(
         "killed-erasures-are-forgotten",
         "rocket_sink/ledger/upkeep/erase.py",
         'letters.filter(pc.starts_with(letters["last_error"], ERASED))',

@@ -25,11 +25,12 @@ from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.upkeep.erase import erase_letters
 from rocket_sink.ledger.upkeep.growth import keep_small
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import QueueSnapshots, with_queues
-from tests.ledger.values import context, sends
+from tests.ledger.values import context, letter, sends
 from tests.stores.cases import delta_rs_options, place_on, stored_keys
 from tests.stores.server import S3Server
 
@@ -161,6 +162,30 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
         assert (summary.recovered, summary.rows) == (1, 0)
     rows = rows_in(server, place)
     assert rows == {"q": commits * ROWS, context().query_id: ROWS}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
+    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    """Where Spark's Delta commits, it could overwrite the commit whose old files are deleted."""
+    session: Any = SimpleNamespace(
+        _jsparkSession=object(), sparkContext=SimpleNamespace(applicationId="app", master="local")
+    )
+    monkeypatch.setattr(table_module, "_allowed", {("app", folder): commits})
+    delta_rs.create_table(folder, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
+    table, row = delta_rs.open_table(folder), letter(context())
+    assert table is not None
+    delta_rs.commit(folder, table, write_data_files(folder, [row]), "q", 0)
+    ids = row["letter_id"].to_pylist()
+    if commits:
+        assert erase_letters(session, folder, ids, "request 7").letters == 1
+    else:
+        with pytest.raises(LedgerError, match="cannot be removed: Spark's Delta commits"):
+            erase_letters(session, folder, ids, "request 7")
+    table = DeltaTable(folder.uri, storage_options=delta_rs_options(server.endpoint))
+    assert (table.version() > 1) == commits
+    assert table.to_pyarrow_table()["body"].to_pylist() == [None if commits else b"body"]
 
 
 def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPath) -> None:

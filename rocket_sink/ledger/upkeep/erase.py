@@ -10,18 +10,21 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.append.delta_rs import StoredFile, open_table, stored_files
+from rocket_sink.ledger.append.delta_rs import StoredFile, stored_files
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import replaced
 from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA
-from rocket_sink.ledger.upkeep.rewrite import read_file, rewrite
+from rocket_sink.ledger.upkeep.rewrite import open_for_rewrites, read_file, rewrite
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ERASED: Final = "erased: "
 """First word of an erased letter's `last_error`; the reason follows."""
@@ -52,24 +55,20 @@ class Erased:
     quarantined: tuple[str, ...] = ()
 
 
-def erase_letters(place: LedgerPath, letter_ids: Iterable[str], reason: str) -> Erased:
+def erase_letters(
+    spark: SparkSession, place: LedgerPath, letter_ids: Iterable[str], reason: str
+) -> Erased:
     """Erase the contents of these dead letters, and finish earlier erasures that were killed. Raise
     LedgerError if Spark's Delta commits to the ledger, or if other processes keep rewriting it."""
     wanted = pa.array(list(letter_ids), pa.string())
     for _ in range(_TRIES):
-        table = open_table(place)
-        if table is None:
-            raise LedgerError(
-                f"nothing of the ledger {place} can be erased: Spark's Delta commits to it, "
-                "and removes nothing from an append-only table",
-                path=place.uri,
-            )
+        table = open_for_rewrites(spark, place)
         files = [file for file in stored_files(place, table) if file.kind == DEAD_LETTER]
         counts = {file: _count(place, file, wanted)[0] for file in files}
         touched = [file for file, count in counts.items() if count]
         change = partial(_without_contents, letters=wanted, reason=reason)
         if not touched or rewrite(place, table, [[file] for file in touched], change):
-            deleted, loose = _delete_old(place)
+            deleted, loose = _delete_old(spark, place)
             return Erased(sum(counts.values()), 0, deleted, loose)
     raise LedgerError(
         f"other processes rewrite the ledger {place} all the time: nothing was erased; try again",
@@ -92,11 +91,10 @@ def _without_contents(batch: pa.RecordBatch, letters: pa.Array, reason: str) -> 
     return replaced(batch, columns)
 
 
-def _delete_old(place: LedgerPath) -> tuple[int, int]:
+def _delete_old(spark: SparkSession, place: LedgerPath) -> tuple[int, int]:
     """Delete files that hold an erased letter and are not in the table's newest version. Return the
     numbers of deleted files and of `loose_files` (see `Erased`)."""
-    newest = open_table(place)
-    assert newest is not None
+    newest = open_for_rewrites(spark, place)
     files = [file for file in stored_files(place, newest) if file.kind == DEAD_LETTER]
     columns = ["letter_id", "last_error"]
     batches = [batch for file in files for batch in read_file(place, file, columns)]

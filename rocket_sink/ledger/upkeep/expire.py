@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import StoredFile, stored_files
-from rocket_sink.ledger.append.table import check_table, open_for_commits
+from rocket_sink.ledger.append.table import check_table, missing, open_for_commits
 from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query.duckdb_reader import reader_of
@@ -34,7 +33,7 @@ from rocket_sink.ledger.schema import (
     columns_of,
 )
 from rocket_sink.ledger.sql import Query, micros
-from rocket_sink.ledger.upkeep.rewrite import read_file, rewrite
+from rocket_sink.ledger.upkeep.rewrite import open_for_rewrites, read_file, rewrite
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
@@ -96,14 +95,9 @@ def expire_ledger(
     long enough ago. Raise LedgerError if there is no ledger, or if Spark's Delta commits to it:
     Delta cannot take rows out of an append-only table."""
     check_table(spark, place)
-    table, query = open_for_commits(spark, place), reader_of(spark, place)
-    if table is None or query is None:
-        raise LedgerError(
-            f"rows of the ledger {place} cannot expire: Spark's Delta commits to it, and "
-            "removes none from an append-only table. A ledger in a folder of the driver, or "
-            "on S3 with Hadoop 3.4.2 and later, can expire",
-            path=place.uri,
-        )
+    table, query = open_for_rewrites(spark, place), reader_of(spark, place)
+    if query is None:
+        raise missing(place)
     expired = expire(place, table, query, retention, dry_run=dry_run)
     if not dry_run and (newest := open_for_commits(spark, place)) is not None:
         newest.vacuum(dry_run=False)

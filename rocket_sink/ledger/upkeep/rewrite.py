@@ -27,6 +27,7 @@ from rocket_sink.ledger.append.delta_rs import (
     stored_files,
     write_version,
 )
+from rocket_sink.ledger.append.table import open_for_commits
 from rocket_sink.ledger.notes import now_ms
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
@@ -34,9 +35,24 @@ from rocket_sink.ledger.transport.data_files import write_data_files
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
 _BATCH_ROWS: Final = 8192
 _TRIES: Final = 10
+
+
+def open_for_rewrites(spark: SparkSession, place: LedgerPath) -> DeltaTable:
+    """Open the table to take rows or contents out of it. Raise LedgerError if Spark's Delta commits
+    to the ledger: it may overwrite a rewrite, whose old files are already deleted."""
+    table = open_for_commits(spark, place)
+    if table is None:
+        raise LedgerError(
+            f"rows of the ledger {place} cannot be removed: Spark's Delta commits to it, and "
+            "removes none from an append-only table. A ledger in a folder of the driver, or on S3 "
+            "with Hadoop 3.4.2 and later, can expire and be erased",
+            path=place.uri,
+        )
+    return table
 
 
 def read_file(

@@ -16,6 +16,7 @@ from rocket_sink.ledger.query.pending_keys import forget
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
+from rocket_sink.ledger.upkeep.rewrite import open_for_rewrites
 from rocket_sink.ledger.views import view
 from rocket_sink.spark.backfill.sources import filtered
 
@@ -80,11 +81,12 @@ def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Er
     """
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False)
+    place = resolve_path(ledger.uri)
+    open_for_rewrites(spark, place)  # Check this before a letter is dropped.
     matches = filtered(every, where, of="the dead letters' columns")
     rows = matches.select("letter_id", "topic", "sharding_key").distinct().collect()
     dropped = park(spark, ledger, where=where, note=reason, resolution="dropped").count
-    place = resolve_path(ledger.uri)
-    erased = erase_letters(place, {row.letter_id for row in rows}, reason)
+    erased = erase_letters(spark, place, {row.letter_id for row in rows}, reason)
     erased_keys = {(row.topic, row.sharding_key) for row in rows}
     pending = ledger.dead_letters(spark).select("topic", "sharding_key").collect()
     forget(place, erased_keys - {tuple(row) for row in pending})

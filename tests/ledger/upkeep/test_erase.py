@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -10,15 +11,18 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink import Ledger
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.append.table import PROPERTIES
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.growth import merge
+from rocket_sink.spark.backfill.parking import erase
 from tests.growth import SPARK, Growth
 from tests.run_command import run_command
 
@@ -64,7 +68,7 @@ def test_contents_go_from_every_version(ledger: Ledger) -> None:
     assert len(holding(ledger.path, f"body of {SECRET}")) == 3
     rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
     ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
-    assert erase_letters(place, ids, "request 7") == Erased(2, 0, 3, 0)
+    assert erase_letters(SPARK, place, ids, "request 7") == Erased(2, 0, 3, 0)
     assert holding(ledger.path, SECRET) == []
     assert holding(ledger.path, f"body of {OTHER}")
     after = DeltaTable(place.root).to_pyarrow_table().to_pylist()
@@ -86,9 +90,9 @@ def test_an_erasure_that_was_killed_is_finished(
     ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("rocket_sink.ledger.upkeep.erase._delete_old", _killed)
-        erase_letters(place, ids, "request 7")
+        erase_letters(SPARK, place, ids, "request 7")
     assert holding(ledger.path, SECRET)
-    assert erase_letters(place, [], "another one").deleted_files == 3
+    assert erase_letters(SPARK, place, [], "another one").deleted_files == 3
     assert holding(ledger.path, SECRET) == []
 
 
@@ -99,7 +103,18 @@ def _killed(*_: Any) -> None:
 def test_a_file_of_a_running_attempt_is_left(ledger: Ledger) -> None:
     place = resolve_path(ledger.path)
     write_data_files(place, in_order(letters_of(SECRET, 9)[:1], 9 << 32))
-    assert erase_letters(place, [], "none").loose_files == 1
+    assert erase_letters(SPARK, place, [], "none").loose_files == 1
+
+
+def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse before anything is written: the fake ledger has no method to append."""
+    place = LedgerPath("s3a://b/k", "b/k", is_local=False)
+    ledger: Any = SimpleNamespace(
+        uri=place, sync_fully=lambda spark: None, dead_letters=lambda spark, pending: None
+    )
+    monkeypatch.setattr(table_module, "_allowed", {("growth", place): False})
+    with pytest.raises(LedgerError, match="s3a://b/k cannot be removed: Spark's Delta commits"):
+        erase(SPARK, ledger, where="true", reason="request 7")
 
 
 @pytest.mark.spark
