@@ -208,7 +208,8 @@ class Ledger:
     def attempts(self, spark: SparkSession) -> DataFrame:
         """Return a row per task attempt with any rows; `counts` is true for attempts that count.
 
-        A killed attempt has no accounts (`rows_in` is null), only sends."""
+        An attempt that was killed, or whose accounts have expired, has only sends: its `rows_in` is
+        null."""
         return views.view(self.rows(spark), "attempts")
 
     def report(

@@ -1,9 +1,14 @@
 """Retention: removes old rows, and bodies of settled dead letters. Old rows that are needed stay:
 
 - pending dead letters, their epochs' accounts and their backfills' marks;
+- accounts and marks of parked and dropped letters that stay, because they may be unparked;
 - half messages of open transactions, and the ends of transactions whose half messages stay;
 - resolutions of dead letters that stay, because without them the letters would be pending;
-- the last two epochs of each streaming query, which a restart may run again."""
+- sends of killed attempts, as long as the accounts of their epochs;
+- the last two epochs of each streaming query, which a restart may run again.
+
+The accounts of an epoch go all at once, and so do its sends: a part of them would not add up."""
+# ruff: noqa: S608 (the SQL has our own names only)
 
 from __future__ import annotations
 
@@ -45,7 +50,7 @@ _KIND: Final = "upkeep"
 _NOTE: Final = "expired"
 _DAY_MS: Final = 86_400_000
 _LAST_EPOCHS: Final = 2
-_ASKED: Final = ("at", "letter_id", "query_id", "epoch")
+_ASKED: Final = ("at", "letter_id", "query_id", "epoch", "task_attempt_id")
 """Columns that decide whether a row is dropped."""
 
 
@@ -140,10 +145,13 @@ def expire(
             none = pa.repeat(False, batch.num_rows)
             return none, none
         is_old = pc.less(batch["at"].cast(pa.int64()), before_us[kind]).fill_null(False)
-        epochs = batch["epoch"].cast(pa.string())
-        epochs = pc.binary_join_element_wise(batch["query_id"], epochs, " ")
-        stays = pc.or_(*(pc.is_in(n, needed[kind]) for n in (batch["letter_id"], epochs)))
-        return is_old, pc.and_not(is_old, stays)
+        epoch, task = (batch[name].cast(pa.string()) for name in ("epoch", "task_attempt_id"))
+        epochs = pc.binary_join_element_wise(batch["query_id"], epoch, " ")
+        attempts = pc.binary_join_element_wise(epochs, task, " ")
+        goes = is_old
+        for names in (batch["letter_id"], epochs, attempts):
+            goes = pc.and_not(goes, pc.is_in(names, needed[kind]))
+        return is_old, goes
 
     rows, kept, cleared = Counter[str](), Counter[str](), 0
     dropped: list[StoredFile] = []
@@ -182,7 +190,7 @@ def expire(
 
 
 _KEY: Final = "concat(query_id, ' ', CAST(epoch AS STRING)) AS name"
-_OPEN: Final = f"SELECT {_KEY} FROM transactions WHERE open"  # noqa: S608 (names of ours)
+_OPEN: Final = f"SELECT {_KEY} FROM transactions WHERE open"
 _LAST: Final = f"""
     SELECT query_id, epoch FROM (
         SELECT query_id, epoch, row_number() OVER (PARTITION BY query_id ORDER BY epoch DESC) AS nth
@@ -190,24 +198,56 @@ _LAST: Final = f"""
             SELECT DISTINCT query_id, epoch FROM ledger_rows
             WHERE lane IN ('foreach', 'datasource', 'foreach_batch')
         ) e
-    ) n WHERE nth <= {_LAST_EPOCHS}"""  # noqa: S608 (a number of ours)
-_IN_USE: Final = (_OPEN, f"SELECT {_KEY} FROM ({_LAST}) l")  # noqa: S608
+    ) n WHERE nth <= {_LAST_EPOCHS}"""
+_IN_USE: Final = (_OPEN, f"SELECT {_KEY} FROM ({_LAST}) l")
 _PENDING: Final = "SELECT letter_id AS name FROM pending_letters"
+_STAYING: Final = f"""
+    SELECT letter_id, query_id, epoch FROM (
+        SELECT letter_id, query_id, epoch, at, {_KEY} FROM letters
+    ) l WHERE {{young_{DEAD_LETTER}}} OR name IN ({" UNION ALL ".join(_IN_USE)})"""
+"""Query for settled dead letters that stay, and some that are pending."""
+_PARKED: Final = f"SELECT l.* FROM ({_STAYING}) l SEMI JOIN parked p ON l.letter_id = p.letter_id"
+
+
+def _cut_epochs(rows: str, kind: str) -> str:
+    """Return the query for epochs that have both old and young rows of a kind."""
+    young = f"{{young_{kind}}}"
+    return (
+        f"SELECT {_KEY} FROM {rows} GROUP BY query_id, epoch "
+        f"HAVING bool_or({young}) AND NOT bool_and({young})"
+    )
+
+
+_ACCOUNTS: Final = (
+    *_IN_USE,
+    f"SELECT {_KEY} FROM pending_letters",
+    f"SELECT {_KEY} FROM ({_PARKED}) k",
+    _cut_epochs("epoch_rows", EPOCH),
+)
+_SENDS: Final = (
+    *_IN_USE,
+    _cut_epochs("send_rows", SEND),
+    f"""SELECT concat(k.name, ' ', CAST(task_attempt_id AS STRING)) AS name
+    FROM (SELECT task_attempt_id, {_KEY} FROM killed_attempts) k
+    SEMI JOIN (
+        SELECT {_KEY} FROM epoch_rows WHERE {{young_{EPOCH}}}
+        UNION ALL {" UNION ALL ".join(_ACCOUNTS)}
+    ) a ON k.name = a.name""",
+)
 _NEEDED: Final = {
-    SEND: _IN_USE,
+    SEND: _SENDS,
     DEAD_LETTER: (*_IN_USE, _PENDING),
-    EPOCH: (*_IN_USE, f"SELECT {_KEY} FROM pending_letters"),  # noqa: S608
-    TRANSACTION: (*_IN_USE, f"SELECT {_KEY} FROM decided_halves WHERE {{young_{SEND}}}"),  # noqa: S608
-    RESOLUTION: (
-        _PENDING,
-        f"SELECT letter_id AS name FROM letters WHERE {{young_{DEAD_LETTER}}}",  # noqa: S608
-    ),
+    EPOCH: _ACCOUNTS,
+    TRANSACTION: (*_SENDS, f"SELECT {_KEY} FROM decided_halves WHERE {{young_{SEND}}}"),
+    RESOLUTION: (_PENDING, f"SELECT letter_id AS name FROM ({_STAYING}) s"),
     BACKFILL: (
         """SELECT m.letter_id AS name FROM backfills m
         ANTI JOIN settled s ON m.letter_id = s.letter_id""",
+        f"SELECT letter_id AS name FROM ({_PARKED}) k",
     ),
 }
-"""{kind: queries for the names of old rows that stay: a letter's id, or `<query id> <epoch>`}."""
+"""{kind: queries for the names of old rows that stay}. A name is a letter's id, `<query id>
+<epoch>`, or `<query id> <epoch> <task attempt>`."""
 
 
 def _needed(query: Query, kind: str, before_us: Mapping[str, int]) -> pa.Array:
@@ -220,7 +260,7 @@ def _needed(query: Query, kind: str, before_us: Mapping[str, int]) -> pa.Array:
 
 
 def _names(query: Query, source: str) -> pa.Array:
-    select = f"SELECT DISTINCT name FROM ({source}) s"  # noqa: S608 (names of ours)
+    select = f"SELECT DISTINCT name FROM ({source}) s"
     return query(select)["name"].combine_chunks().cast(pa.string())
 
 
@@ -245,7 +285,7 @@ def _spent_letters(query: Query, before_us: int) -> pa.Array:
             ON l.query_id = n.query_id AND l.epoch = n.epoch
         WHERE (r.is_over AND r.settled_at < timestamp_micros({before_us}))
             OR (c.counts IS NULL AND n.is_last IS NULL AND l.at < timestamp_micros({before_us}))
-        """,  # noqa: S608 (names of ours)
+        """,
     )
 
 
