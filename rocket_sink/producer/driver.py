@@ -222,6 +222,7 @@ class SubmissionQueue:
         return False
 
     def _refuse(self, request: SendRequest, error: SendError) -> None:
+        self._engine.measure_failure(request, error)
         token = request.token
         tokens = token.tokens if type(token) is SendGroup else [token]
         self.refused += [Completion(owner, Outcome.NOT_SENT, None, error) for owner in tokens]
@@ -312,7 +313,8 @@ class Driver:
         engine, submissions = self.engine, self._submissions
         request.token = waiter
         timeout_s = request.timeout_s or self._timeout_s
-        deadline_s = (request.since_s or engine.clock()) + timeout_s
+        since_s = request.since_s or engine.clock()
+        deadline_s = since_s + timeout_s
         window_waiter: Waiter | None = None
         try:
             while True:
@@ -337,6 +339,10 @@ class Driver:
                     self._window_waiters[window_waiter] = deadline_s
                 may_enter = partial(self._may_enter, request, window_waiter)
                 self._drive_until(may_enter, window_waiter, STEP_S)
+        except NotSentError as error:
+            request.since_s = since_s
+            engine.measure_failure(request, error)
+            raise
         finally:
             if window_waiter is not None:
                 self._window_waiters.pop(window_waiter, None)

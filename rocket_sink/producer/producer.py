@@ -438,7 +438,11 @@ class Producer:
         """Return the route. The look-up counts for the request's time-out, as in Java."""
         driver = self._session.driver
         request.since_s = driver.engine.clock()
-        return driver.publish_info(request.topic, timeout_s=request.timeout_s)
+        try:
+            return driver.publish_info(request.topic, timeout_s=request.timeout_s)
+        except SendError as error:
+            driver.engine.measure_failure(request, error)
+            raise
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
         """Return the route that gives keys their queues in strict order. While a broker is missing,

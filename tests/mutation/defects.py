@@ -313,6 +313,24 @@ NET: tuple[Defect, ...] = (
         "the counter of sent messages misses those that were answered together",
     ),
     Defect(
+        "failed-groups-unmeasured",
+        "rocket_sink/producer/engine/engine.py",
+        "            if completion.error is not None:\n"
+        "                self.measure_failure(request, completion.error, attempt.address)\n"
+        "            return\n",
+        "            return\n",
+        ("tests/producer/test_telemetry.py::test_each_message_of_a_group_that_fails_is_measured",),
+        "no metric shows that a broker's outage fails all asynchronous sends",
+    ),
+    Defect(
+        "failures-without-an-attempt-unmeasured",
+        "rocket_sink/producer/driver.py",
+        "            engine.measure_failure(request, error)\n",
+        "",
+        ("tests/producer/test_telemetry.py::test_failures_without_an_attempt_are_measured",),
+        "no metric shows that sends fail because the window stays full",
+    ),
+    Defect(
         "unsent-messages-counted",
         "rocket_sink/net/telemetry.py",
         "is not Outcome.NOT_SENT",

@@ -20,8 +20,12 @@ from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rocket_sink import Message, Producer, TableProducer
-from rocket_sink.errors import NotSentError, RejectedError
+from rocket_sink.errors import NoRouteError, NotSentError, RejectedError, WindowFullError
 from rocket_sink.net import telemetry
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.driver import SubmissionQueue
+from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import ResponseCode
 
@@ -116,6 +120,67 @@ def test_failures_have_their_error_and_what_was_not_sent_is_no_sent_message(
     assert counts(reader) == {"MESSAGE_ILLEGAL": 1}
     errors = {p.attributes.get("error.type") for p in points(reader)[telemetry.DURATION]}
     assert "MESSAGE_ILLEGAL" in errors and len(errors) == 2
+
+
+def failures(reader: InMemoryMetricReader) -> dict[str, int]:
+    """Return {error.type: measured requests}."""
+    requests: dict[str, int] = {}
+    for point in points(reader)[telemetry.DURATION]:
+        if error := point.attributes.get("error.type"):
+            requests[error] = requests.get(error, 0) + point.count
+    return requests
+
+
+def test_each_message_of_a_group_that_fails_is_measured(reader: InMemoryMetricReader) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("orders", queues=1)
+        with Producer(nameServer=cluster.name_server, sendMsgTimeout=1000) as producer:
+            producer.send_async(Message("orders", b"x")).result(30)
+            cluster.brokers[0].kill()
+            with producer._session.driver.lock:  # The producer's thread takes all messages at once.
+                futures = [producer.send_async(Message("orders", b"x")) for _ in range(60)]
+            assert all(future.exception(30) for future in futures)
+            sent = counts(reader)
+    requests = failures(reader)
+    assert sum(requests.values()) == 60, requests
+    assert sent == {None: 1}
+
+
+def test_failures_without_an_attempt_are_measured(
+    reader: InMemoryMetricReader, cluster: FakeCluster
+) -> None:
+    message = Message("orders", b"x")
+    options = SinkOptions.parse(
+        nameServer=cluster.name_server,
+        createTopicKey="",
+        backPressureForAsyncSendNum=1,
+        sendMsgTimeout=500,
+    )
+    with Producer(options) as producer:
+        producer.send(message)
+        for broker in cluster.brokers:
+            broker.freeze()
+        producer.send_async(message, timeout_ms=30_000)
+        with pytest.raises(WindowFullError):
+            producer.send_async(message)
+        with pytest.raises(NoRouteError):
+            producer.send(Message("nowhere", b"x"), selector=lambda queues, *_: queues[0])
+        for broker in cluster.brokers:
+            broker.thaw()
+    engine = SendEngine(options)
+    submissions = SubmissionQueue(engine)
+    submissions.append(SendRequest("orders", b"x"))
+    submissions.close()
+    engine.close()
+    errors = failures(reader)
+    assert {errors[code] for code in ("WINDOW_FULL", "NO_ROUTE", "PRODUCER_CLOSED")} == {1}
+    (waited_s,) = (
+        point.sum
+        for point in points(reader)[telemetry.DURATION]
+        if point.attributes.get("error.type") == "WINDOW_FULL"
+    )
+    assert waited_s >= 0.5
+    assert counts(reader) == {None: 2}
 
 
 def test_without_opentelemetry_there_are_no_metrics_and_nothing_imports_it() -> None:

@@ -484,7 +484,10 @@ class SendEngine:
     ) -> None:
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
-            return  # The messages have left the group, or have completed before.
+            # Without an error, the messages have left the group, or have completed before.
+            if completion.error is not None:
+                self.measure_failure(request, completion.error, attempt.address)
+            return
         metrics.record(
             request.topic,
             request.message_count if stored is None else len(stored),
@@ -493,6 +496,24 @@ class SendEngine:
             result=completion.result,
             error=completion.error,
         )
+
+    def measure_failure(
+        self, request: SendRequest, error: SendError, address: str | None = None
+    ) -> None:
+        """Measure a request that failed as a whole; each message of a group is a request."""
+        if self._metrics is None:
+            return
+        now_s = self.clock()
+        requests = 1 if request.group is None else request.message_count
+        for _ in range(requests):
+            self._metrics.record(
+                request.topic,
+                request.message_count // requests,
+                now_s - (request.since_s or now_s),
+                address=address,
+                result=None,
+                error=error,
+            )
 
     def _complete_parts(self, answered: dict[GroupAttempt, None]) -> None:
         """Complete the answered messages of groups of which other messages still wait."""
