@@ -1,13 +1,12 @@
 """A consumer under OpenTelemetry's Java agent: its spans have the producer's span as their parent.
 
-The agent's jar is no dependency: fetch io.opentelemetry.javaagent:opentelemetry-javaagent by Maven.
+Ivy fetches the agent's jar into the cache of the cluster's jars, once.
 """
 
 from __future__ import annotations
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,19 +18,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanContext
 
+from benchmarks.peers.jars import resolve_modules
 from rocket_sink import Message, Producer, TableProducer
 from rocket_sink.cluster import LocalCluster
 from tests.clusters import make_topic, repair
 from tests.java_client import FOLDER, GENERATIONS, java_command, run_java
 
-HOME = Path.home() / ".m2/repository/io/opentelemetry/javaagent/opentelemetry-javaagent"
-AGENTS = sorted(HOME.glob("*/opentelemetry-javaagent-*.jar"))
+AGENT = "opentelemetry-javaagent"
+VERSION = "2.11.0"
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not AGENTS, reason=f"no OpenTelemetry agent for Java in {HOME}"),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 class Collector(HTTPServer):
@@ -60,6 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
 def test_a_java_consumers_spans_have_the_senders_span_as_parent(
     local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    module = f"io.opentelemetry.javaagent:{AGENT}:{VERSION}"
+    [agent] = resolve_modules(f"{AGENT}-{VERSION}", [module], tell=print)
     repair(local_cluster)
     topic = "java-spans"
     make_topic(local_cluster, topic)
@@ -81,7 +79,7 @@ def test_a_java_consumers_spans_have_the_senders_span_as_parent(
             "otel.exporter.otlp.endpoint": f"http://127.0.0.1:{collector.server_port}",
             "otel.bsp.schedule.delay": "200",
         }  # fmt: skip
-        options = [f"-javaagent:{AGENTS[-1]}", *(f"-D{k}={v}" for k, v in settings.items())]
+        options = [f"-javaagent:{agent}", *(f"-D{k}={v}" for k, v in settings.items())]
         monkeypatch.setenv("JAVA_TOOL_OPTIONS", " ".join(options))
         run_java(
             FOLDER / "PushTopic.java", local_cluster.name_server, topic, "8",
