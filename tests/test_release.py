@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rocket_sink
+from rocket_sink.ledger.views import VIEWS
 from tools import public_names, release, sbom
 from tools.setup_cfg import project
 
@@ -124,6 +126,19 @@ def test_what_breaks_users_is_seen() -> None:
     without = [name for name in names if name != option]
     assert public_names.breaks(old, old, names, without) == [f"{option}: it vanished"]
     assert public_names.breaks(old, old, without, names) == []
+
+
+def test_views_keys_and_attributes_are_among_the_names() -> None:
+    names = set(public_names.names())
+    assert {
+        "view sends rtt_ms", "view epochs adds_up", "view pending_letters last_error",
+        "json report totals rows_in", "json report verdict next", "json ledger fold rows",
+        "metric rocket_sink.send.duration.bucket by le", "metric rocket_sink.rows by outcome",
+        "metric messaging.client.operation.duration by messaging.operation.type",
+    } <= names  # fmt: skip
+    assert "json report tuning" not in names
+    quoted = set(re.findall(r'"(\w+)"', inspect.getsource(rocket_sink.Ledger)))
+    assert quoted & set(VIEWS) == set(public_names.VIEWS)
 
 
 def test_a_deprecation_counts_from_the_next_minor_version_on() -> None:

@@ -4,34 +4,52 @@
     python -m tools.public_names --check    exit 1 if a stored name vanished or breaks its callers
 
 `public-api.txt` is Python without bodies, compared by griffe's rules; `public-names.txt` has
-options, columns, commands and the like, one a line, of which none may vanish. A change that breaks
-users needs a row in the table of deprecations in docs/stability.md, from an earlier minor version.
+options, columns, views, commands, metrics and the like, one a line, of which none may vanish. A
+change that breaks users needs a row in the table of deprecations in docs/stability.md, from an
+earlier minor version.
 Until the first release anything may change: storing the names anew is enough.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import inspect
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import Mock
 
 import click
 
 import rocket_sink
 from rocket_sink import cluster, errors, testing
 from rocket_sink.cli import cli
-from rocket_sink.ledger.query.live import METRICS
-from rocket_sink.ledger.schema import COLUMNS
+from rocket_sink.commands import benchmark, check
+from rocket_sink.commands.common import stream_run
+from rocket_sink.ledger.append.delta_rs import create_table
+from rocket_sink.ledger.driver.fold import FoldSummary
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.query.live import METRICS, BrokerSums, Standing
+from rocket_sink.ledger.report import values
+from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.tune.suggest import Tuning
+from rocket_sink.ledger.upkeep.erase import Erased
+from rocket_sink.ledger.upkeep.expire import Expired
 from rocket_sink.net import telemetry
 from rocket_sink.options import OPTIONS
+from rocket_sink.producer.admin.dlq import ResendReport
 from rocket_sink.rows.contract import CONTRACT
 from rocket_sink.rows.stored_rows import STORED_DDL
+from rocket_sink.spark.backfill.backfill import Plan
+from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.reader import READ_OPTIONS
 from rocket_sink.task.totals import WriteSummary
 from tools.setup_cfg import ROOT, project
@@ -39,6 +57,28 @@ from tools.setup_cfg import ROOT, project
 API: Final = ROOT / "tools" / "public-api.txt"
 NAMES: Final = ROOT / "tools" / "public-names.txt"
 STABILITY: Final = ROOT / "docs" / "stability.md"
+VIEWS: Final = (
+    "sends", "letters", "pending_letters", "resolutions", "settled", "backfills", "transactions",
+    "isolations", "epochs", "attempts",
+)  # fmt: skip
+"""The views that methods of `Ledger` return."""
+JSON: Final = {
+    "backfill --dry-run": Plan,
+    "backfill": Resent,
+    "benchmark cases": benchmark.Figures,
+    "benchmark comparison": benchmark.Change,
+    "check findings": check.Finding,
+    "dlq resend": ResendReport,
+    "ledger erase": Erased,
+    "ledger expire": Expired,
+    "ledger fold": FoldSummary,
+    "report": values.Figures,
+    "report verdict": values.Finding,
+    "stream": stream_run.Report,
+    "tune": Tuning,
+}
+"""The dataclasses whose fields are the keys of `--json`."""
+_NOT_PRINTED: Final = ("series", "tuning")
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 
 
@@ -130,8 +170,52 @@ def _commands(command: click.Command, words: str) -> Iterator[str]:
             yield from _commands(below, f"{words} {name}")
 
 
+def _views() -> Iterator[str]:
+    """Yield the public columns of the ledger's views, as an empty ledger has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = resolve_path(folder)
+        create_table(place, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
+        ledger = open_quick(folder)
+        assert ledger is not None
+        for view in VIEWS:
+            columns = ledger.query(f"SELECT * FROM {view}").column_names  # noqa: S608
+            yield from (f"view {view} {name}" for name in columns if name[0] != "_")
+
+
+def _keys(kind: type, words: str) -> Iterator[str]:
+    """Yield a dataclass's fields, and those of dataclasses that its annotations name."""
+    scope = vars(sys.modules[kind.__module__])
+    for field in dataclasses.fields(kind):
+        if field.name not in _NOT_PRINTED:
+            yield f"json {words} {field.name}"
+            for name in re.findall(r"\w+", str(field.type)):
+                if dataclasses.is_dataclass(scope.get(name)):
+                    yield from _keys(scope[name], f"{words} {field.name}")
+
+
+def _attributes() -> Iterator[str]:
+    """Yield the attributes of the metrics' values, for figures that have each kind of value."""
+    single: Any = Counter({1: 1})
+    figures: Any = SimpleNamespace(
+        rows=Counter(), duplicates_possible=0, standing=Standing({"data": 1}, 0),
+        brokers={"broker-a": BrokerSums(failures=single, isolations=single, answers=single)},
+    )  # fmt: skip
+    for metric in METRICS:
+        for _, attributes in metric.values(figures):
+            yield from (f"metric {metric.name} by {name}" for name in attributes)
+    meter = Mock()
+    client = telemetry.ClientMetrics(SimpleNamespace(get_meter=lambda _: meter))
+    error: Any = errors.RocketSinkError("any")
+    client.record("topic", 1, 0.1, address="127.0.0.1:10911", result=None, error=error)
+    recorded = meter.create_histogram().record.call_args.args[1]
+    yield from (f"metric {telemetry.DURATION} by {name}" for name in recorded)
+    recorded = meter.create_counter().add.call_args.args[1]
+    yield from (f"metric {telemetry.SENT} by {name}" for name in recorded)
+
+
 def names() -> list[str]:
-    """Return options, columns, commands, error codes, metrics and extras, one a line."""
+    """Return options, columns, views, commands, keys, error codes, metrics and extras, one a
+    line."""
     lines = []
     for option in OPTIONS:
         default = str(option.default) if isinstance(option.default, _PLAIN) else "..."
@@ -143,7 +227,10 @@ def names() -> list[str]:
         lines.append(f"column {column.name}" + (f" also {column.alias}" if column.alias else ""))
     lines += [f"read column {part}" for part in re.split(r", (?=[a-z_]+ [A-Z])", STORED_DDL)]
     lines += [f"ledger column {column.name} {column.sql_type}" for column in COLUMNS]
+    lines += _views()
     lines += _commands(cli, "rocket-sink")
+    for words, kind in JSON.items():
+        lines += _keys(kind, words)
     lines += [
         f"error {value.code} {name}"
         for name, value in public_objects().items()
@@ -151,6 +238,7 @@ def names() -> list[str]:
     ]
     lines += [f"metric {metric.name} {metric.unit}" for metric in METRICS]
     lines += [f"metric {telemetry.DURATION} s", f"metric {telemetry.SENT} {{message}}"]
+    lines += _attributes()
     lines += [f"extra {extra}" for extra in project()["optional-dependencies"]]
     return sorted(set(lines))
 
