@@ -100,6 +100,26 @@ def test_what_builds_a_release_has_one_version_each() -> None:
     assert pins and all(re.fullmatch(r"[\w.-]+==[\d.]+", pin) for pin in pins)
 
 
+@pytest.mark.parametrize("others", [[], [sys.executable], ["/another/python3"]])
+def test_a_release_needs_a_second_python(
+    others: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builders: list[str] = []
+
+    def build(pythons: list[str], work: Path) -> Path:
+        builders.extend(pythons)
+        return work
+
+    monkeypatch.setattr(release, "_run", lambda *_, **__: "")
+    monkeypatch.setattr(release, "build", build)
+    monkeypatch.setattr(release, "check", lambda *_: None)
+    monkeypatch.setattr(release, "other_python", lambda: others)
+    code = release.main(["--check"])
+    is_alone = others != ["/another/python3"]
+    assert code == is_alone and len(builders) == 2
+    assert ("no second Python" in capsys.readouterr().err) == is_alone
+
+
 def test_public_names_keep_their_promises() -> None:
     pytest.importorskip("griffe")
     assert public_names.new_breaks() == [], (
