@@ -251,7 +251,9 @@ class TestFolder:
         home = tmp_path / "a b" / "cluster"
         home.mkdir(parents=True)
         monkeypatch.setattr("rocket_sink.cluster.status", lambda home: object())
-        with pytest.raises(ConfigurationError, match=r"cluster down --home '.*a b/cluster'"):
+        monkeypatch.setattr("sys.argv", [".venv/bin/rocket-sink"])
+        command = r"\.venv/bin/rocket-sink cluster down --home '.*a b/cluster'"
+        with pytest.raises(ConfigurationError, match=command):
             _prepare(home.parent)
         assert home.exists()
 

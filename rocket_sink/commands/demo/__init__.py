@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import program
 from rocket_sink.errors import ConfigurationError
 
 _FLIGHTS = 336_776
@@ -100,7 +101,7 @@ def _prepare(out: Path | None) -> Path:
     if status(home):
         raise ConfigurationError(
             f"the brokers of an earlier demo run in {home} (--keep); end them first: "
-            f"rocket-sink cluster down --home {shlex.quote(str(home))}"
+            f"{program()} cluster down --home {shlex.quote(str(home))}"
         )
     for name in _PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
