@@ -110,7 +110,7 @@ def optimize(path: str, as_json: bool, **spark: Any) -> None:
     "--retain-hours",
     type=click.FloatRange(0),
     metavar="HOURS",
-    help="Keep files that versions of this age need. Default: Delta's 168.",
+    help="Keep files that versions of this age need. Default: the table's own, 6.",
 )
 @spark_options
 def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
@@ -142,7 +142,7 @@ def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
     metavar="AGE",
     callback=_age,
     default="7d",
-    help="Remove bodies of dead letters that were stored or dropped so long ago.",
+    help="Remove bodies of dead letters that were stored or dropped so long ago; 0: bodies stay.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @spark_options
@@ -153,15 +153,16 @@ def expire(
 ) -> None:  # fmt: skip
     """Drop old rows, and bodies of dead letters that are settled.
 
-    Without --older-than only bodies go. Pending dead letters, open transactions, resolutions of
-    dead letters that stay, and the last two epochs of each query stay whatever their age.
+    Without --older-than only bodies go. Rows that are still needed stay whatever their age: pending
+    dead letters, open transactions, resolutions of dead letters that stay, and the last two epochs
+    of each query. The command also deletes files that were replaced at least six hours ago.
     """
     if kinds and older_than is None:
         raise click.UsageError("which age? give --older-than, as in --older-than 30d")
     spans = [dt.timedelta(milliseconds=ms) for ms in (older_than or 0, settled_bodies)]
     ages = {} if older_than is None else dict.fromkeys(kinds or LEDGER_KINDS, spans[0])
     with opened("ledger expire", path, **spark) as (session, opened_ledger):
-        done = opened_ledger.expire(session, ages, settled_bodies=spans[1], dry_run=dry_run)
+        done = opened_ledger.expire(session, ages, settled_bodies=spans[1] or None, dry_run=dry_run)
     if as_json:
         print_json(done)
         return
@@ -176,7 +177,10 @@ def expire(
     if dry_run:
         note(f"nothing was done: {files} would go or be written anew")
     else:
-        note(f"{files} gone or written anew; the old ones are deleted in six hours")
+        note(
+            f"{files} gone or written anew. A running query or the next `rocket-sink ledger "
+            "expire` deletes the old ones, after six hours at least"
+        )
 
 
 @ledger.command(

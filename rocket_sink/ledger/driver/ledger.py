@@ -267,7 +267,8 @@ class Ledger:
 
         Rows that are still needed stay: pending dead letters, open transactions, resolutions of
         dead letters that stay, and the last two epochs of each query. Streams, folds and reports
-        may run at the same time. Files that were replaced are deleted six hours later.
+        may run at the same time. A running query or the next expiry deletes the replaced files,
+        after six hours at least.
 
         Args:
             older_than: {kind: least age of the rows to drop}; rows of other kinds stay.
@@ -282,7 +283,8 @@ class Ledger:
         return expire_ledger(spark, self._place, Retention(rows_ms, bodies_ms), dry_run=dry_run)
 
     def vacuum(self, spark: SparkSession, retain_hours: float | None = None) -> None:
-        """Delete data files that no version within `retain_hours` needs (Delta's default: 168).
+        """Delete data files that no version within `retain_hours` needs. The default is the
+        table's `delta.deletedFileRetentionDuration`: six hours, unless it was changed.
 
         Raises:
             LedgerError: Delta's safety check refuses so short a time.
