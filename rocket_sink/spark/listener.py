@@ -303,8 +303,7 @@ class FoldThread(StreamingQueryListener):
     def _expire(self, place: LedgerPath) -> None:
         """Drop rows that are older than the queries' retention, once a day."""
         try:
-            if not place.problem:
-                expire_daily(self._session, place, self._retentions[place])
+            expire_daily(self._session, place, self._retentions[place])
         except Exception as error:
             if not _is_stopped(self._session):
                 _LOG.warning("old rows stay in %s for now: %s", place, first_line(error))

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.ledger.append.delta_rs import StoredFile, stored_files
-from rocket_sink.ledger.append.table import check_table, missing, open_for_commits
+from rocket_sink.ledger.append.table import check_table, is_table, missing, open_for_commits
 from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.query.duckdb_reader import reader_of
@@ -52,6 +52,8 @@ _DAY_MS: Final = 86_400_000
 _LAST_EPOCHS: Final = 2
 _ASKED: Final = ("at", "letter_id", "query_id", "epoch", "task_attempt_id")
 """Columns that decide whether a row is dropped."""
+_warned: set[LedgerPath] = set()
+"""Ledgers with a warning that their rows do not expire."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,24 @@ def expire_ledger(
 
 def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -> None:
     """Expire a ledger if the last expiry by any process is at least a day ago. The first expiry
-    comes a day after the first call. Raise LedgerError or OSError for a ledger out of reach."""
-    notes, at_ms = NoteStore(place, _KIND), now_ms()
-    last_ms = notes.read(_NOTE)
+    comes a day after the first call. If Spark's Delta commits to the ledger, only warn, once, that
+    rows do not expire. Raise LedgerError or OSError for a ledger out of reach."""
+    notes, at_ms = None if place.problem else NoteStore(place, _KIND), now_ms()
+    last_ms = None if notes is None else notes.read(_NOTE)
     if last_ms is not None and at_ms - int(last_ms) < _DAY_MS:
         return
-    if open_for_commits(spark, place) is None:
-        # Spark's Delta commits, or the ledger was deleted: a note would create its folder again.
+    if notes is None or open_for_commits(spark, place) is None:
+        # Write no note: if the ledger was deleted, the note would create its folder again.
+        is_new = retention.rows_ms and place not in _warned
+        if is_new and (notes is None or is_table(spark, place)):
+            _warned.add(place)
+            _LOG.warning(
+                "ledgerRetention has no effect on the ledger %s: Spark's Delta commits to it, and "
+                "removes no rows from an append-only table. A ledger in a folder of the driver, or "
+                "on S3 with Hadoop 3.4.2 and later, can expire; elsewhere begin a new ledger from "
+                "time to time",
+                place,
+            )
         return
     notes.write(_NOTE, at_ms)
     if last_ms is not None:

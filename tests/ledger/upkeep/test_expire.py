@@ -250,6 +250,22 @@ def test_what_a_query_asks_for_is_done_once_a_day(rows: Rows) -> None:
     assert rows.epochs("send") == [3, 4, 5]
 
 
+@pytest.mark.parametrize("uri", ["", "obs://bucket/ledger"])
+def test_a_ledger_that_cannot_expire_says_so_once(
+    uri: str, rows: Rows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Warn if a query asks for an expiry, but Spark's Delta commits to its ledger."""
+    monkeypatch.setattr("rocket_sink.ledger.upkeep.expire.open_for_commits", lambda *_: None)
+    place = resolve_path(uri) if uri else rows.place
+    expire_daily(SPARK, place, Retention({}, DAY_MS))
+    assert not caplog.messages
+    for _ in range(2):
+        expire_daily(SPARK, place, Retention({"send": DAY_MS}))
+    [text] = caplog.messages
+    assert text.startswith("ledgerRetention has no effect") and "Spark's Delta commits" in text
+    assert not NoteStore(rows.place, "upkeep").names()
+
+
 def test_expire_as_a_user_does(rows: Rows) -> None:
     """Judge the command by delta-rs, and by the bytes of the files that the table names."""
 
@@ -263,6 +279,7 @@ def test_expire_as_a_user_does(rows: Rows) -> None:
         return sum(file.read_bytes().count(BODY) for file in files)
 
     before = bodies()
+    assert expire("--settled-bodies", "0", "--dry-run", "--json").json()["bodies"] == 0
     trial = expire("--dry-run", "--json")
     assert (trial.code, trial.json()["rows"], trial.json()["bodies"]) == (0, {"send": 6}, 2)
     assert (rows.epochs("send"), bodies()) == ([0, 1, 2, 3, 4, 5], before)
