@@ -218,6 +218,12 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
             "them. They may have such rows until `rocket-sink ledger vacuum` deletes them after "
             "six hours"
         )
+    if done.unfolded:
+        note(
+            f"rows of {counted(len(done.unfolded), 'epoch')} are not folded yet: running tasks, or "
+            "killed workers of other hosts, wrote them. They may hold such contents; run this "
+            f"again when they are folded: {', '.join(done.unfolded)}"
+        )
     for name in done.quarantined:
         note(f"this damaged file was not looked into; delete it if it may have such rows: {name}")
 

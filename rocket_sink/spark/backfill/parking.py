@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import lit
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import forget
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
+from rocket_sink.ledger.transport.files import spooled_epochs
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.rewrite import open_for_rewrites
 from rocket_sink.ledger.views import view
@@ -80,17 +82,24 @@ def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Er
         LedgerError: there is no ledger, or Spark's Delta commits to it.
     """
     ledger.sync_fully(spark)
-    every = ledger.dead_letters(spark, pending=False)
     place = resolve_path(ledger.uri)
+    spooled = spooled_epochs(place)
+    rows = ledger.rows(spark)
     open_for_rewrites(spark, place)  # Check this before a letter is dropped.
-    matches = filtered(every, where, of="the dead letters' columns")
-    rows = matches.select("letter_id", "topic", "sharding_key").distinct().collect()
-    dropped = park(spark, ledger, where=where, note=reason, resolution="dropped").count
-    erased = erase_letters(spark, place, {row.letter_id for row in rows}, reason)
-    erased_keys = {(row.topic, row.sharding_key) for row in rows}
-    pending = ledger.dead_letters(spark).select("topic", "sharding_key").collect()
-    forget(place, erased_keys - {tuple(row) for row in pending})
-    return replace(erased, dropped=dropped, quarantined=tuple(ledger.quarantined()))
+    matches = filtered(view(rows, "letters"), where, of="the dead letters' columns")
+    pending = view(rows, "pending_letters").select("letter_id").withColumn("is_pending", lit(True))
+    names = matches.select(*_NAMED, "sharding_key").distinct()
+    letters = names.join(pending, "letter_id", "left").collect()
+    dropped = [letter for letter in letters if letter.is_pending]
+    _note_resolution(spark, ledger, dropped, "dropped", reason)
+    erased = erase_letters(spark, place, {letter.letter_id for letter in letters}, reason)
+    still_pending = ledger.dead_letters(spark).select("topic", "sharding_key").collect()
+    erased_keys = {(letter.topic, letter.sharding_key) for letter in letters}
+    forget(place, erased_keys - {tuple(key) for key in still_pending})
+    return replace(
+        erased, dropped=len(dropped), quarantined=tuple(ledger.quarantined()),
+        unfolded=tuple(sorted("/".join(epoch) for epoch in spooled)),
+    )  # fmt: skip
 
 
 def _resolve(
@@ -102,10 +111,16 @@ def _resolve(
         matching = filtered(candidates, where, of="the dead letters' columns").select(*_NAMED)
         chosen = chosen.unionByName(matching).dropDuplicates(["letter_id"])
     rows = chosen.collect()
-    if rows:
-        run_id = f"{resolution}-{uuid.uuid4()}"
-        values: dict[str, Any] = {n: pa.array([r[n] for r in rows], pa.string()) for n in _NAMED}
-        values |= {"resolution": resolution, "note": note}
-        ledger.append(spark, resolution_rows(values, RunContext(run_id, run_id, 0)))
+    _note_resolution(spark, ledger, rows, resolution, note)
     resolved_ids = {row.letter_id for row in rows}
     return Parked(len(rows), tuple(letter for letter in letters if letter not in resolved_ids))
+
+
+def _note_resolution(
+    spark: SparkSession, ledger: Ledger, letters: Sequence[Row], resolution: str, note: str
+) -> None:
+    if letters:
+        run_id = f"{resolution}-{uuid.uuid4()}"
+        values: dict[str, Any] = {n: pa.array([r[n] for r in letters], pa.string()) for n in _NAMED}
+        values |= {"resolution": resolution, "note": note}
+        ledger.append(spark, resolution_rows(values, RunContext(run_id, run_id, 0)))

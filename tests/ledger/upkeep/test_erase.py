@@ -17,16 +17,16 @@ from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
-from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.records import in_order, replaced
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
 from rocket_sink.ledger.upkeep.growth import merge
-from rocket_sink.spark.backfill.parking import erase
+from rocket_sink.spark.backfill import parking
 from tests.growth import SPARK, Growth
 from tests.run_command import run_command
 
-from ..values import accounts, context, letter
+from ..values import accounts, confirmed, context, letter
 
 SECRET = "N14228"
 OTHER = "N668DN"
@@ -36,10 +36,13 @@ def letters_of(key: str, epoch: int) -> list[pa.RecordBatch]:
     ctx = context(epoch=epoch, task_attempt_id=epoch)
     columns: dict[str, Any] = {
         "sharding_key": key, "keys": pa.array([[f"key {key}"]]), "tags": f"tag-{key}",
+        "lite_topic": f"lite-{key}",
         "properties": pa.array([[("plane", key)]], pa.map_(pa.string(), pa.string())),
         "last_error": f"no route for {key}", "last_error_code": "NO_ROUTE",
     }  # fmt: skip
-    return [letter(ctx, f"body of {key}".encode(), **columns), accounts(ctx, acked=5, dead=1)]
+    error = pa.array([f"the key '{key}' is empty or holds a blank"])
+    account = replaced(accounts(ctx, acked=5, dead=1), {"first_error": error})
+    return [letter(ctx, f"body of {key}".encode(), **columns), account]
 
 
 def holding(folder: str, text: str) -> list[str]:
@@ -66,9 +69,10 @@ def ledger(tmp_path: Path) -> Ledger:
 def test_contents_go_from_every_version(ledger: Ledger) -> None:
     place = resolve_path(ledger.path)
     assert len(holding(ledger.path, f"body of {SECRET}")) == 3
+    assert len(holding(ledger.path, f"the key '{SECRET}'")) == 3
     rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
     ids = [row["letter_id"] for row in rows if row["sharding_key"] == SECRET]
-    assert erase_letters(SPARK, place, ids, "request 7") == Erased(2, 0, 3, 0)
+    assert erase_letters(SPARK, place, ids, "request 7") == Erased(2, 0, 6, 0)
     assert holding(ledger.path, SECRET) == []
     assert holding(ledger.path, f"body of {OTHER}")
     after = DeltaTable(place.root).to_pyarrow_table().to_pylist()
@@ -79,6 +83,22 @@ def test_contents_go_from_every_version(ledger: Ledger) -> None:
     assert {row["last_error_code"] for row in gone} == {"NO_ROUTE"}
     stays = [row for row in after if row["kind"] == "dead_letter" and row["letter_id"] not in ids]
     assert stays == [row for row in rows if row["sharding_key"] == OTHER]
+    texts = {row["epoch"]: row["first_error"] for row in after if row["kind"] == "epoch"}
+    assert (texts[0], texts[2]) == ("erased: request 7",) * 2
+    assert OTHER in texts[1]
+    numbers = [
+        [(row["epoch"], row["acked"], row["dead"]) for row in each] for each in (rows, after)
+    ]
+    assert sorted(numbers[0], key=str) == sorted(numbers[1], key=str)
+
+
+def test_accounts_without_an_error_stay_as_they_are(tmp_path: Path) -> None:
+    place = Growth(str(tmp_path / "ledger"), 600.0).place
+    ctx, dead = context(), letter(context(), b"body")
+    Ledger(place.root).append(SPARK, dead, accounts(ctx, acked=5, dead=1), confirmed(ctx, 6))
+    assert erase_letters(SPARK, place, dead["letter_id"].to_pylist(), "request 7").letters == 1
+    rows = DeltaTable(place.root).to_pyarrow_table().to_pylist()
+    assert [row["first_error"] for row in rows if row["kind"] == "epoch"] == [None, None]
 
 
 def test_an_erasure_that_was_killed_is_finished(
@@ -92,7 +112,7 @@ def test_an_erasure_that_was_killed_is_finished(
         patch.setattr("rocket_sink.ledger.upkeep.erase._delete_old", _killed)
         erase_letters(SPARK, place, ids, "request 7")
     assert holding(ledger.path, SECRET)
-    assert erase_letters(SPARK, place, [], "another one").deleted_files == 3
+    assert erase_letters(SPARK, place, [], "another one").deleted_files == 6
     assert holding(ledger.path, SECRET) == []
 
 
@@ -109,12 +129,11 @@ def test_a_file_of_a_running_attempt_is_left(ledger: Ledger) -> None:
 def test_where_sparks_delta_commits_no_letter_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse before anything is written: the fake ledger has no method to append."""
     place = LedgerPath("s3a://b/k", "b/k", is_local=False)
-    ledger: Any = SimpleNamespace(
-        uri=place, sync_fully=lambda spark: None, dead_letters=lambda spark, pending: None
-    )
+    ledger: Any = SimpleNamespace(uri=place, sync_fully=lambda spark: None, rows=lambda spark: None)
+    monkeypatch.setattr(parking, "spooled_epochs", lambda place: set())
     monkeypatch.setattr(table_module, "_allowed", {("growth", place): False})
     with pytest.raises(LedgerError, match="s3a://b/k cannot be removed: Spark's Delta commits"):
-        erase(SPARK, ledger, where="true", reason="request 7")
+        parking.erase(SPARK, ledger, where="true", reason="request 7")
 
 
 @pytest.mark.spark
@@ -142,3 +161,33 @@ def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
     assert ledger.epochs(spark).where("adds_up").count() == 4
     assert {row.note for row in ledger.resolutions(spark).collect()} == {"request 7"}
     assert PROPERTIES["delta.appendOnly"] == "true"
+
+
+@pytest.mark.spark
+def test_letters_that_arrive_meanwhile_are_named_and_stay(
+    spark: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drop the letters that are erased, and no others."""
+    sync_fully = Ledger.sync_fully
+
+    def sync_and_spool(self: Ledger, spark: Any) -> Any:
+        summary = sync_fully(self, spark)
+        spool = SpoolWriter(resolve_path(ledger.path), context(epoch=3, task_attempt_id=3))
+        spool.append(*letters_of(SECRET, 3))
+        spool.seal()
+        return summary
+
+    arguments = "--where", f"sharding_key = '{SECRET}'", "--reason", "request 7"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "sync_fully", sync_and_spool)
+        done = run_command("ledger", "erase", "--ledger", ledger.path, *arguments, spark=spark)
+    assert "run this again when they are folded: query/3" in done.err
+    ledger.sync(spark)
+    pending = ledger.dead_letters(spark).where(f"sharding_key = '{SECRET}'").collect()
+    assert [(row.epoch, bytes(row.body)) for row in pending] == [(3, f"body of {SECRET}".encode())]
+    assert ledger.resolutions(spark).count() == 2
+    again = run_command(
+        "ledger", "erase", "--ledger", ledger.path, *arguments, "--json", spark=spark
+    )
+    assert (again.json()["letters"], again.json()["unfolded"]) == (1, [])
+    assert holding(ledger.path, SECRET) == []
