@@ -35,9 +35,10 @@ class Part:
 
 
 def with_trace_context(message: Message) -> Message:
-    """Add the trace context of the current span to the message; the message's properties win."""
+    """Add the trace context of the current span, unless the message has a `traceparent` of its own.
+    Other properties of the message win."""
     context = trace_context()
-    if not context:
+    if not context or "traceparent" in message.properties:
         return message
     return replace(message, properties={**context, **message.properties})
 

@@ -30,12 +30,14 @@ class ColumnPlan:
         topic: the option `topic`; empty if the rows have a topic column.
         json_columns: the columns that `bodyFormat=json` packs.
         keeps_nulls: the JSON shows null fields (`jsonNulls=keep`).
+        context: properties for rows without a `traceparent` of their own, as (name, value).
     """
 
     sources: tuple[tuple[str, str], ...]
     topic: str = ""
     json_columns: tuple[str, ...] = ()
     keeps_nulls: bool = False
+    context: tuple[tuple[str, str], ...] = ()
 
     @property
     def needs_to_json(self) -> bool:

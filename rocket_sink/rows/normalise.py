@@ -6,7 +6,7 @@ that are not UTF-8, and `rocket_sink.rows.checks` finds these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -39,6 +39,10 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
     context = {name: fields[name] for name in TRACE_CONTEXT if fields.get(name) is not None}
     if context:
         fields["properties"] = _with_context(fields.get("properties"), context, len(body))
+    if plan.context:
+        properties = fields.get("properties")
+        missing = _missing_context(properties, plan.context, len(body))
+        fields["properties"] = _with_context(properties, missing, len(body))
     return RowBatch(
         body=_body(body),
         topic=topic,
@@ -208,6 +212,23 @@ def _with_context(
     entries = (pa.concat_arrays(part).take(order) for part in (names, values))
     offsets, *parts = _last_wins(np.concatenate(([0], ends)), *entries)
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *parts)
+
+
+def _missing_context(
+    properties: pa.MapArray | None, context: Sequence[tuple[str, str]], count: int
+) -> dict[str, pa.Array]:
+    """Return `context` as columns, with null in rows that have the property or a `traceparent`."""
+    names, row_of = pa.array([], pa.string()), np.arange(0)
+    if properties is not None:
+        names, _, offsets = entries_of(properties)
+        row_of = np.repeat(np.arange(count), np.diff(offsets))
+    columns = {}
+    for name, value in context:
+        own = pc.is_in(names, value_set=pa.array([name, "traceparent"], names.type))
+        is_missing = np.ones(count, np.bool_)
+        is_missing[row_of[np.flatnonzero(own)]] = False
+        columns[name] = pc.if_else(pa.array(is_missing), value, None)
+    return columns
 
 
 def _entry_text(array: pa.Array) -> pa.Array:

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -31,7 +31,6 @@ from rocket_sink.task.totals import TaskSummary, WriteSummary
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PROPERTIES: Final = {"properties", "headers", "traceparent"}
 _LETTER_COLUMNS: Final = [column.name for column in COLUMNS if DEAD_LETTER in column.kinds]
 _LETTER_SCHEMA: Final = pa.schema([LEDGER_SCHEMA.field(name) for name in _LETTER_COLUMNS])
 
@@ -159,12 +158,10 @@ class TableProducer:
 
     def _fed(self, run: TaskRunner, batches: Iterator[pa.RecordBatch]) -> TaskSummary:
         plan: ColumnPlan | None = None
-        context = pa.scalar(list(trace_context().items()), pa.map_(pa.string(), pa.string()))
+        context = tuple(trace_context().items())
         for batch in batches:
-            if len(context) and not _PROPERTIES & set(batch.schema.names):
-                batch = batch.append_column("properties", pa.repeat(context, len(batch)))
             if plan is None:
-                plan = resolve_columns(batch.schema, self.options)
+                plan = replace(resolve_columns(batch.schema, self.options), context=context)
             run.feed(batch, plan)
         return run.finish()
 

@@ -17,6 +17,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rocket_sink import Message, Producer, TableProducer
@@ -222,12 +223,56 @@ def test_each_message_has_the_context_of_the_span_that_sends(cluster: FakeCluste
         assert one.body != b"x" or one.properties["own"] == "1"
 
 
+OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def span_of_a_vendor() -> Iterator[SpanContext]:
+    """Make a span with a `tracestate` the current one."""
+    span = SpanContext(
+        0xABC, 0xDEF, is_remote=True, trace_flags=TraceFlags(1),
+        trace_state=TraceState([("vendor", "theirs")]),
+    )  # fmt: skip
+    with trace.use_span(NonRecordingSpan(span)):
+        yield span
+
+
+@pytest.mark.usefixtures("span_of_a_vendor")
 def test_a_context_of_the_messages_own_stays(cluster: FakeCluster) -> None:
-    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    with (
-        Producer(nameServer=cluster.name_server) as producer,
-        TracerProvider().get_tracer("test").start_as_current_span("work"),
-    ):
-        producer.send(Message("orders", b"x", properties={"traceparent": own}))
-    (stored,) = cluster.messages("orders")
-    assert stored.properties["traceparent"] == own
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer.send(Message("orders", b"own", properties={"traceparent": OWN}))
+        producer.send(Message("orders", b"none"))
+    stored = {message.body: message.properties for message in cluster.messages("orders")}
+    assert stored[b"own"]["traceparent"] == OWN and "tracestate" not in stored[b"own"]
+    assert stored[b"none"]["tracestate"] == "vendor=theirs"
+
+
+@pytest.mark.parametrize("name", ["properties", "headers", "Properties", "attributes"])
+@pytest.mark.parametrize("own", [{"a": "1"}, None])
+def test_rows_get_the_spans_context_whatever_their_columns_are_called(
+    cluster: FakeCluster, span_of_a_vendor: SpanContext, name: str, own: dict[str, str] | None
+) -> None:
+    rows = [own, {"traceparent": OWN}, {"a": "1", "tracestate": "own=1"}]
+    table = pa.table(
+        {
+            "body": [b"span", b"own", b"state", b"column"],
+            name: pa.array([*rows, own], pa.map_(pa.string(), pa.string())),
+            "Traceparent": [None, None, None, OWN],
+        }
+    )
+    mapped = {"columns": "properties=attributes"} if name == "attributes" else {}
+    with TableProducer(nameServer=cluster.name_server, topic="orders", **mapped) as tables:
+        assert tables.send(table).summary.acked == len(table)
+    stored = {message.body: message.properties for message in cluster.messages("orders")}
+    context = {
+        body: (properties["traceparent"], properties.get("tracestate"))
+        for body, properties in stored.items()
+    }
+    current = f"00-{span_of_a_vendor.trace_id:032x}-{span_of_a_vendor.span_id:016x}-01"
+    assert context == {
+        b"span": (current, "vendor=theirs"),
+        b"own": (OWN, None),
+        b"state": (current, "own=1"),
+        b"column": (OWN, None),
+    }
+    assert stored[b"span"].get("a") == (own or {}).get("a") and stored[b"state"]["a"] == "1"
