@@ -123,8 +123,9 @@ class BatchWriter:
         if query not in self._started:
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", query)
-            if run != query and is_classic(session):
-                lineage.started(self._options, run, query, df.schema)
+        # A query that runs again is known here already, but its run is new.
+        if run != query and is_classic(session) and lineage.is_on():
+            lineage.started(self._options, run, query, df.schema)
         if not self._options.ledger:
             self._started.add(query)
             counts = self._send(df, "foreach_batch", epoch, query, run)

@@ -143,15 +143,8 @@ def _event(kind: str, run: str, state: Run, at: str, counts: Mapping[str, int]) 
         run=ol.Run(run, {"errorMessage": failure} if kind == "FAIL" else {}),
         job=ol.Job(namespace, state.job, {"jobType": job_type}),
         outputs=outputs,
-        producer=f"{_home()}/tree/{__version__}",
+        producer=f"pkg:pypi/rocket-sink@{__version__}",
     )
-
-
-def _home() -> str:
-    """Return the first URL of the project's metadata."""
-    from importlib.metadata import metadata
-
-    return metadata("rocket-sink").get_all("Project-URL", [""])[0].rpartition(" ")[2]
 
 
 class _Emitter:

@@ -2619,6 +2619,14 @@ SPARK: tuple[Defect, ...] = (
         'lineage shows each df.write.format("rocketmq") as running for ever',
     ),
     Defect(
+        "lineage-of-first-runs-only",
+        "rocket_sink/spark/foreach_batch.py",
+        "        if run != query and is_classic(session) and lineage.is_on():\n",
+        "        if query not in self._started and is_classic(session) and lineage.is_on():\n",
+        ("tests/spark/test_lineage.py::test_each_run_of_a_query_by_foreach_batch_has_a_start",),
+        "lineage does not show that a query by foreachBatch has run again",
+    ),
+    Defect(
         "silent-collectors-are-forgotten",
         "rocket_sink/spark/lineage.py",
         "            state.is_collector_silent = emitter.events.unfinished_tasks > 0\n",

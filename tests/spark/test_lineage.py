@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pickle
 import threading
 import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,9 @@ pytest.importorskip("openlineage.client")
 
 from rocket_sink.errors import DeliveryError
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark import lineage
+from rocket_sink.spark import foreach_batch, lineage
 from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, register
+from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.testing import FakeCluster
@@ -126,6 +130,12 @@ def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
             query = lane.option("checkpointLocation", place).trigger(availableNow=True).start()
             assert query.awaitTermination(DEADLINE_S)
             runs.append(str(query.runId))
+        (tmp_path / "in" / "2.json").write_text('{"body": "three"}\n{"body": "four"}\n')
+        batches = rows.writeStream.foreachBatch(sink.write_batch).trigger(availableNow=True)
+        query = batches.option("checkpointLocation", str(tmp_path / "checkpoint-1")).start()
+        assert query.awaitTermination(DEADLINE_S)
+        runs.append(str(query.runId))
+        (tmp_path / "in" / "2.json").unlink()
         bad = RocketSink(sink.options.with_(max_epoch_failures=0))
         with pytest.raises(DeliveryError):
             bad.write(spark.createDataFrame([(None,)], "body STRING"))
@@ -134,7 +144,7 @@ def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
         write.save()
         with pytest.raises(Exception, match="maxEpochFailures=0"):
             write.option("maxEpochFailures", 0).save()
-        wait_for(lambda: len(collector.events) >= 12)
+        wait_for(lambda: len(collector.events) >= 14)
     for event in collector.events:
         judge(event)
         (output,) = event["outputs"]
@@ -156,6 +166,49 @@ def test_writes_and_queries_of_all_lanes_have_a_start_and_an_end(
     assert [event["eventType"] for event in (bad_end, end, failed_end)] == [
         "FAIL", "COMPLETE", "FAIL",
     ]  # fmt: skip
+
+
+@dataclass
+class Frame:
+    """The part of a frame that a writer needs before it sends."""
+
+    schema: StructType
+    sparkSession: None = None
+
+
+def test_each_run_of_a_query_by_foreach_batch_has_a_start(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [str(uuid.uuid4()) for _ in range(2)]
+    writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
+    monkeypatch.setattr(foreach_batch, "is_classic", lambda session: True)
+    monkeypatch.setattr(foreach_batch, "check_reachable", lambda options, session: None)
+    monkeypatch.setattr(writer, "_send", lambda *_: dict)
+    monkeypatch.setattr(foreach_batch, "check_budget", lambda *_: None)
+    frame: Any = Frame(StructType([StructField("body", StringType())]))
+    for run in runs:
+        monkeypatch.setattr(writer, "_query_of", lambda session, run=run: ("query", run))
+        for epoch in range(2):
+            writer.write_epoch(frame, epoch)
+        lineage.ended(run, {"acked": 2})
+    wait_for(lambda: len(collector.events) >= 4)
+    told = [(event["run"]["runId"], event["eventType"]) for event in collector.events]
+    assert told == [(run, kind) for run in runs for kind in ("START", "COMPLETE")]
+
+
+def test_events_need_no_installed_metadata(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source tree on the path has no metadata."""
+
+    def metadata(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "metadata", metadata)
+    options = SinkOptions.parse(nameServer="h:9876", topic="t")
+    lineage.started(options, str(uuid.uuid4()), "write", StructType(), is_stream=False)
+    wait_for(lambda: bool(collector.events))
+    judge(collector.events[0])
 
 
 @pytest.mark.parametrize("is_well", [True, False])
