@@ -43,7 +43,7 @@ from rocket_sink.ledger.schema import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
+ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
 """Columns that identify a task attempt."""
 _EPOCH: Final = ("query_id", "epoch")
 OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
@@ -56,7 +56,7 @@ _TASK: Final = ("stage_id", "stage_attempt", "attempt_number", "worker")
 _START: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _ENDED: Final = ("committed", "refused", "found_stored")
 _ACCOUNTS: Final = (
-    *_ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
+    *ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
 )  # fmt: skip
 
 
@@ -104,16 +104,16 @@ VIEWS: Final = {
     "died_in_flight": f"""
         SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
         ANTI JOIN (SELECT * FROM ledger_rows WHERE kind = '{EPOCH}' AND complete) c
-            ON {_same("w", "c", _ATTEMPT)}""",
+            ON {_same("w", "c", ATTEMPT)}""",
     "sends": f"""
         SELECT * FROM answered
         UNION ALL
         SELECT w.* FROM died_in_flight w
         ANTI JOIN (
             SELECT a.* FROM answered a
-            SEMI JOIN (SELECT DISTINCT {", ".join(_ATTEMPT)} FROM died_in_flight) d
-                ON {_same("a", "d", _ATTEMPT)}
-        ) a ON {_same("w", "a", (*_ATTEMPT, "request"))}""",
+            SEMI JOIN (SELECT DISTINCT {", ".join(ATTEMPT)} FROM died_in_flight) d
+                ON {_same("a", "d", ATTEMPT)}
+        ) a ON {_same("w", "a", (*ATTEMPT, "request"))}""",
     "query_topics": f"""
         SELECT query_id, topic, min(epoch) AS first_epoch, min(at) AS first_at, max(at) AS last_at,
             max(at) AS at
@@ -155,14 +155,14 @@ VIEWS: Final = {
         SELECT query_id, epoch FROM epoch_rows WHERE complete IS NOT NULL GROUP BY query_id, epoch
         HAVING count(*) > count(DISTINCT coalesce(partition, -1)) OR min(run_id) < max(run_id)""",
     "task_sums": f"""
-        SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max(sequence) AS _order,
+        SELECT {", ".join(ATTEMPT)}, max(at) AS at, max(sequence) AS _order,
             max(lane) AS lane, {_each("min({0}) AS {0}", _TASK)},
             {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
         FROM (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) e
         {_REPEATED}
-        GROUP BY {", ".join(_ATTEMPT)}""",
+        GROUP BY {", ".join(ATTEMPT)}""",
     # `_current` is false if another run of the epoch was confirmed. The view `task_runs` joins the
     # few runs, because a window over all task attempts would have to sort them.
     "runs": """
@@ -205,7 +205,7 @@ VIEWS: Final = {
         ) d WHERE _nth = 1
         UNION ALL
         SELECT t.* FROM (SELECT * FROM letters WHERE {_OF_A_TASK}) t
-        SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON {_same("t", "a", _ATTEMPT)}""",
+        SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON {_same("t", "a", ATTEMPT)}""",
     "pending_letters": """
         SELECT l.* FROM counted_letters l ANTI JOIN settled s ON l.letter_id = s.letter_id""",
     "epoch_sums": f"""
@@ -224,19 +224,19 @@ VIEWS: Final = {
     "killed_requests": f"""
         SELECT w.* FROM died_in_flight w
         ANTI JOIN (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) c
-            ON {_same("w", "c", _ATTEMPT)}
+            ON {_same("w", "c", ATTEMPT)}
         WHERE partition IS NOT NULL""",
     "killed_attempts": f"""
-        SELECT {", ".join(_ATTEMPT)}, CAST(sum(messages) AS BIGINT) AS perhaps_stored FROM (
-            SELECT {", ".join(_ATTEMPT)}, request, max(message_count) AS messages FROM (
+        SELECT {", ".join(ATTEMPT)}, CAST(sum(messages) AS BIGINT) AS perhaps_stored FROM (
+            SELECT {", ".join(ATTEMPT)}, request, max(message_count) AS messages FROM (
                 SELECT * FROM killed_requests
                 UNION ALL
                 SELECT a.* FROM answered a
-                SEMI JOIN killed_requests k ON {_same("a", "k", (*_ATTEMPT, "request"))}
+                SEMI JOIN killed_requests k ON {_same("a", "k", (*ATTEMPT, "request"))}
             ) s
-            GROUP BY {", ".join(_ATTEMPT)}, request
+            GROUP BY {", ".join(ATTEMPT)}, request
             HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
-        ) r GROUP BY {", ".join(_ATTEMPT)}""",
+        ) r GROUP BY {", ".join(ATTEMPT)}""",
     # The view sums rows that brokers may have stored for attempts that do not count. A killed
     # attempt may still run, so the view leaves it out until another attempt counts in its place.
     "superseded": f"""
@@ -270,20 +270,20 @@ VIEWS: Final = {
         FROM epoch_sums e FULL OUTER JOIN confirmations c USING (query_id, epoch)
         LEFT JOIN superseded s USING (query_id, epoch)""",
     "task_sends": f"""
-        SELECT {", ".join(_ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
+        SELECT {", ".join(ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
             max(worker) AS worker, {REQUESTS} AS send_attempts,
             CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
                 AS in_flight
-        FROM sends GROUP BY {", ".join(_ATTEMPT)}""",
+        FROM sends GROUP BY {", ".join(ATTEMPT)}""",
     "attempts": f"""
-        SELECT {_each("coalesce(a.{0}, s.{0}) AS {0}", _ATTEMPT)},
+        SELECT {_each("coalesce(a.{0}, s.{0}) AS {0}", ATTEMPT)},
             coalesce(a.at, s.first_send_at) AS at,
             {_each("coalesce(a.{0}, s.{0}) AS {0}", ("lane", "worker"))},
             {_each("a.{0} AS {0}", _TASK[:-1])}, {_each("a.{0} AS {0}", _COUNTS)},
             a.complete AS complete, a.duration_ms AS duration_ms, a.first_error AS first_error,
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
-        FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
+        FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", ATTEMPT)}""",
     # Half messages that the table records as stored are to be committed. Only the foreachBatch lane
     # and batch writes send half messages. An epoch's append has no rows of failed attempts.
     "decided_halves": f"""

@@ -43,9 +43,11 @@ def sends(ctx: RunContext, count: int = 1, **changes: Any) -> pa.RecordBatch:
     return send_rows([attempt(queue_offset=i, **changes) for i in range(count)], ctx)
 
 
-def accounts(ctx: RunContext, *, complete: bool = True, **counts: int) -> pa.RecordBatch:
-    counts.setdefault("rows_in", sum(counts.values()))
-    return epoch_row(counts, ctx, complete=complete, duration_ms=1.0)
+def accounts(
+    ctx: RunContext, *, complete: bool = True, first_error: str = "", **counts: int
+) -> pa.RecordBatch:
+    values: dict[str, Any] = {"rows_in": sum(counts.values()), **counts, "first_error": first_error}
+    return epoch_row(values, ctx, complete=complete, duration_ms=1.0)
 
 
 def letter(ctx: RunContext, body: bytes = b"body", **columns: Any) -> pa.RecordBatch:

@@ -52,6 +52,8 @@ CASES: Final = (
          "all say the same", short=True),
     Case(cases.letters, "park, unpark, backfill", "each dead letter is sent once", short=True),
     Case(cases.maintenance, "optimize, vacuum", "no row is lost", short=True),
+    Case(cases.removals, "expire, erase",
+         "the rows go, the contents are in no object, accounts stay", short=True),
     Case(cases.kills, "a fold dies at each of its steps", "each row is in once", short=True),
     Case(cases.command_line, "`rocket-sink` by itself, `--spark-conf` names the store",
          "the same as by the library"),

@@ -32,7 +32,7 @@ from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.option_spec import Secret
 from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES
-from tests.ledger.values import accounts, context, sends
+from tests.ledger.values import accounts, context, letter, sends
 from tests.run_command import run_command
 from tests.stores.server import KEY, REGION, SECRET, S3Server
 from tests.stores.session import settings
@@ -220,8 +220,6 @@ def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Findings
     # The rows have no body, so none of them can be sent; one further letter can be.
     world.cluster.create_topic("later")
     ctx = context(query_id="letters", run_id="letters")
-    from tests.ledger.values import letter
-
     spool = SpoolWriter(resolve_path(world.uri), ctx)
     spool.append(letter(ctx, b"sent later", topic="later"), accounts(ctx, dead=1))
     spool.seal()
@@ -282,8 +280,61 @@ def maintenance(world: World) -> Findings:
     return {"compacted": removed, "files left": files}, judge.broken
 
 
-def _counted(world: World) -> Counter[str]:
-    rows = Ledger(world.uri).rows(world.spark).groupBy("kind").count().collect()
+def removals(world: World) -> Findings:
+    """Expire old rows and erase a key; the store's own list and bytes tell what is left."""
+    spark, judge, name = world.spark, Judge(), "removed"
+    uri = world.at(name)
+    ledger, place = Ledger(uri), resolve_path(uri)
+    with quick_locks():
+        for epoch, key in enumerate(("N14228", "N668DN", "N14228")):
+            ctx = context(epoch=epoch, task_attempt_id=epoch)
+            writer = SpoolWriter(place, ctx)
+            writer.append(
+                sends(ctx, 2),
+                letter(ctx, f"body of {key}".encode(), sharding_key=key),
+                accounts(ctx, acked=2, dead=1, first_error=f"no route for {key}"),
+            )
+            writer.seal()
+            fold(spark, place)
+        before = _counted(world, name)
+        expire = (
+            "ledger", "expire", "-l", uri, "--older-than", "0s", "--kind", "send", "--json",
+        )  # fmt: skip
+        expired = run_command(*expire, spark=spark)
+        judge.same("`ledger expire`", expired.code, 0)
+        kept = before["send"] - expired.json()["rows"]["send"]
+        judge.same("sends of the last two epochs", kept, 4)
+        judge.same("sends by Spark's Delta", _counted(world, name)["send"], kept)
+        erased = run_command(
+            "ledger", "erase", "-l", uri, "--where", "sharding_key = 'N14228'", "--reason",
+            "request", "--json", spark=spark,
+        )  # fmt: skip
+        judge.same("`ledger erase`", erased.code, 0)
+        judge.same("letters erased", erased.json()["letters"], 2)
+        judge.same("objects with the key", _holding(world, name, "N14228"), [])
+        judge.same("other letters", bool(_holding(world, name, "body of N668DN")), True)
+        after = _counted(world, name)
+        judge.same("letters and accounts", [after[k] for k in _STAY], [before[k] for k in _STAY])
+        pending = [row.sharding_key for row in ledger.dead_letters(spark).collect()]
+        judge.same("pending afterwards", pending, ["N668DN"])
+    return {"expired": before["send"] - kept, "erased": 2}, judge.broken
+
+
+_STAY: Final = ("dead_letter", "epoch")
+
+
+def _holding(world: World, name: str, text: str) -> list[str]:
+    """Return the objects that hold this text. Snappy leaves values of less than a block as they
+    are."""
+    return [
+        key for key in world.keys(name)
+        if text.encode()
+        in world.client.get_object(Bucket=world.bucket, Key=f"{name}/{key}")["Body"].read()
+    ]  # fmt: skip
+
+
+def _counted(world: World, name: str = "ledger") -> Counter[str]:
+    rows = Ledger(world.at(name)).rows(world.spark).groupBy("kind").count().collect()
     return Counter({row.kind: row["count"] for row in rows})
 
 

@@ -24,6 +24,7 @@ from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import replaced
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, LEDGER_SCHEMA
 from rocket_sink.ledger.upkeep.rewrite import open_for_rewrites, read_file, rewrite
+from rocket_sink.ledger.views import ATTEMPT
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -37,8 +38,6 @@ _CONTENTS: Final = (
     "body", "body_sha256", "tags", "keys", "sharding_key", "properties", "lite_topic",
     "first_error",
 )  # fmt: skip
-_ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
-"""Columns that identify a task attempt."""
 _TRIES: Final = 5
 
 
@@ -93,7 +92,7 @@ def erase_letters(
 
 def _attempts(rows: pa.RecordBatch | pa.Table) -> Any:
     """Return the row's task attempt as one text."""
-    parts = [rows[name].cast(pa.string()) for name in _ATTEMPT]
+    parts = [rows[name].cast(pa.string()) for name in ATTEMPT]
     return pc.binary_join_element_wise(*parts, "\n", null_handling="replace", null_replacement="")
 
 
@@ -101,7 +100,7 @@ def _rows(place: LedgerPath, file: StoredFile) -> pa.Table:
     """Return `name`, `attempt` and `is_erased` of a file's dead letters, or of its accounts with an
     error text. The name is the letter's id, or the account's attempt."""
     error, is_letter = _ERRORS[file.kind], file.kind == DEAD_LETTER
-    columns = [*_ATTEMPT, error, *(["letter_id"] if is_letter else [])]
+    columns = [*ATTEMPT, error, *(["letter_id"] if is_letter else [])]
     rows = pa.Table.from_batches(read_file(place, file, columns), LEDGER_SCHEMA)
     rows = rows if is_letter else rows.filter(pc.is_valid(rows[error]))
     attempts = _attempts(rows)

@@ -17,7 +17,7 @@ from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.append.table import PROPERTIES
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
-from rocket_sink.ledger.records import in_order, replaced
+from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.erase import Erased, erase_letters
@@ -40,8 +40,8 @@ def letters_of(key: str, epoch: int) -> list[pa.RecordBatch]:
         "properties": pa.array([[("plane", key)]], pa.map_(pa.string(), pa.string())),
         "last_error": f"no route for {key}", "last_error_code": "NO_ROUTE",
     }  # fmt: skip
-    error = pa.array([f"the key '{key}' is empty or holds a blank"])
-    account = replaced(accounts(ctx, acked=5, dead=1), {"first_error": error})
+    error = f"the key '{key}' is empty or holds a blank"
+    account = accounts(ctx, acked=5, dead=1, first_error=error)
     return [letter(ctx, f"body of {key}".encode(), **columns), account]
 
 
