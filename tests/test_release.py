@@ -167,6 +167,15 @@ def test_a_deprecation_counts_from_the_next_minor_version_on() -> None:
     assert public_names.deprecated(page, "0.4.0") == {"Producer.send_oneway"}
 
 
+def test_the_deprecated_latency_goes_when_the_pages_say() -> None:
+    latency = {name for name in public_names.names() if "rocket_sink.send.latency" in name}
+    page = public_names.STABILITY.read_text("utf-8")
+    assert latency and latency <= public_names.deprecated(page, "0.3.0")
+    rows = [line.split(" | ")[2] for line in page.splitlines() if "send.latency" in line]
+    metrics = (public_names.ROOT / "docs" / "operate" / "metrics.md").read_text("utf-8")
+    assert set(rows) == {"0.3"} and "deprecated and [goes in 0.3]" in metrics
+
+
 def test_the_stability_page_names_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     page = public_names.STABILITY.read_text("utf-8")
     assert public_names.deprecated(page, rocket_sink.__version__) == set()

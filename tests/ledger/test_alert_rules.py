@@ -42,7 +42,7 @@ def panels() -> list[dict[str, Any]]:
 
 @needs_promtool
 def test_the_rules_are_rules() -> None:
-    assert "7 rules found" in promtool("check", "rules", RULES)
+    assert "8 rules found" in promtool("check", "rules", RULES)
 
 
 @needs_promtool

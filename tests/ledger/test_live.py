@@ -17,13 +17,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rocket_sink.errors import Outcome
+from rocket_sink.errors import ConnectError, Outcome
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query import live
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.query.live import METRICS, LiveFigures, Standing, register, standing_of
 from rocket_sink.ledger.records import in_flight_rows, in_order, isolation_rows, send_rows
 from rocket_sink.ledger.views import OUTCOMES
+from rocket_sink.net.telemetry import ClientMetrics
 from rocket_sink.routing.fault import Isolation
 
 from .night import store
@@ -249,9 +250,13 @@ def test_an_isolation_ends(tmp_path: Path) -> None:
     assert not sums.is_isolated()
 
 
+_NAME = r"(?:rocket_sink|messaging_client)_\w+"
+
+
 @pytest.fixture
 def in_prometheus(tmp_path: Path) -> set[str]:
-    """Return the names that Prometheus gives the metrics."""
+    """Return the names that Prometheus gives the metrics of ledgers and clients, and the labels of
+    the clients."""
     figures = followed(tmp_path, standing=lambda: Standing({"transport": 5}, 3))
     store(tmp_path, minute())
     registry = CollectorRegistry()
@@ -259,17 +264,21 @@ def in_prometheus(tmp_path: Path) -> set[str]:
     registry.register(reader._collector)
     provider = MeterProvider([reader])
     register(provider.get_meter("test"), {figures.place: figures})
+    clients = ClientMetrics(provider)
+    clients.record("orders", 1, 0.1, address="h:1", result=None, error=ConnectError("no"))
     text = generate_latest(registry).decode()
     provider.shutdown()
-    return set(re.findall(r"^(rocket_sink_\w+)\{", text, re.MULTILINE))
+    names = re.findall(rf"^{_NAME}(?=\{{)", text, re.MULTILINE)
+    return {*names, *re.findall(r"\b(messaging_\w+|error_type)=", text)}
 
 
 def names_in(text: str) -> set[str]:
-    return set(re.findall(r"\brocket_sink_\w+", text))
+    return set(re.findall(rf"\b{_NAME}|\bmessaging_\w+|\berror_type", text))
 
 
 def test_dashboard_and_alert_rules_name_metrics_that_are(in_prometheus: set[str]) -> None:
-    assert len(in_prometheus) == len(METRICS)
+    of_ledgers = {name for name in in_prometheus if name.startswith("rocket_sink_")}
+    assert len(of_ledgers) == len(METRICS)
     dashboard = (ROOT / "conf" / "grafana-dashboard.json").read_text(encoding="utf-8")
     panels = json.loads(dashboard)["panels"]
     shown = names_in(" ".join(target["expr"] for panel in panels for target in panel["targets"]))
@@ -277,7 +286,8 @@ def test_dashboard_and_alert_rules_name_metrics_that_are(in_prometheus: set[str]
     rules = [rule for group in alerts["groups"] for rule in group["rules"]]
     alerted = names_in(" ".join(rule["expr"] for rule in rules))
     assert shown | alerted <= in_prometheus
-    assert in_prometheus - shown - alerted <= {
+    assert "messaging_client_operation_duration_seconds_count" in shown & alerted
+    assert of_ledgers - shown - alerted <= {
         "rocket_sink_isolations_total",
         "rocket_sink_send_latency_seconds",
     }
