@@ -54,8 +54,8 @@ class Figures:
 
     @property
     def cpu(self) -> float:
-        """CPU of the JVM and the sending processes, cpu-s/M."""
-        return self.jvm + self.client
+        """CPU of all but the brokers, cpu-s/M."""
+        return self.jvm + self.client + self.driver
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -1,8 +1,8 @@
 """The tables of docs/benchmarks.md, made from results files of `python -m benchmarks --out`.
 
-    python -m benchmarks.readme_tables RESULTS.json [RESULTS.json ...] docs/benchmarks.md
+    python -m benchmarks.readme_tables [RESULTS.json ...]
 
-Several files (lanes, peers, faults) follow each other.
+Without arguments the results files are those in `conf/` (`FILES`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from benchmarks.figures import CPU, SPEED, Figures
 from benchmarks.results import Results, read_results
 from tools.marked import with_marked
 
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
+FILES: Final = tuple(
+    ROOT / "conf" / f"benchmark-{name}.json"
+    for name in ("lanes", "producers", "singles", "latency", "faults", "scale")
+)
+"""The runs of the page, A to F. The first three are the baselines, too."""
 START_MARK: Final = "<!-- figures: made by `python -m benchmarks.readme_tables` -->"
 END_MARK: Final = "<!-- /figures -->"
 
@@ -27,8 +34,8 @@ def markdown(results: Results) -> str:
     machine = results.machine
     head = (
         f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gb']} GB, Python "
-        f"{machine['python']}, Java {machine['java']}, Spark {machine['pyspark']}, RocketMQ "
-        f"{machine['rocketmq']}, {str(machine['at'])[:10]}."
+        f"{machine['python']}, Java {machine['java']}, Spark {machine['pyspark']}, RocketMQ and "
+        f"its Java client {machine['rocketmq']}, {str(machine['at'])[:10]}."
     )
     parts = [head, *_groups(results)]
     if missing := [*results.absent, *results.failed]:
@@ -51,12 +58,13 @@ def _groups(results: Results) -> Iterator[str]:
             for case in results.measured
             if case.group == group
         ]
-        names = (group, "msg/s", "JVM", "client", "brokers", "peak MB", "beside (msg/s, CPU)")
+        names = (group, "msg/s", "JVM", "client", "driver", "brokers", "peak MB",
+                 "beside (msg/s, CPU)")  # fmt: skip
         yield _table(names, rows)
 
 
 def _figures(one: Figures) -> tuple[str, ...]:
-    cpu = (f"{value:.2f}" for value in (one.jvm, one.client, one.brokers))
+    cpu = (f"{value:.2f}" for value in (one.jvm, one.client, one.driver, one.brokers))
     memory = "" if one.peak_mb is None else f"{one.peak_mb:,.0f}"
     return (one.case, f"{one.per_s:,.0f}", *cpu, memory)
 
@@ -126,15 +134,11 @@ def with_figures(text: str, results: Iterable[Results]) -> str:
     return with_marked(text, START_MARK, END_MARK, tables)
 
 
-def _main(paths: list[str]) -> None:
-    if len(paths) < 2:
-        raise SystemExit(
-            "usage: python -m benchmarks.readme_tables RESULTS.json ... docs/benchmarks.md"
-        )
-    page = Path(paths[-1])
-    results = [read_results(Path(path)) for path in paths[:-1]]
-    page.write_text(with_figures(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+def main(paths: list[str]) -> None:
+    """Write the tables of these results files, or of `FILES`, into the page."""
+    results = [read_results(Path(path)) for path in paths or FILES]
+    PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    main(sys.argv[1:])

@@ -17,14 +17,13 @@ from benchmarks import command
 from benchmarks.command import main
 from benchmarks.figures import Case, Figures
 from benchmarks.html import page
-from benchmarks.readme_tables import END_MARK, START_MARK, with_figures
+from benchmarks.readme_tables import END_MARK, FILES, PAGE, START_MARK, with_figures
 from benchmarks.render import tables
 from benchmarks.results import RUNS, Results, read_results
 from benchmarks.run import measure
 from rocket_sink.errors import ConfigurationError
 from tests.benchmarks.test_curves import points
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
            "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
 
@@ -33,7 +32,7 @@ def results(speed: float = 50.0) -> Results:
     cases = [Case("lane-nothing", "Spark lanes"), Case("lane", "Spark lanes", ("lane-nothing",))]
     runs = [
         Figures("lane-nothing", 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0, 10.0, 20.0),
-        Figures("lane", 10, 0.2, speed, 1.0, 2.0, 0.0, 3.0, 10.0, 30.0),
+        Figures("lane", 10, 0.2, speed, 1.0, 2.0, 0.5, 3.0, 10.0, 30.0),
     ]
     fault = {
         "fault": "frozen 10 s", "kind": "frozen", "ours": True, "sender": "ours sync", "ok": 5,
@@ -75,7 +74,7 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_tables_show_what_was_measured_and_what_was_not() -> None:
     text = shown(results())
-    for words in ("lane-nothing", "0.50", "1.50", "+1.00", "Kafka: absent; no network",
+    for words in ("lane-nothing", "0.50", "1.75", "+1.50", "Kafka: absent; no network",
                   "frozen 10 s", "1.10", "Over rows", "NOT FLAT"):  # fmt: skip
         assert words in text, words
 
@@ -91,12 +90,17 @@ def test_the_page_takes_figures_between_its_markers() -> None:
     before = PAGE.read_text()
     assert before.count(START_MARK) == before.count(END_MARK) == 1
     once = with_figures(before, [results()])
-    assert "| lane | 50 | 1.00 | 2.00 | 3.00 | 30 | lane-nothing: 0.50, 1.50 |" in once
+    assert "| lane | 50 | 1.00 | 2.00 | 0.50 | 3.00 | 30 | lane-nothing: 0.50, 1.75 |" in once
     assert with_figures(once, [results()]) == once
     assert once.partition(START_MARK)[0] == before.partition(START_MARK)[0]
     assert once.partition(END_MARK)[2] == before.partition(END_MARK)[2]
     with pytest.raises(ConfigurationError):
         with_figures("no markers", [])
+
+
+def test_the_tables_of_the_page_are_those_of_the_stored_runs() -> None:
+    text = PAGE.read_text()
+    assert with_figures(text, map(read_results, FILES)) == text
 
 
 def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
