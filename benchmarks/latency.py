@@ -204,8 +204,10 @@ def commits_of(ledger: Path) -> Iterator[tuple[float, int]]:
         at_ms = next(
             action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action
         )
-        added = [action["add"]["path"] for action in actions if "add" in action]
-        acked = sum(_acked(ledger / path) for path in added if path.startswith("kind=epoch/"))
+        added = [action["add"] for action in actions if "add" in action]
+        # Merged files have no new rows.
+        paths = [add["path"] for add in added if add["dataChange"]]
+        acked = sum(_acked(ledger / path) for path in paths if path.startswith("kind=epoch/"))
         if acked:
             yield float(at_ms), acked
 

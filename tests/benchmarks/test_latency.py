@@ -37,12 +37,12 @@ def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path: 
     log = tmp_path / "_delta_log"
     log.mkdir()
 
-    def commit(number: int, *files: tuple[str, list[int | None]]) -> None:
+    def commit(number: int, *files: tuple[str, list[int | None]], is_new: bool = True) -> None:
         actions: list[dict[str, Any]] = [{"commitInfo": {"timestamp": 100 + number}}]
         for path, acked in files:
             (tmp_path / path).parent.mkdir(exist_ok=True)
             pq.write_table(pa.table({"acked": pa.array(acked, pa.int64())}), tmp_path / path)
-            actions.append({"add": {"path": path}})
+            actions.append({"add": {"path": path, "dataChange": is_new}})
         text = "\n".join(map(json.dumps, actions))
         (log / f"{number:020}.json").write_text(text, encoding="utf-8")
 
@@ -50,6 +50,7 @@ def test_a_row_is_in_the_ledger_with_the_commit_that_brings_its_epoch(tmp_path: 
     commit(1, ("kind=epoch/a.parquet", [2, None]), ("kind=send/a.parquet", [9]))
     commit(2, ("kind=send/b.parquet", [9]))
     commit(3, ("kind=epoch/b.parquet", [1]), ("kind=epoch/c.parquet", [4]))
+    commit(4, ("kind=epoch/merged.parquet", [2, None, 1, 4]), is_new=False)
     assert list(commits_of(tmp_path)) == [(101, 2), (103, 5)]
 
 
