@@ -22,9 +22,9 @@ ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 FILES: Final = tuple(
     ROOT / "conf" / f"benchmark-{name}.json"
-    for name in ("lanes", "producers", "singles", "latency", "faults", "scale")
+    for name in ("lanes", "producers", "singles", "latency", "faults")
 )
-"""The runs of the page, A to F. The first three are the baselines, too."""
+"""The runs of the page, A to E. The first three are the baselines, too."""
 START_MARK: Final = "<!-- figures: made by `python -m benchmarks.readme_tables` -->"
 END_MARK: Final = "<!-- /figures -->"
 

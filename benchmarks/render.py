@@ -23,7 +23,7 @@ _CPU_NOTE: Final = (
     "million messages. MB: a sending process, at its start and at its peak."
 )
 _RATIO_NOTE: Final = (
-    "msg/s, CPU: divided by those of the other case in the same run, JVM and client together. "
+    "msg/s, CPU: divided by those of the other case in the same run, JVM, client and driver together. "
     "added: CPU seconds per million messages beyond the other's."
 )
 
