@@ -23,8 +23,8 @@ _CPU_NOTE: Final = (
     "million messages. MB: a sending process, at its start and at its peak."
 )
 _RATIO_NOTE: Final = (
-    "msg/s, CPU: divided by those of the other case in the same run, JVM, client and driver together. "
-    "added: CPU seconds per million messages beyond the other's."
+    "msg/s, CPU (JVM, client and driver together): divided by those of the other case in the same "
+    "run. added: CPU seconds per million messages beyond the other's."
 )
 
 
