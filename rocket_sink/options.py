@@ -224,6 +224,19 @@ LEDGER_KINDS: Final = (
 _APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
 
 
+def constructor_options(options: SinkOptions | None, changes: Mapping[str, Any]) -> SinkOptions:
+    """Return `options` with `changes`, or without `options` those that `changes` names. Raise
+    OptionError as `SinkOptions.parse` does, and if `options` is another object (an address)."""
+    if options is None:
+        return SinkOptions.parse(changes)
+    if not isinstance(options, SinkOptions):
+        raise OptionError(
+            f"a {type(options).__name__} is no SinkOptions: give options by name, as in "
+            'nameServer="HOST:9876"'
+        )
+    return options.with_(**changes) if changes else options
+
+
 def _checked(options: SinkOptions) -> SinkOptions:
     """Return the options; raise OptionError if they contradict each other."""
     missing = "secretKey" if options.access_key else "accessKey"

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rocket_sink import Producer, TableProducer
 from rocket_sink.errors import OptionError
 from rocket_sink.option_spec import Secret, resolve_secret
 from rocket_sink.options import OPTIONS, SinkOptions, find_option
+from rocket_sink.producer.admin.admin import Admin
 
 
 @pytest.mark.parametrize(
@@ -169,3 +171,9 @@ def test_secrets_by_reference_have_nothing_around_them(
     monkeypatch.setenv("THE_SECRET", around)
     with pytest.raises(OptionError, match="missing or empty"):
         resolve_secret("secretKey", Secret("env:THE_SECRET"))
+
+
+@pytest.mark.parametrize("client", [Producer, TableProducer, Admin])
+def test_an_address_is_no_options(client: type) -> None:
+    with pytest.raises(OptionError, match=r'a str is no SinkOptions.*nameServer="HOST:9876"'):
+        client("127.0.0.1:9876")

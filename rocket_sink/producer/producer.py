@@ -24,7 +24,7 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook, RpcHooks
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.accumulator import BatchAccumulator
 from rocket_sink.producer.driver import Driver, Waiter, result_of
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
@@ -89,9 +89,7 @@ class Producer:
         **more: Any,
     ) -> None:
         """Make the producer; raises OptionError. It connects to no server yet."""
-        if options is not None and more:
-            options = options.with_(**more)
-        self.options = options if options is not None else SinkOptions.parse(more)
+        self.options = constructor_options(options, more)
         self.on_transaction_check = transaction_listener
         """A function that gets the half message of a transaction check, and returns the state of
         the transaction. It runs on a thread of its own, one check at a time. An exception counts as

@@ -67,7 +67,7 @@ def warn_of_losses(what: str, counts: Mapping[str, Any], ledger: str) -> None:
         LOG.warning(
             "%s of %s were not delivered: %s, %d of unknown outcome%s. See: rocket-sink ledger "
             "show dead-letters --ledger %s",
-            f"{lost:,} of {counted(counts['rows_in'], 'row')}", what,
+            f"{lost:,} of {counts['rows_in']:,} rows", what,
             counted(counts["dead"], "dead letter"), counts["unknown"],
             f", the first for: {error}" if (error := counts["first_error"]) else "",
             shlex.quote(clean(plain_path(ledger))),

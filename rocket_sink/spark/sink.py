@@ -30,7 +30,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.accumulator import RowsByAccumulator, rows_by_accumulator
-from rocket_sink.options import SinkOptions, check_topic_option
+from rocket_sink.options import SinkOptions, check_topic_option, constructor_options
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.foreach_task import ForeachTask
@@ -64,7 +64,7 @@ class RocketSink:
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         if options is not None and more:
             raise OptionError("give either a SinkOptions or options by name, not both")
-        options = on_driver(options or SinkOptions.parse(more))
+        options = on_driver(constructor_options(options, more))
         if options.topic:
             check_topic_option("topic", options.topic, options.namespace)
         self.__setstate__({"options": options, "plan": None, "token": None})

@@ -20,7 +20,7 @@ from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.net.telemetry import trace_context
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
@@ -66,9 +66,7 @@ class TableProducer:
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         """Check the options, and connect nothing yet; raises OptionError, ConfigurationError."""
-        if options is not None and more:
-            options = options.with_(**more)
-        self.options = options if options is not None else SinkOptions.parse(more)
+        self.options = constructor_options(options, more)
         if self.options.body_format == "json":
             raise ConfigurationError(
                 "bodyFormat=json is Spark's to_json: without Spark make a column 'body' yourself"

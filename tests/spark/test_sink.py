@@ -28,6 +28,8 @@ BODY = StructType([StructField("body", StringType())])
 def test_options_are_checked_at_once() -> None:
     with pytest.raises(OptionError, match="nameServer"):
         RocketSink(topic="t")
+    with pytest.raises(OptionError, match="a str is no SinkOptions"):
+        RocketSink("a:1")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="not both"):
         RocketSink(SinkOptions.parse({"nameServer": "a:1"}), topic="t")
     with pytest.raises(OptionError, match=r"nameServer.*did you mean 'a:1;b:2'"):

@@ -26,7 +26,7 @@ from rocket_sink.message_rules import (
     without_namespace,
 )
 from rocket_sink.net.client import NetworkClient, invoke
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers
 from rocket_sink.producer.engine.stored_check import LACKS_SUB
@@ -53,7 +53,7 @@ class Admin:
     def __init__(
         self, options: SinkOptions | None = None, *, timeout_s: float = 5.0, **more: Any
     ) -> None:
-        self.options = options if options is not None else SinkOptions.parse(more)
+        self.options = constructor_options(options, more)
         self._timeout_s = timeout_s
         headers = HeaderTemplates(self.options)
         self._client = NetworkClient(self.options, sign=headers.added, hide=headers.hide)
