@@ -2,7 +2,7 @@
 
     python -m benchmarks.readme_tables [RESULTS.json ...]
 
-Without arguments the results files are those in `conf/` (`FILES`).
+Without arguments, the command reads the results files in `conf/` (`FILES`).
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
             writer.write_epoch(frame, epoch)
         lineage.ended(run, {"acked": 2})
     wait_for(lambda: len(collector.events) >= 4)
-    told = [(event["run"]["runId"], event["eventType"]) for event in collector.events]
-    assert told == [(run, kind) for run in runs for kind in ("START", "COMPLETE")]
+    events = [(event["run"]["runId"], event["eventType"]) for event in collector.events]
+    assert events == [(run, kind) for run in runs for kind in ("START", "COMPLETE")]
 
 
 def test_events_need_no_installed_metadata(

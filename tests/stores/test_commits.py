@@ -168,7 +168,7 @@ def test_a_fold_that_died_is_looked_for_in_all_later_commits(
 def test_letters_are_erased_only_if_this_driver_commits_by_delta_rs(
     server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: bool
 ) -> None:
-    """Where Spark's Delta commits, it could overwrite the commit whose old files are deleted."""
+    """Spark's Delta may overwrite the erasure's commit, whose old files are deleted."""
     session: Any = SimpleNamespace(
         _jsparkSession=object(), sparkContext=SimpleNamespace(applicationId="app", master="local")
     )

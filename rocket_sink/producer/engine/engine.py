@@ -484,7 +484,7 @@ class SendEngine:
     ) -> None:
         request, stored = attempt.request, completion.stored
         if stored is None and isinstance(attempt, GroupAttempt):
-            # Without an error, the messages have left the group, or have completed before.
+            # If there is no error, all messages have left the group or have completed before.
             if completion.error is not None:
                 self.measure_failure(request, completion.error, attempt.address)
             return
