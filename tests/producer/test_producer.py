@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -21,6 +22,7 @@ from rocket_sink.errors import (
     ProducerClosedError,
     RejectedError,
     RequestTimeoutError,
+    UnwrittenError,
     WindowFullError,
 )
 from rocket_sink.message import Message, MessageQueue
@@ -261,11 +263,11 @@ def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
     producer.send_oneway(Message("orders", b"one"))
     for broker in cluster.brokers:
         broker.kill()
-    with pytest.raises(NotSentError):
-        for _ in range(10):
-            producer.send_oneway(Message("orders", b"two"))
+    # The kernel may take a frame for the dead connection, or refuse it; it does neither twice.
     with pytest.raises(ConnectError):
-        producer.send_oneway(Message("orders", b"three"))
+        for _ in range(4):
+            with suppress(UnwrittenError):
+                producer.send_oneway(Message("orders", b"two"))
 
 
 def test_oneway_is_stored(cluster, make_producer):
