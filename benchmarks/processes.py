@@ -118,11 +118,8 @@ def _followed(
             elif line.startswith("{"):
                 used_s = brokers_s() - before_s
                 printed = json.loads(line)
-                # the sender's own figure, if any: samples can miss the peak
-                return Ended(
-                    printed, used_s, printed.get("start_mb", memory.least_mb),
-                    printed.get("peak_mb", memory.peak_mb),
-                )  # fmt: skip
+                # Not the sender's own `ru_maxrss`: Linux counts the parent's memory in it.
+                return Ended(printed, used_s, memory.least_mb, memory.peak_mb)
     return None
 
 

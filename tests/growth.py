@@ -1,6 +1,7 @@
 """A ledger of very many epochs: what folds cost, how many files there are, and what a report takes.
 
     python -m tests.growth 3000 20000
+    python -m tests.growth --together 5 100000   # five epochs in each commit: a fifth of the time
 
 prints the table of docs/operate/ledger.md, a row per number of epochs. Each epoch is a commit of
 the rows of eight tasks, as a fold makes it every ten seconds; the last ten are folded from a spool.
@@ -10,10 +11,10 @@ shorter by the same factor.
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.upkeep.growth import keep_small
 from tests.ledger.values import accounts, confirmed, context, sends
+from tests.memory import PEAK_MB
 
 QUERY: Final = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
 START: Final = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
@@ -49,12 +51,12 @@ SPARK: Any = SimpleNamespace(
     _jsparkSession=1, sparkContext=SimpleNamespace(master="local[2]", applicationId="growth")
 )
 """A local session; a fold of few rows asks Spark for nothing."""
-REPORT: Final = """
+REPORT: Final = f"""{PEAK_MB}
 import resource, sys
 from rocket_sink.cli import main
 code = main(sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(used.ru_utime + used.ru_stime, used.ru_maxrss // 1024, file=sys.stderr)
+print(used.ru_utime + used.ru_stime, peak_mb(), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -85,7 +87,7 @@ def rows_of_task(epoch: int, task: int) -> list[pa.RecordBatch]:
 class Growth:
     """A ledger that grows by an epoch at a time."""
 
-    def __init__(self, folder: str, kept_s: float) -> None:
+    def __init__(self, folder: str, kept_s: float, together: int = 1) -> None:
         self.place: LedgerPath = resolve_path(folder)
         kept = f"interval {int(kept_s * 1000)} milliseconds"
         kept_for = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
@@ -96,10 +98,28 @@ class Growth:
         batches.append(confirmed(context(query_id=QUERY), TASKS * 7 * REQUESTS))
         # Batches of a kind are joined, as a fold of few files writes a file per kind.
         self.template = pa.Table.from_batches(batches, LEDGER_SCHEMA)
-        self.epochs = 0
+        self.epochs, self.together = 0, together
 
     def grow(self) -> float:
-        """Commit the rows of the next epoch; return the CPU seconds of the commit."""
+        """Commit the rows of the next epochs; return the CPU seconds of the commit."""
+        first, parts = self.epochs, []
+        for _ in range(self.together):
+            parts.append(self._epoch())
+            self.epochs += 1
+        table = pa.concat_tables(parts)
+        begin_s = time.process_time()
+        current = open_table(self.place)
+        assert current is not None
+        sequence = (current.version() + 1) << 32
+        files = write_data_files(
+            self.place, [placed(batch, sequence) for batch in table.combine_chunks().to_batches()]
+        )
+        commit(self.place, current, files, "growth", first)
+        append: Any = SimpleNamespace(place=self.place, is_own=True, sequence=sequence)
+        keep_small(append)
+        return time.process_time() - begin_s
+
+    def _epoch(self) -> pa.Table:
         moment = START + dt.timedelta(seconds=EPOCH_S * self.epochs)
         table = self.template
         ids = pa.array(
@@ -118,18 +138,7 @@ class Growth:
             ("task_attempt_id", ids),
         ):  # fmt: skip
             table = table.set_column(table.schema.get_field_index(name), table.field(name), values)
-        begin_s = time.process_time()
-        current = open_table(self.place)
-        assert current is not None
-        sequence = (current.version() + 1) << 32
-        files = write_data_files(
-            self.place, [placed(batch, sequence) for batch in table.combine_chunks().to_batches()]
-        )
-        commit(self.place, current, files, "growth", self.epochs)
-        append: Any = SimpleNamespace(place=self.place, is_own=True, sequence=sequence)
-        keep_small(append)
-        self.epochs += 1
-        return time.process_time() - begin_s
+        return table
 
     def fold(self) -> float:
         """Fold the next epoch from a spool; return the CPU seconds of the fold."""
@@ -174,9 +183,9 @@ def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def measure(folder: str, marks: list[int], kept_s: float) -> list[Size]:
+def measure(folder: str, marks: list[int], kept_s: float, together: int) -> list[Size]:
     """Grow a ledger; return its size at each of these numbers of epochs."""
-    growth, sizes, commits = Growth(folder, kept_s), [], []
+    growth, sizes, commits = Growth(folder, kept_s, together), [], []
     for mark in marks:
         while growth.epochs < mark - REAL_FOLDS:
             commits.append(growth.grow())
@@ -189,17 +198,20 @@ def measure(folder: str, marks: list[int], kept_s: float) -> list[Size]:
     return sizes
 
 
-def main(arguments: list[str]) -> None:
-    marks = [100, *map(int, arguments)]
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.growth", description=__doc__)
+    parser.add_argument("epochs", nargs="+", type=int)
+    parser.add_argument("--together", type=int, default=1, help="epochs in each commit")
+    arguments = parser.parse_args()
+    marks, together = [100, *arguments.epochs], arguments.together
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        trial, begin_s = Growth(f"{folder}/trial", 60.0), time.monotonic()
+        trial, begin_s = Growth(f"{folder}/trial", 60.0, together), time.monotonic()
         for _ in range(100):
             trial.grow()
-        epoch_s = (time.monotonic() - begin_s) / 100
+        epoch_s = (time.monotonic() - begin_s) / trial.epochs
         print("|", " | ".join(Size._fields), "|")
-        measure(f"{folder}/ledger", marks, KEPT_EPOCHS * epoch_s)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "MB at most in this process")
+        measure(f"{folder}/ledger", marks, KEPT_EPOCHS * epoch_s, together)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

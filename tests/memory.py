@@ -1,4 +1,4 @@
-"""A bound on what a piece of code takes in memory, counted by Python itself."""
+"""The memory of a piece of code, counted by Python itself, and of a process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MIB = 1 << 20
+PEAK_MB = """
+def peak_mb():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
+"""
+"""For a program that a test starts: the largest resident set that the process had (MB). Its
+`ru_maxrss` would include the memory of the test's process."""
 
 
 @contextmanager

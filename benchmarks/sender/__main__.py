@@ -14,7 +14,6 @@ of its input), then prints one JSON line.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from benchmarks.sender.tally import Tally
 
 ALL_MODES: Final = {**MODES, "arrow": send_arrow, "table": send_tables, "replay": replay}
 _FOREVER: Final = 1 << 62
-_MIB: Final = 2**20
 
 
 def main(arguments: list[str]) -> None:
@@ -40,7 +38,6 @@ def main(arguments: list[str]) -> None:
         warm_up = int(options.get("warmup", "0"))
         if warm_up:
             send(range(-warm_up, 0), None)
-        start_mb = _peak_mb()
         print("READY", flush=True)  # noqa: T201
         sys.stdin.readline()
         tally.restart(time.monotonic())
@@ -49,7 +46,7 @@ def main(arguments: list[str]) -> None:
         until_s = began_s + seconds if seconds else None
         send(range(_FOREVER if seconds else int(options.get("messages", "10000"))), until_s)
         took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
-    figures = {"seconds": took_s, "cpu_s": cpu_s, "start_mb": start_mb, "peak_mb": _peak_mb()}
+    figures = {"seconds": took_s, "cpu_s": cpu_s}
     if options.get("numbers"):
         _write_numbers(Path(options["numbers"]), tally)
     print(json.dumps({**tally.as_dict(), **figures}), flush=True)  # noqa: T201
@@ -80,12 +77,6 @@ def _write_numbers(path: Path, tally: Tally) -> None:
 
 def _lines(kind: str, numbers: list[int]) -> Iterator[str]:
     return (f"{kind} {number}\n" for number in numbers)
-
-
-def _peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # bytes on macOS, KiB elsewhere
-    return peak / _MIB if sys.platform == "darwin" else peak / 1024
 
 
 if __name__ == "__main__":

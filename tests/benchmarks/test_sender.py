@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import pytest
 from benchmarks.faults import read_numbers
 from benchmarks.figures import Case
 from benchmarks.peers import grpc_sender
-from benchmarks.processes import Ended, ProcessRun
+from benchmarks.processes import Ended, Launcher, ProcessRun
 from benchmarks.rows import number_of
 from benchmarks.sender import __main__ as sender
 from benchmarks.sender.modes import Job
@@ -187,3 +189,19 @@ def test_a_sender_that_reports_too_many_messages(mode: str, fair: bool) -> None:
     else:
         with pytest.raises(RocketSinkError, match="asked for 100 messages and tells of 101"):
             run.run()
+
+
+def test_the_memory_of_a_sender_is_not_its_parents() -> None:
+    """Linux counts the memory of the process that starts a program in the program's ru_maxrss."""
+    large = bytearray(300 << 20)
+    large[:: 1 << 12] = b"x" * (len(large) >> 12)  # All pages are resident.
+    script = """
+import json, resource, time
+print("READY", flush=True)
+input()
+time.sleep(0.5)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"peak_mb": peak, "start_mb": peak}))
+"""
+    launcher = Launcher((sys.executable, "-c", script), os.environ)
+    assert 0 < launcher.run({}, lambda: 0.0).peak_mb < 100
