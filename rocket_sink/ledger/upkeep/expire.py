@@ -38,7 +38,12 @@ from rocket_sink.ledger.schema import (
     columns_of,
 )
 from rocket_sink.ledger.sql import Query, micros
-from rocket_sink.ledger.upkeep.rewrite import open_for_rewrites, read_file, rewrite
+from rocket_sink.ledger.upkeep.rewrite import (
+    SPARK_REMOVES_NONE,
+    open_for_rewrites,
+    read_file,
+    rewrite,
+)
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
@@ -125,11 +130,7 @@ def expire_daily(spark: SparkSession, place: LedgerPath, retention: Retention) -
         if is_new and (notes is None or is_table(spark, place)):
             _warned.add(place)
             _LOG.warning(
-                "ledgerRetention has no effect on the ledger %s: Spark's Delta commits to it, and "
-                "removes no rows from an append-only table. A ledger in a folder of the driver, or "
-                "on S3 with Hadoop 3.4.2 and later, can expire; elsewhere begin a new ledger from "
-                "time to time",
-                place,
+                "ledgerRetention has no effect on the ledger %s: %s", place, SPARK_REMOVES_NONE
             )
         return
     notes.write(_NOTE, at_ms)

@@ -41,16 +41,20 @@ _BATCH_ROWS: Final = 8192
 _TRIES: Final = 10
 
 
+SPARK_REMOVES_NONE: Final = (
+    "Spark's Delta commits to it, and removes no rows from an append-only table. A ledger in a "
+    "folder of the driver, or on S3 with Hadoop 3.4.2 and later, can expire and be erased; "
+    "elsewhere begin a new ledger from time to time"
+)
+
+
 def open_for_rewrites(spark: SparkSession, place: LedgerPath) -> DeltaTable:
     """Open the table to take rows or contents out of it. Raise LedgerError if Spark's Delta commits
     to the ledger: it may overwrite a rewrite, whose old files are already deleted."""
     table = open_for_commits(spark, place)
     if table is None:
         raise LedgerError(
-            f"rows of the ledger {place} cannot be removed: Spark's Delta commits to it, and "
-            "removes none from an append-only table. A ledger in a folder of the driver, or on S3 "
-            "with Hadoop 3.4.2 and later, can expire and be erased",
-            path=place.uri,
+            f"rows of the ledger {place} cannot be removed: {SPARK_REMOVES_NONE}", path=place.uri
         )
     return table
 
