@@ -105,10 +105,14 @@ CPU: Final = "cpu"
 
 def medians(runs: Iterable[Figures]) -> list[Figures]:
     """Return the median of each figure per case, in the order of first runs."""
+    return [_median(same) for same in _by_case(runs).values()]
+
+
+def _by_case(runs: Iterable[Figures]) -> dict[str, list[Figures]]:
     by_case: dict[str, list[Figures]] = {}
     for run in runs:
         by_case.setdefault(run.case, []).append(run)
-    return [_median(same) for same in by_case.values()]
+    return by_case
 
 
 def _median(runs: Sequence[Figures]) -> Figures:
@@ -121,19 +125,21 @@ def _median(runs: Sequence[Figures]) -> Figures:
     return replace(runs[0], **changes)
 
 
-def ratios(cases: Iterable[Case], middle: Iterable[Figures]) -> list[Ratio]:
-    """Ratios of speed and CPU for each case and those it is compared with."""
-    by_name = {figures.case: figures for figures in middle}
+def ratios(cases: Iterable[Case], runs: Iterable[Figures]) -> list[Ratio]:
+    """Ratios of speed and CPU for each case and those it is compared with: the rounds' median. In a
+    round both ran within minutes, and a shared machine changes its speed within an hour."""
+    by_name = _by_case(runs)
     comparisons: list[Ratio] = []
     for case in cases:
-        subject = by_name.get(case.name)
         for name in case.against:
-            other = by_name.get(name)
-            if subject is None or other is None:
+            rounds = list(zip(by_name.get(case.name, ()), by_name.get(name, ()), strict=False))
+            if not rounds:
                 continue
-            comparisons.append(Ratio(case.name, name, SPEED, _divided(subject.per_s, other.per_s)))
-            if subject.cpu and other.cpu:
-                comparisons.append(Ratio(case.name, name, CPU, _divided(subject.cpu, other.cpu)))
+            speeds = [_divided(subject.per_s, other.per_s) for subject, other in rounds]
+            comparisons.append(Ratio(case.name, name, SPEED, statistics.median(speeds)))
+            if all(subject.cpu and other.cpu for subject, other in rounds):
+                cpus = [_divided(subject.cpu, other.cpu) for subject, other in rounds]
+                comparisons.append(Ratio(case.name, name, CPU, statistics.median(cpus)))
     return comparisons
 
 

@@ -77,8 +77,8 @@ class Results:
 
     @property
     def ratios(self) -> list[Ratio]:
-        """The ratios of the medians."""
-        return ratios(self.cases, self.medians)
+        """The medians of the rounds' ratios."""
+        return ratios(self.cases, self.runs)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -44,6 +44,18 @@ def test_ratios_are_only_of_cases_that_both_have_run() -> None:
     assert pairs == [Ratio("a", "twin", SPEED, 0.5), Ratio("a", "twin", CPU, 3.0)]
 
 
+def test_ratios_are_of_cases_of_the_same_round() -> None:
+    """The machine has half its speed in the second round, and a third in the last case."""
+    cases = [Case("a", "g", ("twin",)), Case("twin", "g")]
+    speeds = ((60, 100), (30, 50), (60, 33))
+    runs = [
+        figures(name, per_s, client=1)
+        for of_round in speeds
+        for name, per_s in zip(("a", "twin"), of_round, strict=True)
+    ]
+    assert ratios(cases, runs)[0] == Ratio("a", "twin", SPEED, 0.6)
+
+
 @pytest.mark.parametrize(
     ("what", "before", "now", "regress"),
     [
