@@ -22,9 +22,9 @@ ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 FILES: Final = tuple(
     ROOT / "conf" / f"benchmark-{name}.json"
-    for name in ("lanes", "producers", "singles", "latency", "faults")
+    for name in ("lanes", "producers", "singles", "latency", "faults", "scale")
 )
-"""The runs of the page, A to E. The first three are the baselines, too."""
+"""The runs of the page, A to F. The first three are the baselines, too."""
 START_MARK: Final = "<!-- figures: made by `python -m benchmarks.readme_tables` -->"
 END_MARK: Final = "<!-- /figures -->"
 
@@ -99,8 +99,9 @@ def _curves(points: list[dict[str, Any]]) -> str:
         cpu, memory = lines_of(some)
         span = f"{some[0]['x']:,} to {some[-1]['x']:,}"
         values = ", ".join(f"{value:.2f}" for value in cpu.values)
-        rows.append((name, span, values, f"{cpu.spread:.2f}", f"{memory.spread:.2f}"))
-    names = ("over", "span", "cpu-s/M", "largest / smallest", "memory, largest / smallest")
+        workers = ", ".join(f"{point['client']:.2f}" for point in some)
+        rows.append((name, span, values, workers, f"{cpu.growth:.2f}", f"{memory.growth:.2f}"))
+    names = ("over", "span", "CPU", "of it the workers", "growth", "growth of memory")
     return _table(names, rows)
 
 
