@@ -126,8 +126,10 @@ def _median(runs: Sequence[Figures]) -> Figures:
 
 
 def ratios(cases: Iterable[Case], runs: Iterable[Figures]) -> list[Ratio]:
-    """Ratios of speed and CPU for each case and those it is compared with: the rounds' median. In a
-    round both ran within minutes, and a shared machine changes its speed within an hour."""
+    """Return the ratios of speed and CPU of each case to those it is compared with.
+
+    Each is the median of the rounds' ratios: in a round both cases ran within minutes, and a shared
+    machine changes its speed within an hour."""
     by_name = _by_case(runs)
     comparisons: list[Ratio] = []
     for case in cases:

@@ -118,7 +118,7 @@ def _followed(
             elif line.startswith("{"):
                 used_s = brokers_s() - before_s
                 printed = json.loads(line)
-                # Not the sender's own `ru_maxrss`: Linux counts the parent's memory in it.
+                # Samples miss short peaks, but a sender's own `ru_maxrss` includes this process's.
                 return Ended(printed, used_s, memory.least_mb, memory.peak_mb)
     return None
 

@@ -101,7 +101,7 @@ def _curves(points: list[dict[str, Any]]) -> str:
         values = ", ".join(f"{value:.2f}" for value in cpu.values)
         workers = ", ".join(f"{point['client']:.2f}" for point in some)
         rows.append((name, span, values, workers, f"{cpu.growth:.2f}", f"{memory.growth:.2f}"))
-    names = ("over", "span", "CPU", "of it the workers", "growth", "growth of memory")
+    names = ("over", "span", "CPU", "workers' part", "growth", "growth of memory")
     return _table(names, rows)
 
 

@@ -1,7 +1,7 @@
 """A ledger of very many epochs: what folds cost, how many files there are, and what a report takes.
 
     python -m tests.growth 3000 20000
-    python -m tests.growth --together 5 100000   # five epochs in each commit: a fifth of the time
+    python -m tests.growth --together 5 100000   # five epochs in each commit: a quarter of the time
 
 prints the table of docs/operate/ledger.md, a row per number of epochs. Each epoch is a commit of
 the rows of eight tasks, as a fold makes it every ten seconds; the last ten are folded from a spool.

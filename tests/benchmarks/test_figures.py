@@ -45,13 +45,13 @@ def test_ratios_are_only_of_cases_that_both_have_run() -> None:
 
 
 def test_ratios_are_of_cases_of_the_same_round() -> None:
-    """The machine has half its speed in the second round, and a third in the last case."""
+    """The machine has half its speed in the second round, and slows down within the third."""
     cases = [Case("a", "g", ("twin",)), Case("twin", "g")]
     speeds = ((60, 100), (30, 50), (60, 33))
     runs = [
         figures(name, per_s, client=1)
-        for of_round in speeds
-        for name, per_s in zip(("a", "twin"), of_round, strict=True)
+        for pair in speeds
+        for name, per_s in zip(("a", "twin"), pair, strict=True)
     ]
     assert ratios(cases, runs)[0] == Ratio("a", "twin", SPEED, 0.6)
 

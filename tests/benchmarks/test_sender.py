@@ -194,7 +194,7 @@ def test_a_sender_that_reports_too_many_messages(mode: str, fair: bool) -> None:
 def test_the_memory_of_a_sender_is_not_its_parents() -> None:
     """Linux counts the memory of the process that starts a program in the program's ru_maxrss."""
     large = bytearray(300 << 20)
-    large[:: 1 << 12] = b"x" * (len(large) >> 12)  # All pages are resident.
+    large[:: 1 << 12] = b"x" * (len(large) >> 12)  # A written page is resident.
     script = """
 import json, resource, time
 print("READY", flush=True)
