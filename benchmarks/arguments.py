@@ -62,8 +62,16 @@ class Arguments:
     scale: bool
     latency: bool
     scale_by: tuple[str, ...]
+    name_server: str
+    topic: str
 
     def __post_init__(self) -> None:
+        own = self.full or self.peers or self.kafka or self.faults or self.scale or self.latency
+        if self.name_server and (own or self.singles):
+            raise click.UsageError(
+                "--name-server goes with --lane, --ordering, --keys, --body-bytes, "
+                "--without-ledger and --ceiling; the other cases start brokers of their own"
+            )
         if self.pause_ms is not None and not self.faults:
             raise click.UsageError("--pause-ms belongs to --faults")
         if self.scale_by and not self.scale:
@@ -99,6 +107,8 @@ class Arguments:
             kafka=self.kafka or self.full,
             peers=self.peers,
             singles=self.singles,
+            name_server=self.name_server,
+            topic=self.topic,
         )
 
     def schedules(self) -> list[Schedule]:

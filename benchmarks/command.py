@@ -12,8 +12,9 @@ import click
 
 from benchmarks.arguments import LANES, ORDERINGS, Arguments, key_counts
 from benchmarks.processes import python_path
+from benchmarks.stop import until_signal
 from rocket_sink.cli import run
-from rocket_sink.commands.common.base import Command, until_signal
+from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.output import note, print_json, show
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import ConfigurationError
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     python -m benchmarks --faults
     python -m benchmarks --faults --pause-ms 300
     python -m benchmarks --scale --html curves.html
-    python -m benchmarks --latency""",
+    python -m benchmarks --latency
+    python -m benchmarks --name-server 10.0.0.1:9876 --topic benchmark --lane foreach --ceiling""",
 )
 @click.option(
     "--rows",
@@ -144,6 +146,19 @@ if TYPE_CHECKING:
     help="Single rows from arrival to broker and ledger, of foreach, source-stream and "
     "write_batch: one row per epoch, and 1,000 rows/s for as many seconds as --rows has, at most "
     "20.",
+)
+@click.option(
+    "--name-server",
+    default="",
+    metavar="HOST:PORT[;HOST:PORT]",
+    help="Send to this running cluster instead of brokers of this machine. The messages stay in "
+    "its topic.",
+)
+@click.option(
+    "--topic",
+    default="benchmark",
+    show_default=True,
+    help="--name-server: the topic, which must be there.",
 )
 @click.option(
     "--out",

@@ -40,6 +40,7 @@ Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
 """Starts Spark, with further packages."""
 
 TOPIC: Final = "benchmark"
+"""The topic of the run's own brokers."""
 _QUEUES: Final = 4
 _SINGLE_SHARE: Final = 0.3
 """The share of the rows that is sent where each row is a message by itself."""
@@ -52,8 +53,21 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class RunningCluster:
+    """A cluster that the run did not start, so its CPU and its disks are out of reach."""
+
+    name_server: str
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The cases to measure: fewer `rows` if bodies exceed `most_bytes`; `lanes` may be empty."""
+    """The cases to measure: fewer `rows` if bodies exceed `most_bytes`; `lanes` may be empty.
+
+    With a `name_server` the cases send to the `topic` of that cluster. Without a `name_server` they
+    send to brokers that the run starts."""
 
     rows: int
     repeat: int
@@ -69,6 +83,8 @@ class Plan:
     peers: bool = False
     singles: bool = False
     most_bytes: int = 1 << 30
+    name_server: str = ""
+    topic: str = TOPIC
 
     @property
     def spark(self) -> bool:
@@ -123,18 +139,22 @@ def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
     """
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
-        say("starting RocketMQ")
-        cluster = stack.enter_context(LocalCluster(plan.brokers, broker_config=QUICK_ROUNDS))
-        cluster.create_topic(TOPIC, _QUEUES)
+        cluster: LocalCluster | RunningCluster = RunningCluster(plan.name_server)
+        room = None
+        if not plan.name_server:
+            say("starting RocketMQ")
+            cluster = stack.enter_context(LocalCluster(plan.brokers, broker_config=QUICK_ROUNDS))
+            cluster.create_topic(plan.topic, _QUEUES)
+            room = LogRoom(cluster)
         subjects = list(_Subjects(plan, cluster, folder, stack, results, say).make(session))
         results.cases = [subject.case for subject in subjects]
-        measure(subjects, plan.repeat, results, say, LogRoom(cluster))
+        measure(subjects, plan.repeat, results, say, room)
 
 
 def measure(
-    subjects: Sequence[Subject], repeat: int, results: Results, say: Say, room: LogRoom
+    subjects: Sequence[Subject], repeat: int, results: Results, say: Say, room: LogRoom | None
 ) -> None:
-    """Run all cases in turn, several times, after warm-ups.
+    """Run all cases in turn, several times, after warm-ups. The run's own brokers have a `room`.
 
     A case that fails is added to `results.failed` and not run again.
 
@@ -145,11 +165,13 @@ def measure(
     results.planned[RUNS] = repeat * len(subjects)
     for subject in subjects:
         say(f"{subject.case.name}: warming up")
-        room.make()
+        if room is not None:
+            room.make()
         attempts.of(subject.case.name, subject.warm_up)
     for number in range(repeat):
         for subject in subjects:
-            room.make()
+            if room is not None:
+                room.make()
             figures = attempts.of(subject.case.name, subject.run)
             if figures is not None:
                 results.add(RUNS, figures)
@@ -209,7 +231,7 @@ def scratch_folder() -> Iterator[Path]:
 
 class _Subjects:
     def __init__(
-        self, plan: Plan, cluster: LocalCluster, folder: Path, stack: ExitStack,
+        self, plan: Plan, cluster: LocalCluster | RunningCluster, folder: Path, stack: ExitStack,
         results: Results, say: Say,
     ) -> None:  # fmt: skip
         self._plan = plan
@@ -219,7 +241,7 @@ class _Subjects:
         self._absent = results.absent
         self._say = say
         self._launchers: dict[str, Starter] = {peers_cases.OURS: our_launcher()}
-        self._count = StoredCount(cluster.name_server, TOPIC)
+        self._count = StoredCount(cluster.name_server, plan.topic)
 
     def make(self, session: Session) -> Iterator[Subject]:
         """Yield the subjects, first those that need no Spark."""
@@ -230,13 +252,15 @@ class _Subjects:
             yield from self._spark_subjects(session)
 
     def _find_peers(self) -> None:
-        plan = self._plan
+        plan, cluster = self._plan, self._cluster
+        if isinstance(cluster, RunningCluster):
+            return
         if plan.peers or plan.java_batches or plan.singles:
             self._try(peers_cases.JAVA, lambda: java_launcher(
-                self._cluster.java, self._cluster.classpath, self._folder))  # fmt: skip
+                cluster.java, cluster.classpath, self._folder))  # fmt: skip
         if plan.peers:
             self._try(peers_cases.GRPC, lambda: grpc.GrpcLauncher(
-                self._cluster, self._folder / "proxy", self._say))  # fmt: skip
+                cluster, self._folder / "proxy", self._say))  # fmt: skip
 
     def _try(self, who: str, make: Callable[[], Starter]) -> None:
         try:
@@ -269,7 +293,11 @@ class _Subjects:
             yield peers_cases.java_delayed(COMPRESSED_BYTES)
 
     def _process(self, made: PeerCase) -> ProcessRun:
-        arguments = {"nameServer": self._cluster.name_server, "topic": TOPIC, **made.arguments}
+        arguments = {
+            "nameServer": self._cluster.name_server,
+            "topic": self._plan.topic,
+            **made.arguments,
+        }
         rows = self._plan.load(made.case.body_bytes).rows
         return ProcessRun(
             made.case, self._launchers[made.who], arguments,
@@ -280,7 +308,7 @@ class _Subjects:
 
     def _spark_subjects(self, session: Session) -> Iterator[Subject]:
         spark = self._spark(session)
-        bench = SparkBench(spark, self._cluster, TOPIC, self._folder)
+        bench = SparkBench(spark, self._cluster, self._plan.topic, self._folder)
         self._say("writing rows")
         files = {
             body: RowFiles(spark, self._plan.load(body), self._folder / f"rows-{body}")

@@ -41,7 +41,6 @@ COMMANDS: Final = {
     "tune": "Suggest latency options by what a ledger has recorded.",
     "ledger": "Fold, show and maintain a ledger.",
     "options": "List every option of the sink, or write a configuration.",
-    "benchmark": "Measure sending to your cluster: rate, CPU, latency.",
 }
 """{command: its line in --help}. The module and its click command have the command's name."""
 

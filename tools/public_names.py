@@ -31,7 +31,7 @@ import click
 import rocket_sink
 from rocket_sink import cluster, errors, testing
 from rocket_sink.cli import cli
-from rocket_sink.commands import benchmark, check
+from rocket_sink.commands import check
 from rocket_sink.commands.common import stream_run
 from rocket_sink.ledger.append.delta_rs import create_table
 from rocket_sink.ledger.driver.fold import FoldSummary
@@ -65,8 +65,6 @@ VIEWS: Final = (
 JSON: Final = {
     "backfill --dry-run": Plan,
     "backfill": Resent,
-    "benchmark cases": benchmark.Figures,
-    "benchmark comparison": benchmark.Change,
     "check findings": check.Finding,
     "dlq resend": ResendReport,
     "ledger erase": Erased,

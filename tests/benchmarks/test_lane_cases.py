@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
@@ -17,7 +18,7 @@ def asked(**changes: object) -> Arguments:
         "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
         "singles": False,
         "kafka": False, "faults": False, "seconds": 32.0, "pause_ms": None, "scale": False,
-        "scale_by": (), "latency": False, **changes,
+        "scale_by": (), "latency": False, "name_server": "", "topic": "benchmark", **changes,
     }  # fmt: skip
     return Arguments(**values)  # type: ignore[arg-type]
 
@@ -43,6 +44,14 @@ def test_a_case_stands_behind_a_twin_with_the_same_rows() -> None:
             assert order.index(twin.name) < order.index(lane_case.case.name)
             assert (twin.keys, twin.body_bytes) == (lane_case.case.keys, lane_case.case.body_bytes)
             assert (lane_case.case.keys == 0) == (lane_case.case.ordering == "none")
+
+
+def test_a_running_cluster_gets_the_lanes_and_refuses_cases_with_brokers_of_their_own() -> None:
+    plan = asked(name_server="10.0.0.1:9876", topic="t", lanes=("write",), ceiling=True).plan()
+    assert (plan.name_server, plan.topic, plan.lanes) == ("10.0.0.1:9876", "t", ("write",))
+    for case in ("full", "peers", "singles", "kafka", "faults", "scale", "latency"):
+        with pytest.raises(click.UsageError, match="brokers of their own"):
+            asked(name_server="10.0.0.1:9876", **{case: True})
 
 
 def test_without_a_ledger_is_compared_with_the_one_that_has_it() -> None:

@@ -45,6 +45,26 @@ def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
     assert lane in done.stdout
 
 
+def test_a_running_cluster_is_measured_and_keeps_the_messages(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    cluster.create_topic("measured")
+    count, out = StoredCount(cluster.name_server, "measured"), tmp_path / "figures.json"
+    count.start()
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "benchmarks", "--name-server", cluster.name_server,
+            "--topic", "measured", "--rows", "2000", "--repeat", "1", "--lane", "source-batch",
+            "--out", str(out),
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    middle = {median["case"]: median for median in json.loads(out.read_text())["medians"]}
+    assert middle["source-batch 256 B"]["messages"] == 2000
+    assert count.check(2000, "the lane") > 0, "warm-ups stay in the topic, too"
+
+
 def test_single_rows_at_both_paces(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     done = subprocess.run(

@@ -29,7 +29,7 @@ NOBODY = "127.0.0.1:1"
 
 NO_HOST = "no-such-host.invalid:9876"
 WITH_SPARK = (
-    ("benchmark",), ("stream",), ("backfill",), ("transactions", "settle"),
+    ("stream",), ("backfill",), ("transactions", "settle"),
     ("transactions", "serve"),
 )  # fmt: skip
 """Commands that need a name server, and a session that takes long to start."""
@@ -246,8 +246,7 @@ def test_a_dry_run_needs_no_name_server(
 def test_one_name_server_that_answers_is_enough(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lane = ["--lane", "foreach"] if path == ("benchmark",) else []
     with FakeCluster(brokers=1) as cluster:
         names = f"{NOBODY};{cluster.name_server}"
-        error_text = run(capsys, *right(path, "--name-server"), *lane, "--name-server", names)[2]
+        error_text = run(capsys, *right(path, "--name-server"), "--name-server", names)[2]
     assert "Spark was started" in error_text
