@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from rocket_sink.commands.demo import _prepare
+from rocket_sink.commands.demo import _empty_folder
 from rocket_sink.commands.demo.flights import Verifier, write_flights
-from rocket_sink.commands.demo.run import FaultInjector, Settings, _leave_running
+from rocket_sink.commands.demo.run import FaultInjector, _leave_running
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.wire.stored import StoredMessage
 
@@ -77,7 +76,7 @@ class TestJudge:
     ) -> None:
         verdict = self.verifier(flights, stored(rows))
         assert (verdict.stored, verdict.distinct, verdict.duplicates) == (ROWS, ROWS, 0)
-        assert (verdict.altered, verdict.foreign, verdict.new_ids) == (0, 0, 0)
+        assert (verdict.foreign, verdict.new_ids) == (0, 0)
         assert (verdict.disordered_keys, verdict.moved_keys) == (0, 0)
         assert verdict.missing == frozenset()
 
@@ -116,9 +115,9 @@ class TestJudge:
             verifier.feed("broker-b" if elsewhere else "broker-a", message)
         assert verifier.verdict().moved_keys == 1
 
-    def test_another_rows_body_is_altered(self, flights: Path, rows: list[dict[str, Any]]) -> None:
+    def test_another_rows_body_is_foreign(self, flights: Path, rows: list[dict[str, Any]]) -> None:
         wrong = {**rows[0], "dest": "XXX"}
-        assert self.verifier(flights, stored([wrong, *rows[1:]])).altered == 1
+        assert self.verifier(flights, stored([wrong, *rows[1:]])).foreign == 1
 
     def test_a_message_of_another_sender_is_foreign(
         self, flights: Path, rows: list[dict[str, Any]]
@@ -153,109 +152,38 @@ class StubBroker:
         self.alive = True
 
 
-@dataclass
-class StubCluster:
-    brokers: list[StubBroker] = field(
-        default_factory=lambda: [StubBroker("broker-a"), StubBroker("broker-b")]
-    )
-
-
-class TestSaboteur:
-    def make(self, fault: str) -> tuple[FaultInjector, StubCluster, list[float], list[str]]:
-        cluster, now, messages = StubCluster(), [0.0], []  # type: ignore[var-annotated]
-        injector = FaultInjector(
-            cluster,
-            fault=fault,
-            seconds=6,
-            say=messages.append,
-            clock=lambda: now[0],  # type: ignore[arg-type]
-        )
-        return injector, cluster, now, messages
-
-    def test_freezes_once_and_thaws_after_its_time(self) -> None:
-        injector, cluster, now, messages = self.make("freeze")
+class TestFaultInjector:
+    @pytest.mark.parametrize("fault", ["freeze", "kill"])
+    def test_breaks_once_and_repairs_after_its_time(self, fault: str) -> None:
+        broker, now, lines = StubBroker("broker-b"), [0.0], []  # type: ignore[var-annotated]
+        injector = FaultInjector(broker, fault, lines.append, clock=lambda: now[0])  # type: ignore[arg-type]
         injector.step(due=False)
-        assert not cluster.brokers[-1].frozen
-        injector.step(due=True)
-        assert cluster.brokers[-1].frozen
-        now[0] = 5.9
-        injector.step(due=True)
-        assert cluster.brokers[-1].frozen
-        now[0] = 6.0
-        injector.step(due=True)
-        assert not cluster.brokers[-1].frozen
-        now[0] = 20.0
-        injector.step(due=True)
-        assert not cluster.brokers[-1].frozen
-        assert len(messages) == 2
+        assert not broker.frozen and broker.alive
+        for moment_s, is_broken in ((0.0, True), (5.9, True), (6.0, False), (20.0, False)):
+            now[0] = moment_s
+            injector.step(due=True)
+            assert (broker.frozen or not broker.alive) == is_broken
+        assert len(lines) == 2
 
-    def test_kills_and_restarts_after_its_time(self) -> None:
-        injector, cluster, now, _ = self.make("kill")
+    def test_a_stream_that_ends_early_ends_the_fault(self) -> None:
+        broker = StubBroker("broker-b")
+        injector = FaultInjector(broker, "freeze", lambda text: None)  # type: ignore[arg-type]
         injector.step(due=True)
-        assert not cluster.brokers[-1].alive
-        now[0] = 5.0
-        injector.step(due=True)
-        assert not cluster.brokers[-1].alive
-        now[0] = 6.0
-        injector.step(due=True)
-        assert cluster.brokers[-1].alive
-
-    def test_none_breaks_nothing(self) -> None:
-        injector, cluster, _, messages = self.make("none")
-        injector.step(due=True)
-        assert all(b.alive and not b.frozen for b in cluster.brokers)
-        assert not messages
-
-    def test_a_broker_killed_by_hand_is_started_again(self) -> None:
-        injector, cluster, now, messages = self.make("none")
-        cluster.brokers[0].alive = False
-        injector.step(due=False)
-        assert not cluster.brokers[0].alive
-        now[0] = 2.5
-        injector.step(due=False)
-        assert cluster.brokers[0].alive
-        assert "broker-a has died" in messages[0]
-
-    def test_restart_all_leaves_no_broker_frozen_or_dead(self) -> None:
-        injector, cluster, _, _ = self.make("freeze")
-        injector.step(due=True)
-        cluster.brokers[0].alive = False
-        injector.restart_all()
-        assert all(b.alive and not b.frozen for b in cluster.brokers)
+        injector.repair()
+        assert not broker.frozen
 
 
 class TestFolder:
     def test_a_folder_with_other_files_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")
         with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
-            _prepare(tmp_path)
+            _empty_folder(tmp_path)
         assert (tmp_path / "thesis.tex").exists()
 
-    def test_a_folder_that_may_not_be_written_to_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
-        with pytest.raises(ConfigurationError, match="may not be written to; name another"):
-            _prepare(tmp_path)
-
-    def test_leavings_of_an_earlier_demo_are_removed(self, tmp_path: Path) -> None:
-        (tmp_path / "ledger").mkdir()
-        (tmp_path / "ledger" / "old").write_text("")
-        assert _prepare(tmp_path) == tmp_path
-        assert not (tmp_path / "ledger").exists()
-
-    def test_brokers_that_run_on_are_not_left_without_their_files(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Refuse the folder of a cluster that runs: no command would find its processes later."""
-        home = tmp_path / "a b" / "cluster"
-        home.mkdir(parents=True)
-        monkeypatch.setattr("rocket_sink.cluster.status", lambda home: object())
-        monkeypatch.setattr("sys.argv", [".venv/bin/rocket-sink"])
-        command = r"\.venv/bin/rocket-sink cluster down --home '.*a b/cluster'"
-        with pytest.raises(ConfigurationError, match=command):
-            _prepare(home.parent)
-        assert home.exists()
+    def test_a_folder_that_may_not_be_made_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigurationError, match="name a folder that may be made"):
+            _empty_folder(tmp_path / "file" / "out")
 
     def test_the_commands_that_end_a_kept_demo_have_lines_of_their_own(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -263,6 +191,6 @@ class TestFolder:
         state = SimpleNamespace(name_server="127.0.0.1:1")
         monkeypatch.setattr("rocket_sink.cluster.up", lambda *_: state)
         out = tmp_path / "a b"
-        _leave_running(Settings(out, 1, "none", 2, "none", 1.0))
+        _leave_running(out / "cluster")
         lines = capsys.readouterr().err.splitlines()
         assert f"  rocket-sink cluster down --home '{out}/cluster'" in lines

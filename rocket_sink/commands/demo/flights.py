@@ -109,12 +109,12 @@ def _rank_within(key: Any) -> Any:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the verification; `missing` has the numbers of rows that no broker has."""
+    """The result of the verification. `foreign` messages are no row of the input, or differ from
+    theirs; `missing` has the numbers of rows that no broker has."""
 
     stored: int
     distinct: int
     duplicates: int
-    altered: int
     foreign: int
     new_ids: int
     keys: int
@@ -134,19 +134,18 @@ class Verifier:
         self._last_seq: dict[tuple[str, str, int], int] = {}
         """{(sharding key, broker, queue id): highest `seq` of its first copies}"""
         self._disordered: set[str] = set()
-        self._stored = self._altered = self._foreign = self._new_ids = 0
+        self.message_count = 0
+        self._foreign = self._new_ids = 0
 
     def feed(self, broker_name: str, message: StoredMessage) -> None:
         """Add one stored message of the broker's queue `message.queue_id`."""
+        self.message_count += 1
         properties = message.properties
-        number = properties.get("row", "")
+        number, key = properties.get("row", ""), properties.get("__SHARDINGKEY", "")
         row = int(number) if number.isdigit() else -1
-        if not 0 <= row < len(self._rows):
+        if not (0 <= row < len(self._rows) and self._is_unaltered(row, key, message.body)):
             self._foreign += 1
             return
-        self._stored += 1
-        key = properties.get("__SHARDINGKEY", "")
-        self._altered += not self._is_unaltered(row, key, message.body)
         queue, message_id = (key, broker_name, message.queue_id), properties.get("UNIQ_KEY", "")
         seq, last_seq = int(properties["seq"]), self._last_seq.setdefault(queue, -1)
         if row in self._ids:
@@ -160,10 +159,9 @@ class Verifier:
     def verdict(self) -> Verdict:
         queues = Counter(key for key, *_ in self._last_seq)
         return Verdict(
-            stored=self._stored,
+            stored=self.message_count,
             distinct=len(self._ids),
-            duplicates=self._stored - len(self._ids),
-            altered=self._altered,
+            duplicates=self.message_count - self._foreign - len(self._ids),
             foreign=self._foreign,
             new_ids=self._new_ids,
             keys=len(queues),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from rocket_sink import cluster as clusters
 from rocket_sink.cluster.local import LocalCluster
@@ -46,113 +43,71 @@ TOPIC: Final = "flights"
 QUEUES_PER_BROKER: Final = 4
 FAULT_AT: Final = 0.35
 """Share of the rows after which the broker is broken."""
-_DOWN_S: Final = 2.0
-"""Time before a dead broker is restarted, so that the sink notices the outage."""
-_RESTART_TIMEOUT_S: Final = 60.0
+FAULT_S: Final = 6.0
+"""How long the broker stays frozen, or down."""
+_BROKERS: Final = 2
 _POLL_S: Final = 0.2
-_PULL: Final = 512
-_READ_TRIES: Final = 6
 _ISOLATIONS_SHOWN: Final = 8
 
 
-@dataclass(frozen=True)
-class Settings:
-    """A run of the demo. `fault` is freeze, kill or none. `out` has the folders flights (input),
-    checkpoint, ledger and cluster."""
-
-    out: Path
-    rows: int
-    ordering: str
-    brokers: int
-    fault: str
-    fault_s: float
-
-
 class FaultInjector:
-    """Freezes (SIGSTOP) or kills (SIGKILL) one broker during the run, or none, repairs the broker
-    after `seconds`, and restarts other dead brokers. The caller calls `step` often; `step` checks
-    whether an action is due. `say` gets a line of text for each action."""
+    """Freezes (SIGSTOP) or kills (SIGKILL) one broker once, and repairs the broker `FAULT_S` later.
+    `say` gets a line of text for each action; `events` keeps the lines."""
 
     def __init__(
-        self,
-        cluster: LocalCluster,
-        *,
-        fault: str,
-        seconds: float,
-        say: Callable[[str], None],
+        self, victim: Broker, fault: str, say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._cluster = cluster
+    ) -> None:  # fmt: skip
+        self._victim = victim
         self._fault = fault
-        self._seconds = seconds
+        self._clock = clock
+        self._broken_s: float | None = None
+        self._is_over = False
         self.say = say
         self.events: list[str] = []
-        """The actions, with their times."""
-        self._clock = clock
-        self._repair_at_s: dict[str, float] = {}
-        """{name of a broken or dead broker: time of its repair}"""
-        self.done = fault == "none"
+
+    def step(self, *, due: bool) -> None:
+        """Break the broker at the first call with `due`; repair it when its time is over."""
+        now_s = self._clock()
+        if self._broken_s is None and due:
+            self._broken_s = now_s
+            if self._fault == "freeze":
+                self._victim.freeze()
+                self._note(f"{self._victim.name} is frozen for {FAULT_S:g} s (SIGSTOP)")
+            else:
+                self._victim.kill()
+                self._note(f"{self._victim.name} is killed (SIGKILL), down for {FAULT_S:g} s")
+        elif self._broken_s is not None and now_s - self._broken_s >= FAULT_S:
+            self.repair()
+
+    def repair(self) -> None:
+        """End the fault, if there is one."""
+        if self._broken_s is None or self._is_over:
+            return
+        self._is_over = True
+        if self._victim.alive:
+            self._victim.thaw()
+            self._note(f"{self._victim.name} goes on (SIGCONT)")
+        else:
+            self._victim.restart()
+            self._note(f"{self._victim.name} runs again")
 
     def _note(self, text: str) -> None:
         self.events.append(f"{dt.datetime.now(dt.timezone.utc):%H:%M:%S} UTC: {text}")
         self.say(self.events[-1])
-
-    def step(self, *, due: bool) -> None:
-        """Break the broker at the first call with `due`; repair it `seconds` later."""
-        now_s = self._clock()
-        if due and not self.done:
-            self.done = True
-            self._break(now_s)
-        for broker in self._cluster.brokers:
-            if broker.name in self._repair_at_s:
-                if now_s >= self._repair_at_s[broker.name]:
-                    self._repair(broker)
-            elif not broker.alive:
-                self._note(f"{broker.name} has died")
-                self._repair_at_s[broker.name] = now_s + _DOWN_S
-
-    def restart_all(self) -> None:
-        """End the fault, and restart all dead brokers at once."""
-        for broker in self._cluster.brokers:
-            if broker.name in self._repair_at_s or not broker.alive:
-                self._repair(broker)
-
-    def _break(self, now_s: float) -> None:
-        victim = self._cluster.brokers[-1]
-        if not victim.alive:
-            return
-        if self._fault == "freeze":
-            victim.freeze()
-            self._note(f"{victim.name} is frozen for {self._seconds:g} s (SIGSTOP)")
-        else:
-            victim.kill()
-            self._note(
-                f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s"
-            )
-        self._repair_at_s[victim.name] = now_s + self._seconds
-
-    def _repair(self, broker: Broker) -> None:
-        started_s = self._clock()
-        if broker.alive:
-            broker.thaw()
-            self._note(f"{broker.name} goes on (SIGCONT)")
-        else:
-            broker.restart(timeout_s=_RESTART_TIMEOUT_S)
-            self._note(f"{broker.name} runs again, started in {self._clock() - started_s:.1f} s")
-        self._repair_at_s.pop(broker.name, None)
 
 
 @dataclass(frozen=True)
 class DemoSummary:
     """The ledger's report, the verification, and the checks on both."""
 
-    settings: Settings
+    ledger: Path
     flights: Flights
     seconds: float
     report: Report
     verdict: Verdict
     lost: int
-    events: Sequence[str]
+    events: list[str]
     """The demo's actions on brokers, with their times."""
 
     @property
@@ -164,7 +119,6 @@ class DemoSummary:
     @property
     def failures(self) -> list[str]:
         totals, verdict = self.report.totals, self.verdict
-        ordering = self.settings.ordering
         accounted = sum(getattr(totals, outcome) for outcome in OUTCOMES)
         checks = {
             f"{totals.not_adding_up:,} epochs of the ledger do not add up": totals.not_adding_up,
@@ -173,31 +127,23 @@ class DemoSummary:
             f"{accounted:,} of {totals.rows_in:,} rows are accounted for":
                 accounted != totals.rows_in,
             f"{self.lost:,} rows are lost": self.lost,
-            f"{verdict.altered:,} messages differ from their rows": verdict.altered,
-            f"{verdict.foreign:,} messages are not the demo's": verdict.foreign,
+            f"{verdict.foreign:,} messages are no rows of the demo, or differ": verdict.foreign,
             f"{verdict.new_ids:,} duplicates have a message id of their own": verdict.new_ids,
             f"{verdict.duplicates:,} duplicates, but only {self.announced:,} were announced":
                 verdict.duplicates > self.announced,
-            f"{verdict.disordered_keys:,} keys are out of order":
-                verdict.disordered_keys and ordering != "none",
-            f"{verdict.moved_keys:,} keys are in several queues":
-                verdict.moved_keys and ordering == "strict",
+            f"{verdict.disordered_keys:,} keys are out of order": verdict.disordered_keys,
+            f"{verdict.moved_keys:,} keys are in several queues": verdict.moved_keys,
         }  # fmt: skip
         return [text for text, wrong in checks.items() if wrong]
 
-    @property
-    def passed(self) -> bool:
-        return not self.failures
-
     def as_dict(self) -> dict[str, Any]:
-        verdict = asdict(self.verdict)
-        missing = len(verdict.pop("missing"))
+        stored = {**asdict(self.verdict), "missing": len(self.verdict.missing), "lost": self.lost}
         return {
-            "passed": self.passed,
+            "passed": not self.failures,
             "failures": self.failures,
             "rows": self.flights.rows,
             "seconds": round(self.seconds, 1),
-            "stored": {**verdict, "missing": missing, "lost": self.lost},
+            "stored": stored,
             "ledger": self.report.as_dict(),
         }
 
@@ -212,8 +158,6 @@ class DemoSummary:
     def _stored(self) -> RenderableType:
         verdict = self.verdict
         order = f"{verdict.keys - verdict.disordered_keys:,} of {verdict.keys:,}"
-        if self.settings.ordering == "none":
-            order = "not asked for"
         rows = [
             ("messages stored", verdict.stored, "read back from every queue"),
             ("distinct rows", verdict.distinct, "compared with the input"),
@@ -237,51 +181,55 @@ class DemoSummary:
     def _closing(self) -> RenderableType:
         from rich.text import Text
 
-        path = str(self.settings.out / "ledger")
-        ledger = f"ledger: {path}\n  {program()} report --ledger {shlex.quote(path)}"
-        if self.passed:
-            return Text.assemble(
-                f"{ledger}\n", ("PASSED", "bold green"),
-                ": the accounts add up and nothing is lost",
-            )  # fmt: skip
+        path = str(self.ledger)
+        ledger = f"ledger: {path}\n  {program()} report --ledger {shlex.quote(path)}\n"
+        if not self.failures:
+            passed = ("PASSED", "bold green")
+            return Text.assemble(ledger, passed, ": the accounts add up and nothing is lost")
         wrong = "\n".join(f"  - {text}" for text in self.failures)
-        return Text.assemble(f"{ledger}\n", ("FAILED", "bold red"), f":\n{wrong}")
+        return Text.assemble(ledger, ("FAILED", "bold red"), f":\n{wrong}")
 
 
-def lost_rows(spark: SparkSession, ledger: Ledger, verdict: Verdict) -> int:
-    """Return the number of rows that neither a broker nor a pending dead letter has."""
-    dead_letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
-    dead_rows = [row.row for row in dead_letters.where("row IS NOT NULL").collect()]
-    return len(verdict.missing.difference(dead_rows))
+def run(folder: Path, rows: int, fault: str, *, keep: bool, as_json: bool) -> bool:
+    """Run the demo in an empty folder and print the summary; return whether all checks passed.
 
-
-def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
-    """Run the demo and print the summary; return whether all checks passed."""
-    note(_headline(settings))
+    Args:
+        fault: `freeze` or `kill`.
+        keep: keep the brokers running.
+    """
+    broken = "frozen" if fault == "freeze" else "killed"
+    note(
+        f"rocket-sink demo: {rows:,} flights, {_BROKERS} brokers, one {broken} in mid-run for "
+        f"{FAULT_S:g} s, strict order; all flights take 2 to 5 minutes"
+    )
     started_s = time.monotonic()
-    flights = write_flights(settings.out / "flights", settings.rows)
+    flights = write_flights(folder / "flights", rows)
     note(
         f"flights: {flights.rows:,} rows in {flights.files} files, {flights.keys:,} sharding keys "
         f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
     )
-    warehouse = {"spark.sql.warehouse.dir": str(settings.out / "checkpoint/warehouse")}
+    note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
+    # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
+    home = folder / "cluster" if keep else None
+    warehouse = {"spark.sql.warehouse.dir": str(folder / "checkpoint/warehouse")}
     with (
-        _cluster(settings, keep=keep) as cluster,
+        LocalCluster(_BROKERS, home, progress=Steps()) as cluster,
         spark_session("demo", spark_conf=warehouse) as spark,
     ):
+        cluster.create_topic(TOPIC, QUEUES_PER_BROKER)
         note(f"cluster: name server {cluster.name_server}, "
              f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
-        injector = FaultInjector(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
+        injector = FaultInjector(cluster.brokers[-1], fault, note)
         streamed_s = time.monotonic()
-        _stream(spark, cluster, flights, settings, injector)
+        _stream(spark, cluster, flights, folder, injector)
         streamed_s = time.monotonic() - streamed_s
-        injector.restart_all()
-        verdict = _read_back(cluster, settings, injector)
-        ledger = Ledger(str(settings.out / "ledger"))
+        injector.repair()
+        verdict = _read_back(cluster, folder)
+        ledger = Ledger(str(folder / "ledger"))
         ledger.sync_fully(spark)
         summary = DemoSummary(
-            settings, flights, streamed_s, ledger.report(spark), verdict,
-            lost_rows(spark, ledger, verdict), injector.events,
+            folder / "ledger", flights, streamed_s, ledger.report(spark), verdict,
+            _count_lost(spark, ledger, verdict), injector.events,
         )  # fmt: skip
         if as_json:
             print_json(summary.as_dict())
@@ -289,50 +237,32 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
             show(*summary.tables())
         note(f"{time.monotonic() - started_s:.0f} s in all")
     if keep:
-        _leave_running(settings)
-    return summary.passed
+        _leave_running(folder / "cluster")
+    return not summary.failures
 
 
-def _headline(settings: Settings) -> str:
-    fault = {
-        "freeze": f"one frozen for {settings.fault_s:g} s in mid-run",
-        "kill": f"one killed in mid-run and started again after {settings.fault_s:g} s",
-        "none": "none broken",
-    }[settings.fault]
-    return (
-        f"rocket-sink demo: {settings.rows:,} flights, {settings.brokers} brokers, {fault}, "
-        f"ordering {settings.ordering}; all flights take 2 to 5 minutes"
-    )
-
-
-@contextlib.contextmanager
-def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
-    note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
-    # Use a temporary home without --keep: `stop` then kills the brokers without a clean shutdown.
-    home = settings.out / "cluster" if keep else None
-    with LocalCluster(settings.brokers, home, progress=Steps()) as cluster:
-        cluster.create_topic(TOPIC, QUEUES_PER_BROKER)
-        yield cluster
+def _count_lost(spark: SparkSession, ledger: Ledger, verdict: Verdict) -> int:
+    """Return the number of rows that neither a broker nor a pending dead letter has."""
+    dead_letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
+    dead_rows = [row.row for row in dead_letters.where("row IS NOT NULL").collect()]
+    return len(verdict.missing.difference(dead_rows))
 
 
 def _stream(
-    spark: SparkSession,
-    cluster: LocalCluster,
-    flights: Flights,
-    settings: Settings,
+    spark: SparkSession, cluster: LocalCluster, flights: Flights, folder: Path,
     injector: FaultInjector,
-) -> None:
+) -> None:  # fmt: skip
     from rocket_sink.spark.sink import RocketSink
 
     with Bar("stream", flights.rows) as bar:
         injector.say = bar.say
         sink = RocketSink(
-            nameServer=cluster.name_server, topic=TOPIC, ledger=str(settings.out / "ledger"),
-            ordering=settings.ordering,
+            nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder / "ledger"),
+            ordering="strict",
         )  # fmt: skip
         query = (
-            sink.stream(message_rows(spark, settings))
-            .option("checkpointLocation", str(settings.out / "checkpoint"))
+            sink.stream(_message_rows(spark, folder / "flights"))
+            .option("checkpointLocation", str(folder / "checkpoint"))
             .trigger(availableNow=True)
             .start()
         )
@@ -348,16 +278,15 @@ def _stream(
         raise RocketSinkError(f"the stream failed: {one_line(failure)}") from failure
 
 
-def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
+def _message_rows(spark: SparkSession, flights: Path) -> DataFrame:
     """Return the stream of flights as rows of the contract. Each file is a micro-batch, partitioned
     by sharding key: one task gets all rows of a key in the order of the file."""
-    path = str(settings.out / "flights")
-    schema = spark.read.parquet(path).schema
+    schema = spark.read.parquet(str(flights)).schema
     columns = [f"`{name}`" for name in schema.names if name not in ("sharding_key", "row", "seq")]
     return (
         spark.readStream.schema(schema)
         .option("maxFilesPerTrigger", 1)
-        .parquet(path)
+        .parquet(str(flights))
         .repartition(spark.sparkContext.defaultParallelism, "sharding_key")
         .selectExpr(
             f"to_json(struct({', '.join(columns)})) AS body",
@@ -373,34 +302,22 @@ def _rows_done(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _read_back(cluster: LocalCluster, settings: Settings, injector: FaultInjector) -> Verdict:
-    retrying = Retrying(
-        retry=retry_if_exception_type(RocketSinkError), stop=stop_after_attempt(_READ_TRIES),
-        # Restart dead brokers: a user may have killed one by hand.
-        before_sleep=lambda _: injector.restart_all(), wait=wait_fixed(_POLL_S), reraise=True,
-    )  # fmt: skip
+def _read_back(cluster: LocalCluster, folder: Path) -> Verdict:
     with Admin(nameServer=cluster.name_server) as admin:
         admin.await_dispatched(TOPIC)
-        pull = retrying.wraps(admin.pull)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
-        verifier = Verifier(settings.out / "flights")
+        verifier = Verifier(folder / "flights")
         with Bar("read back", sum(ends.values())) as bar:
-            done = 0
             for queue, end in ends.items():
-                offset = 0
-                while offset < end:
-                    messages, offset = pull(queue, offset, max_messages=_PULL)
-                    for message in messages:
-                        verifier.feed(queue.broker_name, message)
-                    done += len(messages)
-                    bar.advance_to(done)
+                for message in admin.read_queue(queue, end=end):
+                    verifier.feed(queue.broker_name, message)
+                bar.advance_to(verifier.message_count)
     return verifier.verdict()
 
 
-def _leave_running(settings: Settings) -> None:
+def _leave_running(home: Path) -> None:
     note("--keep: starting the brokers again on the same data, to outlive the demo")
-    home = settings.out / "cluster"
-    state = clusters.up(home, settings.brokers)
+    state = clusters.up(home, _BROKERS)
     note_lines(
         f"name server {state.name_server}; look around with\n"
         f"  {program()} tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
