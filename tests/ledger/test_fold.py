@@ -184,6 +184,19 @@ def test_numbers_come_from_deltas_log(spark, tables):
     assert last_txn_version(spark, resolve_path(tables), fold_app_id(ledger_id)) == before + 1
 
 
+def test_a_number_that_another_fold_has_taken_deletes_no_file(spark, tmp_path, monkeypatch):
+    """Keep the files of a fold that takes an old table for the newest one."""
+    spool(str(tmp_path), 0)
+    fold(spark, str(tmp_path))
+    spool(str(tmp_path), 1, rows=3)
+    with monkeypatch.context() as stale:
+        stale.setattr(fold_module, "last_txn_version", lambda *_: None)
+        with pytest.raises(LedgerError, match="took the number 0"):
+            fold(spark, str(tmp_path))
+    assert partitions(spark, tmp_path) == {0: 2}
+    assert len(left(tmp_path)) == 1
+
+
 def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
     path = spool(str(tables), 9600)
     with pytest.raises(Killed):

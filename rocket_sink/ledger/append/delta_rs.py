@@ -73,39 +73,57 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     if place.is_local:
         check_files(place, log_only=True)
     table = open_any(place, must=must)
-    if table is None:
-        return None
+    return table if table is not None and _is_plain(table) else None
+
+
+def _is_plain(table: DeltaTable) -> bool:
     protocol = table.protocol()
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
-    is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
-    return table if is_plain and is_known else None
+    return is_plain and {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
 
 
-_read: dict[tuple[int, LedgerPath], tuple[Any, DeltaTable]] = {}
-"""{(process id, ledger): (`_last_commit`, table)}, the cache of `newest_for_readers`."""
+_CommitFile = tuple[int, int]
+"""(time of the last change in ns, size) of a commit's file."""
+_opened: dict[tuple[int, LedgerPath], tuple[_CommitFile, DeltaTable]] = {}
+"""{(process id, ledger): (file of the table's last commit, table)}, for `newest_for_readers`."""
 
 
+@native_calls.uninterrupted()
 def newest_for_readers(place: LedgerPath) -> DeltaTable | None:
-    """Return the newest version, from a cache, because the time to open a table grows with its log.
-    Do not commit by this object: Delta checks a commit against the version that was opened."""
+    """Return the newest version. The process keeps the table and reads only later commits, because
+    the time to open a table grows with its log. Do not commit by this object: Delta checks a commit
+    against the version that was opened."""
     key = os.getpid(), place
-    last_commit, table = _read.get(key, (None, None))
-    if table is not None and _last_commit(place, table) == last_commit:
-        return table
-    table = open_table(place)
+    kept = _opened.pop(key, None)
+    table = None if kept is None else _updated(place, *kept)
+    if table is None:
+        table = open_table(place)
     if table is not None:
-        _read[key] = _last_commit(place, table), table
+        last_commit = _last_commit(place, table)
+        if last_commit is not None:
+            _opened[key] = last_commit, table
     return table
 
 
-def _last_commit(place: LedgerPath, table: DeltaTable) -> Any:
-    """Return (version, time, size) of the last commit; None if its file is gone or outdated."""
-    log_folder, version = f"{place.root}/{LOG_FOLDER}", table.version()
-    paths = [f"{log_folder}/{number:020}.json" for number in (version, version + 1)]
-    last, following = place.filesystem().get_file_info(paths)
-    if following.is_file or not last.is_file:
+def _updated(place: LedgerPath, last_commit: _CommitFile, table: DeltaTable) -> DeltaTable | None:
+    """Return the table with the commits that followed; None if it has to be opened again. If the
+    table's last commit is not in the log, or has changed, the log is another one: the folder was
+    deleted, made anew or restored."""
+    from deltalake.exceptions import DeltaError
+
+    if _last_commit(place, table) != last_commit:
         return None
-    return version, last.mtime_ns, last.size
+    try:
+        table.update_incremental()
+    except (DeltaError, OSError):
+        return None
+    return table if _is_plain(table) else None
+
+
+def _last_commit(place: LedgerPath, table: DeltaTable) -> _CommitFile | None:
+    path = f"{place.root}/{LOG_FOLDER}/{table.version():020}.json"
+    info = place.filesystem().get_file_info(path)
+    return (info.mtime_ns, info.size) if info.is_file else None
 
 
 @native_calls.uninterrupted()

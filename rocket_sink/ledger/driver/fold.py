@@ -66,7 +66,7 @@ class Manifest:
     Attributes:
         files: paths below the spool.
         token: name of the fold's commit in Delta's log.
-        table_version: a version of the table from before the fold; 0 for a local spool.
+        table_version: a version of the table from before the fold.
     """
 
     ledger_id: str
@@ -265,8 +265,7 @@ class _Folder:
         # Take the number from Delta's log, which is lost only together with the rows.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
-        # `_check_ours` reads this version if the spool is in a store.
-        version = 0 if self._spool.is_local else table_version(self._spark, self._place)
+        version = table_version(self._spark, self._place)
         self._step("manifest")
         return self._write_manifest(ledger_id, number, files, version)
 
@@ -410,10 +409,8 @@ class _Folder:
         return self._spark.range(0, len(bins), 1, len(bins)), read_bins
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """Check that Delta accepted this manifest's fold. In a store the lock may have two holders,
-        though rarely. Then both append under one number."""
-        if self._spool.is_local:
-            return
+        """Check that Delta accepted this manifest's fold. Two folds may run at once: rarely in a
+        store, and where hosts do not share locks. Then both append under one number."""
         path = self._notes.where(manifest.name)
         is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
         if is_ours is None:

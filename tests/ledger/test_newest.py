@@ -1,0 +1,94 @@
+"""The newest version of the table, which a process keeps and brings up to date.
+
+A second writer commits, deletes or remakes the table at chosen moments.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.append.delta_rs import commit, create_table, last_version
+from rocket_sink.ledger.append.delta_rs import newest_for_readers as newest
+from rocket_sink.ledger.append.table import PROPERTIES
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.schema import COLUMNS
+from rocket_sink.ledger.transport.data_files import write_data_files
+
+from .values import context, sends
+
+
+def make(place: LedgerPath, commits: int) -> None:
+    schema = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
+    assert create_table(place, schema, PROPERTIES)
+    for number in range(commits):
+        append(place, number)
+
+
+def append(place: LedgerPath, number: int) -> None:
+    table = delta_rs.open_table(place)
+    assert table is not None
+    commit(place, table, write_data_files(place, [sends(context())]), "fold", number)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> LedgerPath:
+    place = resolve_path(tmp_path / "ledger")
+    make(place, 3)
+    return place
+
+
+def number_of(place: LedgerPath) -> int | None:
+    table = newest(place)
+    assert table is not None
+    return last_version(place, table, "fold")
+
+
+@pytest.mark.parametrize("moment", ["opened", "updated"])
+def test_a_commit_while_the_table_is_opened_is_not_missed(
+    place: LedgerPath, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Let another writer commit just before the last commit of the table is looked up."""
+    look = delta_rs._last_commit
+    if moment == "updated":
+        assert number_of(place) == 2
+
+    def look_late(*arguments: object) -> object:
+        monkeypatch.setattr(delta_rs, "_last_commit", look)
+        append(place, 3)
+        return look(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(delta_rs, "_last_commit", look_late)
+    newest(place)
+    for number in range(3, 6):
+        assert number_of(place) == number
+        append(place, number + 1)
+
+
+@pytest.mark.parametrize("commits", [0, 3, 9])
+def test_a_table_that_was_made_anew_is_another_one(place: LedgerPath, commits: int) -> None:
+    """The new log may be shorter than the old one, as long, or longer."""
+    assert number_of(place) == 2
+    shutil.rmtree(place.root)
+    assert newest(place) is None
+    make(place, commits)
+    table = newest(place)
+    assert table is not None and table.version() == commits
+    assert table.metadata().id == DeltaTable(place.root).metadata().id
+    shutil.rmtree(place.root)
+    make(place, 12)
+    assert number_of(place) == 11
+
+
+def test_a_table_that_only_sparks_delta_may_use_any_more_is_not_read(place: LedgerPath) -> None:
+    from deltalake import TableFeatures
+
+    assert newest(place) is not None
+    table = DeltaTable(place.root)
+    table.alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
+    assert newest(place) is None
