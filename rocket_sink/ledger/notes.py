@@ -13,7 +13,7 @@ Delta ignores folders whose names start with `_`.
 | writes | a batch write of an `appId` has begun | when the write has succeeded |
 | queries | the streaming query of an `appId` | never |
 | ends | half messages of an epoch are being committed | when the ledger has their end |
-| pending | sharding keys of a task's dead letters (`pending_keys`) | when none of them is pending |
+| pending | sharding keys of a task's dead letters (`pending_keys`) | key by key, with its letters |
 | queues | a topic's queues in strict order (`task.queue_snapshot`) | never, one per topic |
 | folds | the spool files that a fold takes (`driver.fold`) | when the files are deleted |
 | backfill | token of the backfill that may send (`backfill_marks`) | never, one |

@@ -8,9 +8,9 @@ its end. The note is {topic: [keys]}, by the name
 Tasks of later epochs, and of other queries with this ledger, read all notes when they begin (one
 listing, usually of an empty folder). A complete attempt removes the notes of earlier attempts at
 its task, because it has handled the same rows. After each fold, and before each epoch of the
-foreachBatch lane, the driver removes notes whose attempt does not count, and notes without a key
-that has a pending dead letter (`release`). The note of an attempt that is not in the ledger yet
-stays.
+foreachBatch lane, the driver releases keys (`release`): it keeps in a note the keys that have a
+pending dead letter, and removes a note without such keys. If the note's attempt does not count, the
+note is removed. If the attempt is not in the ledger yet, the note stays as it is.
 
 Rows that were refused for their content (reason `data`) hold no key, because they are never sent as
 they are. Rows that were held back (`held_back`) hold their key only if another dead letter of the
@@ -106,9 +106,11 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
         store.remove(*(note.name for note in _notes(store) if note.query == query))
 
 
-def release(spark: SparkSession, place: LedgerPath) -> int:
-    """Remove the notes whose keys need not be held any more; return the number of removed notes.
-    This costs one listing, and if there are notes, a listing of the spool and three queries."""
+def release(spark: SparkSession, place: LedgerPath, erased: Keys | None = None) -> int:
+    """Remove keys that need not be held any more from the notes; return how many were removed.
+    This costs one listing, and if there are notes, a listing of the spool and three queries.
+    `erased` keys without a pending letter also leave the notes of attempts that the ledger lacks:
+    an attempt that died would keep the key's text for ever."""
     # Import here: tasks import this module, too, but do not read the table.
     from rocket_sink.ledger.query.duckdb_reader import reader_of
 
@@ -125,28 +127,27 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
             if query is None:
                 return 0
             known_notes = _known(query, notes, unfolded)
-            pending = _pending(query) if any(known_notes.values()) else set()
-        removed = 0
-        for note, counts in known_notes.items():
-            keys = _read(store, note.name) if counts else {}
-            if not any((t, k) in pending for t, names in keys.items() for k in names):
+            pending = _pending(query) if erased or any(known_notes.values()) else Keys()
+        released = 0
+        for note in notes:
+            keys = _read(store, note.name)
+            if note not in known_notes:
+                goes = _without(erased or {}, pending)
+            else:
+                goes = _without(keys, pending) if known_notes[note] else keys
+            kept = _without(keys, goes)
+            released += sum(len(names - kept.get(topic, set())) for topic, names in keys.items())
+            if not kept:
                 store.remove(note.name)
-                removed += 1
-        return removed
+            elif kept != keys:
+                store.write(note.name, {topic: sorted(names) for topic, names in kept.items()})
+        return released
 
 
-def forget(place: LedgerPath, keys: Iterable[tuple[str, str]]) -> None:
-    """Remove (topic, sharding key) pairs that have no pending dead letters from all notes."""
-    released = set(keys)
-    with _errors(place):
-        store = NoteStore(place, _KIND)
-        for note in _notes(store):
-            names = _read(store, note.name)
-            kept = {t: [k for k in ks if (t, k) not in released] for t, ks in names.items()}
-            if not any(kept.values()):
-                store.remove(note.name)
-            elif kept != names:
-                store.write(note.name, kept)
+def _without(keys: Keys, others: Keys) -> Keys:
+    """Return the keys that are not among the others, without topics that have none."""
+    kept = {topic: names - others.get(topic, set()) for topic, names in keys.items()}
+    return {topic: names for topic, names in kept.items() if names}
 
 
 def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> dict[_Note, bool]:
@@ -184,18 +185,21 @@ def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> 
     return known
 
 
-def _pending(query: Query) -> set[tuple[str, str]]:
-    """Return the keys (topic, sharding key) that pending dead letters hold. A letter that was
-    refused for its content (`data`) holds no key. Another pending letter holds its key if a letter
-    of the key, settled or not, was neither held back nor refused unsent."""
-    keys = query("""
+def _pending(query: Query) -> Keys:
+    """Return the keys that pending dead letters hold. A letter that was refused for its content
+    (`data`) holds no key. Another pending letter holds its key if a letter of the key, settled or
+    not, was neither held back nor refused unsent."""
+    pending = query("""
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (
             SELECT topic, sharding_key FROM counted_letters
             WHERE reason <> 'held_back' AND (reason <> 'data' OR attempts > 0)
         ) g ON p.topic = g.topic AND p.sharding_key = g.sharding_key
         WHERE p.reason <> 'data'""")
-    return {(row["topic"], row["sharding_key"]) for row in rows_of(keys)}
+    keys = Keys()
+    for row in rows_of(pending):
+        keys.setdefault(row["topic"], set()).add(row["sharding_key"])
+    return keys
 
 
 def _attempt_name(query: str, epoch: int, partition: object, run: str, task: object) -> str:
@@ -211,9 +215,10 @@ def _notes(store: NoteStore) -> Iterator[_Note]:
                 yield _Note(name, query, int(epoch), partition)
 
 
-def _read(store: NoteStore, name: str) -> dict[str, list[str]]:
+def _read(store: NoteStore, name: str) -> Keys:
     try:
-        return store.read(name) or {}  # another process may release the keys meanwhile
+        # Another process may release the keys meanwhile, so the note may be gone.
+        return {topic: set(names) for topic, names in (store.read(name) or {}).items()}
     except ValueError as error:
         path = store.where(name)
         raise LedgerError(

@@ -13,7 +13,7 @@ from pyspark.sql.functions import lit
 
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.query.pending_keys import forget
+from rocket_sink.ledger.query.pending_keys import Keys, release
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.transport.files import spooled_epochs
@@ -93,9 +93,10 @@ def erase(spark: SparkSession, ledger: Ledger, *, where: str, reason: str) -> Er
     dropped = [letter for letter in letters if letter.is_pending]
     _note_resolution(spark, ledger, dropped, "dropped", reason)
     erased = erase_letters(spark, place, {letter.letter_id for letter in letters}, reason)
-    still_pending = ledger.dead_letters(spark).select("topic", "sharding_key").collect()
-    erased_keys = {(letter.topic, letter.sharding_key) for letter in letters}
-    forget(place, erased_keys - {tuple(key) for key in still_pending})
+    keys = Keys()
+    for letter in letters:
+        keys.setdefault(letter.topic, set()).add(letter.sharding_key)
+    release(spark, place, erased=keys)
     return replace(
         erased, dropped=len(dropped), quarantined=tuple(ledger.quarantined()),
         unfolded=tuple(sorted("/".join(epoch) for epoch in spooled)),

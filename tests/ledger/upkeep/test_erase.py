@@ -116,7 +116,7 @@ def test_an_erasure_that_was_killed_is_finished(
     assert holding(ledger.path, SECRET) == []
 
 
-def _killed(*_: Any) -> None:
+def _killed(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
@@ -161,6 +161,24 @@ def test_erase_as_a_user_does(spark: Any, ledger: Ledger) -> None:
     assert ledger.epochs(spark).where("adds_up").count() == 4
     assert {row.note for row in ledger.resolutions(spark).collect()} == {"request 7"}
     assert PROPERTIES["delta.appendOnly"] == "true"
+
+
+@pytest.mark.spark
+def test_the_next_erasure_forgets_the_keys_of_one_that_was_killed_at_its_last_step(
+    spark: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The letters have lost their keys by then, so that no condition matches them any more."""
+    place = resolve_path(ledger.path)
+    for ctx in (context(epoch=1, task_attempt_id=1), context(epoch=2, task_attempt_id=2)):
+        PendingKeys(place).note(ctx, {"t": [SECRET, OTHER]})
+    with monkeypatch.context() as patch:
+        patch.setattr(parking, "release", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            parking.erase(spark, ledger, where=f"sharding_key = '{SECRET}'", reason="request 7")
+    assert holding(ledger.path, SECRET)
+    parking.erase(spark, ledger, where="false", reason="request 8")
+    assert holding(ledger.path, SECRET) == []
+    assert PendingKeys(place).held_for(context(epoch=9)) == {"t": {OTHER}}
 
 
 @pytest.mark.spark
