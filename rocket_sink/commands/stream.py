@@ -27,7 +27,7 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     cls=Command,
     example="""
     rocket-sink stream --format parquet --path in/ --checkpoint ck/ -n 127.0.0.1:9876 -t flights \\
-      --ledger ledger/ --select 'to_json(struct(*)) AS body' --select 'tailnum AS sharding_key'
+      --ledger ledger/ -O bodyFormat=json -O columns=sharding_key=tailnum
     rocket-sink stream --format rate --source-option rowsPerSecond=100 --checkpoint ck/ -t ticks \\
       --select 'cast(value AS string) AS body' --trigger '5 seconds'
     rocket-sink stream --batch --format csv --path cities.csv --source-option header=true -t city \\

@@ -63,7 +63,7 @@ def _column(
         return batch.column(index)
     hint = (
         "option bodyFormat=json packs the frame on the driver: use write_batch or write, or "
-        "select to_json(struct(*)) as body yourself"
+        "select a column body with to_json and formats for its times yourself"
         if source == "body" and plan.needs_to_json
         else f"it has {', '.join(map(repr, batch.schema.names))}"
     )

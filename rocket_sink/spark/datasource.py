@@ -171,8 +171,9 @@ class RocketMQDataSource(DataSource):
         if plan.needs_to_json:
             raise ColumnError(
                 'bodyFormat=json is not possible in format("rocketmq"): a data source sees no '
-                "DataFrame to pack. Add the column yourself, "
-                "df.select(to_json(struct('*')).alias('body')), or use RocketSink.write or .stream"
+                "DataFrame to pack. Select to_json(struct('*'), formats).alias('body') yourself, "
+                "with the formats of docs/guides/data-source.md, which keep all digits of times; "
+                "or use RocketSink.write or .stream"
             )
         return options, plan
 

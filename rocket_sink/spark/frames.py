@@ -12,16 +12,20 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.session_checks import case_sensitive, refuse_own_input
+from rocket_sink.spark.session_checks import refuse_own_input, session_setting
 
 _LOG: Final = log.logger(__name__)
+_TIME: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+_CASE: Final = "spark.sql.caseSensitive"
+_PARSER: Final = "spark.sql.legacy.timeParserPolicy"
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
     """Return the plan, which maps the row contract's columns to the frame's. Raise a ColumnError if
     the columns do not fit, a ConfigurationError if the frame reads a folder with the ledger."""
     refuse_own_input(df, options.ledger)
-    plan = resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
+    is_case_sensitive = session_setting(df.sparkSession, _CASE).lower() == "true"
+    plan = resolve_columns(df.schema, options, case_sensitive=is_case_sensitive)
     if plan.source("keys") == "key" and plan.source("body") == "value":
         _warn_of_key(plan.source("sharding_key"))
     return plan
@@ -40,7 +44,7 @@ def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPla
     """Return a frame of the needed columns, and its plan. If the plan says so, pack columns into
     JSON. Replace names that are no identifiers: Arrow functions take `a.b` for a field of `a`."""
     columns = {
-        name: json_body(plan) if plan.needs_to_json and name == "body" else df[quoted(name)]
+        name: json_body(df, plan) if plan.needs_to_json and name == "body" else df[quoted(name)]
         for name in plan.needed
     }
     aliases = {
@@ -52,10 +56,18 @@ def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPla
     return needed, replace(plan, sources=sources)
 
 
-def json_body(plan: ColumnPlan) -> Column:
-    """Return the column `body`: the frame's `json_columns` as JSON, by Spark's own to_json."""
+def json_body(df: DataFrame, plan: ColumnPlan) -> Column:
+    """Return the column `body`: the frame's `json_columns` as JSON, by Spark's own to_json. Its
+    default formats would cut times to milliseconds, and offsets to minutes."""
     fields = F.struct(*(F.col(quoted(name)) for name in plan.json_columns))
-    return F.to_json(fields, {"ignoreNullFields": str(not plan.keeps_nulls)}).alias("body")
+    # The legacy formatter refuses XXXXX, the offset with seconds.
+    is_legacy = session_setting(df.sparkSession, _PARSER).upper() == "LEGACY"
+    options = {
+        "ignoreNullFields": str(not plan.keeps_nulls),
+        "timestampFormat": _TIME + ("XXX" if is_legacy else "XXXXX"),
+        "timestampNTZFormat": _TIME,
+    }
+    return F.to_json(fields, options).alias("body")
 
 
 def quoted(name: str) -> str:

@@ -415,12 +415,11 @@ def setting(session: Any, name: str) -> str:
         return ""
 
 
-def case_sensitive(session: Any) -> bool:
-    """Return the session's own spark.sql.caseSensitive, which may differ from its application's."""
-    name = "spark.sql.caseSensitive"
+def session_setting(session: Any, name: str) -> str:
+    """Return the session's own value of a SQL setting, which may differ from its application's."""
     with contextlib.suppress(Exception):
-        return str(session.conf.get(name)).lower() == "true"
-    return setting(session, name).lower() == "true"
+        return str(session.conf.get(name))
+    return setting(session, name)
 
 
 def with_task_rate(

@@ -2261,8 +2261,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "nulls-are-dropped-although-kept",
         "rocket_sink/spark/frames.py",
-        'F.to_json(fields, {"ignoreNullFields": str(not plan.keeps_nulls)})',
-        "F.to_json(fields)",
+        '"ignoreNullFields": str(not plan.keeps_nulls)',
+        '"ignoreNullFields": "true"',
         ("tests/rows/test_contract.py::test_spark_packs_the_columns_as_json",),
         "consumers miss the fields that they were promised with jsonNulls=keep",
     ),
@@ -2277,8 +2277,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "backfills-drop-nulls",
         "rocket_sink/spark/backfill/sources.py",
-        "json_body(plan)",
-        'json_body(plan_of(self.frame, self.options.with_(jsonNulls="drop")))',
+        "json_body(self.frame, plan)",
+        'json_body(self.frame, plan_of(self.frame, self.options.with_(jsonNulls="drop")))',
         ("tests/spark/test_frames.py::test_lanes_and_backfills_pack_the_same_text",),
         "a backfill sends other bodies than the query whose rows it repeats",
     ),

@@ -17,8 +17,8 @@ from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.spark.frames import plan_of, select_needed
 
 ZONE = "spark.sql.session.timeZone"
-NOON = "timestamp_ntz'2026-07-01 12:00:00'"
-AS_WRITTEN = '"2026-07-01T12:00:00.000"'
+NOON = "timestamp_ntz'2026-07-01 12:00:00.000001'"
+AS_WRITTEN = '"2026-07-01T12:00:00.000001"'
 
 
 @pytest.fixture
@@ -56,10 +56,33 @@ def test_lanes_and_backfills_pack_the_same_text(
     assert [packed.first().body, pending.first().body] == [expected, expected]
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(("policy", "offset"), [("CORRECTED", "-04:56:02"), ("LEGACY", "-05:00")])
+def test_json_keeps_microseconds_and_seconds_of_zones(
+    new_york: Any, policy: str, offset: str
+) -> None:
+    """The legacy formatter has no pattern for an offset with seconds."""
+    parser = "spark.sql.legacy.timeParserPolicy"
+    frame = new_york.sql(
+        "SELECT timestamp'1883-11-18 12:03:57.999999' AS past, timestamp'2026-07-01' AS now"
+    )
+    options = SinkOptions.parse(topic="t", bodyFormat="json")
+    before = new_york.conf.get(parser)
+    new_york.conf.set(parser, policy)
+    try:
+        packed, _ = select_needed(frame, plan_of(frame, options))
+        body = packed.first().body
+    finally:
+        new_york.conf.set(parser, before)
+    assert body == (
+        f'{{"past":"1883-11-18T12:03:57.999999{offset}","now":"2026-07-01T00:00:00.000000-04:00"}}'
+    )
+
+
 @pytest.mark.parametrize("writer", ["writer", "streamWriter"])
 def test_a_data_source_refuses_to_pack(writer: str) -> None:
     """The bare foreach lane refuses, too: `test_json_needs_the_driver`."""
     options = {"nameServer": "127.0.0.1:9", "topic": "t", "bodyFormat": "json"}
     source = RocketMQDataSource(options)
-    with pytest.raises(ColumnError, match=r"to_json\(struct\('\*'\)\)"):
+    with pytest.raises(ColumnError, match=r"to_json\(struct\('\*'\), formats\)"):
         getattr(source, writer)(StructType().add("at", "timestamp_ntz"), overwrite=False)

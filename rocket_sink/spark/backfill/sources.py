@@ -168,7 +168,7 @@ class Table:
         numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
         columns = self._columns(dict(plan.sources))
         if plan.needs_to_json:
-            columns["body"] = json_body(plan)
+            columns["body"] = json_body(self.frame, plan)
         order = [columns.get("order_by"), columns.get("event_time"), F.col("_row")]
         place = F.struct(*(column for column in order if column is not None))
         kept = [name for name in SENT_COLUMNS if name in columns]
