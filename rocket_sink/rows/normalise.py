@@ -156,6 +156,25 @@ def _without(
     return kept[offsets], flat.filter(pa.array(~dropped))
 
 
+def _key_text(keys: pa.Array) -> pa.Array:
+    """Return sharding keys as text, decimals with plain digits. Arrow's own cast writes a decimal
+    as `BigDecimal.toString` does (0E-10), but a backfill and other producers write all its digits,
+    and a key's text chooses its queue."""
+    if _is_string(keys.type):
+        return _text(keys)
+    if not pa.types.is_decimal(keys.type):
+        return keys.cast(pa.string())
+    scale = max(0, keys.type.scale)
+    unscaled = keys.cast(pa.decimal256(76, scale)).view(pa.decimal256(76, 0)).cast(pa.string())
+    if not scale:
+        return unscaled
+    sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
+    digits = pc.ascii_lpad(pc.ascii_ltrim(unscaled, "-"), scale + 1, "0")
+    whole = pc.utf8_slice_codeunits(digits, 0, -scale)
+    fraction = pc.utf8_slice_codeunits(digits, -scale)
+    return pc.binary_join_element_wise(sign, whole, ".", fraction, "")
+
+
 def _integers(array: pa.Array) -> pa.Array:
     return array.cast(pa.int64())
 
@@ -267,7 +286,7 @@ _FIELD_NAMES: Final = {"delivery_timestamp": "delivery_timestamp_ms", "event_tim
 _CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
     "tags": _tags,
     "keys": _keys,
-    "sharding_key": lambda key: _text(key) if _is_string(key.type) else key.cast(pa.string()),
+    "sharding_key": _key_text,
     "properties": _properties,
     **dict.fromkeys(("delay_level", "delay_ms", "queue_id", "flag", "priority"), _integers),
     **dict.fromkeys(("delivery_timestamp", "event_time"), _millis),

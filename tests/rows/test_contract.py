@@ -357,3 +357,21 @@ def test_spark_packs_the_columns_as_json(spark: Any) -> None:
     packed, _ = select_needed(frame, resolve_columns(frame.schema, options))
     (kept,) = packed.select("body").collect()
     assert kept.body == '{"tail":"N1","odd.name":5,"nothing":null}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (pa.decimal128(20, 10), ["0.0000000000", "-0.0000000010", "0.0000000001", None]),
+        (pa.decimal128(38, 38), ["-0." + "9" * 38, "0." + "0" * 38]),
+        (pa.decimal256(76, 2), ["1" * 74 + ".25", "-0.05"]),
+        (pa.decimal128(5, 0), ["0", "-12", None]),
+        (pa.decimal128(5, -2), ["0", "1200", "-100"]),
+    ],
+)
+def test_decimal_keys_have_plain_digits(kind: pa.DataType, texts: list[str | None]) -> None:
+    """Java's `BigDecimal.toPlainString`; Arrow's own cast writes 0E-10."""
+    keys = pa.array([None if text is None else Decimal(text) for text in texts], kind)
+    normalised = rows({"body": ["b"] * len(keys), "sharding_key": keys})
+    assert normalised.sharding_key.to_pylist() == texts
+    assert rows({"body": ["b"], "sharding_key": keys[1:2]}).sharding_key.to_pylist() == texts[1:2]

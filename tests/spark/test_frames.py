@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from rocket_sink.errors import ColumnError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.options import SinkOptions
+from rocket_sink.rows.normalise import normalise
 from rocket_sink.spark.backfill.sources import Selection, Table
 from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.spark.frames import plan_of, select_needed
@@ -77,6 +78,32 @@ def test_json_keeps_microseconds_and_seconds_of_zones(
     assert body == (
         f'{{"past":"1883-11-18T12:03:57.999999{offset}","now":"2026-07-01T00:00:00.000000-04:00"}}'
     )
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(
+    spark: Any, tmp_path: Path, ansi: str
+) -> None:
+    """The text of a key chooses its queue. Tasks cast Arrow's decimals, a backfill Spark's."""
+    texts = ["0.0000000000", "0.0000000001", "-0.0000000010", "-12.5000000000", "7.0000000000"]
+    keys = ", ".join(f"({text!r})" for text in texts)
+    setting = "spark.sql.ansi.enabled"
+    frame = spark.sql(
+        f"SELECT 'b' AS body, CAST(k AS DECIMAL(20, 10)) AS sharding_key FROM VALUES {keys} AS t(k)"
+    )
+    options = SinkOptions.parse(topic="t")
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, ansi)
+    try:
+        table = Table(frame, "t", options).pending(spark, Ledger(tmp_path / "l"), Selection())
+        assert table is not None
+        backfilled = sorted(row.sharding_key for row in table.collect())
+    finally:
+        spark.conf.set(setting, before)
+    sent = normalise(frame.toArrow(), plan_of(frame, options)).sharding_key
+    assert sent is not None
+    assert backfilled == sorted(sent.to_pylist()) == sorted(texts)
 
 
 @pytest.mark.parametrize("writer", ["writer", "streamWriter"])

@@ -263,7 +263,9 @@ class Table:
         if self.options.body_format != "json":
             columns["body"] = F.col(quoted(sources["body"]))
         for name in _ALWAYS:
-            columns[name] = columns.get(name, F.lit(None)).cast("string")
+            # Without ANSI, `cast` writes a decimal 0 as 0E-10. `try_cast` writes plain digits
+            # always, as tasks do: the text of a sharding key chooses the queue.
+            columns[name] = columns.get(name, F.lit(None)).try_cast("string")
         if self.options.topic:
             columns["topic"] = F.lit(self.options.topic)
         columns["message_id"] = F.coalesce(columns["message_id"], F.upper(F.md5("letter_id")))
