@@ -1,17 +1,41 @@
-"""Latency fault tolerance: which brokers are isolated, and until when.
+"""Latency fault tolerance: which brokers are isolated, for which cause, and until when.
 
 Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, with their tables of
-`latencyMax` and `notAvailableDuration`. A broker without an entry in the fault table is available
-and reachable. Every isolation has an end (apache/rocketmq#7812); a failed probe moves the end.
-Workers of an executor may share the table (`FaultStore`): if two update a broker at once, one
-update may be lost. Times are monotonic seconds."""
+`latencyMax` and `notAvailableDuration`. Java knows one isolation per broker, whatever its cause. If
+all brokers are isolated, Java 5.3 therefore sends to a failing broker as often as to a slow one.
+Here each cause has its own end, and the worst cause that has not ended gives the broker's rank.
+
+A broker without an entry in the fault table is available and reachable. Every isolation has an end
+(apache/rocketmq#7812); a failed probe moves the end. Workers of an executor may share the table
+(`FaultStore`): if two update a broker at once, one update may be lost. Times are monotonic
+seconds."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+FAR: Final = 1
+"""The broker is in another machine room, or has the weight 0. This is no fault."""
+SUSPECT: Final = 2
+"""A request to the broker has been unanswered for longer than usual."""
+SLOW: Final = 4
+"""The broker is isolated because it stored a message late."""
+BUSY: Final = 8
+"""The broker is isolated because it said that it is busy."""
+FAILING: Final = 16
+"""The broker is isolated because it failed in another way: it refused a message, or did not answer
+in time, or lost the connection."""
+SILENT: Final = 32
+"""The broker does not answer heartbeats: it is frozen, or cut off."""
+LAST: Final = 64
+"""The request's previous attempt failed at the broker."""
+UNREACHABLE: Final = 128
+"""The broker is isolated, and nothing has answered at its address since."""
+# A broker's rank is the sum of the constants that apply, so the largest constant decides. The table
+# in docs/guarantees/brokers.md has the same order.
 
 
 @dataclass(frozen=True)
@@ -25,9 +49,6 @@ class FaultProfile:
     success_resets: bool
     """True (4.x): each update replaces the isolation, so a quick success ends it. False (5.x): an
     update can only extend it."""
-    better_half: bool
-    """If no broker is available: True (4.x) chooses from the better half, False (5.x) from the
-    reachable brokers."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
         """Return for how many ms to isolate a broker after an answer with this latency. If the
@@ -55,14 +76,12 @@ PROFILES: Final = {
         (0, 0, 2000, 5000, 6000, 10000, 30000),
         isolation_latency_ms=10_000,
         success_resets=False,
-        better_half=False,
     ),
     "4.x": FaultProfile(
         (50, 100, 550, 1000, 2000, 3000, 15000),
         (0, 0, 30000, 60000, 120000, 180000, 600000),
         isolation_latency_ms=30_000,
         success_resets=True,
-        better_half=True,
     ),
 }
 
@@ -79,20 +98,40 @@ _PAIR: Final = "\x00"
 
 @dataclass(frozen=True, slots=True)
 class FaultItem:
-    """An entry of the fault table, for a broker or for a topic on a broker."""
+    """An entry of the fault table, for a broker or for a topic on a broker. Each cause has the end
+    of its isolation."""
 
     broker_name: str
     latency_ms: float = 0.0
-    start_s: float = 0.0
-    """The end of the isolation (Java: startTimestamp, the start of availability)."""
+    slow_until_s: float = 0.0
+    busy_until_s: float = 0.0
+    failing_until_s: float = 0.0
     reachable: bool = True
     check_s: float = 0.0
     """The time of the next probe while the broker is unreachable."""
     announced_s: float = 0.0
     """The end of the isolation as the last event reported it."""
 
-    def is_available(self, now_s: float) -> bool:
-        return not now_s < self.start_s  # A broken table may have NaN: the broker is available.
+    @property
+    def until_s(self) -> float:
+        """The end of the isolation (Java: startTimestamp, the start of availability)."""
+        return max(self.slow_until_s, self.busy_until_s, self.failing_until_s)
+
+    def rank(self, now_s: float) -> int:
+        """Return the rank by the worst cause that has not ended; 0 if the broker is available. A
+        broken table may have NaN as an end: the broker is available then."""
+        rank = 0
+        if now_s < self.slow_until_s:
+            rank = SLOW
+        if now_s < self.busy_until_s:
+            rank = BUSY
+        if now_s < self.failing_until_s:
+            rank = FAILING
+        return rank if self.reachable or not rank else UNREACHABLE
+
+
+_END_OF: Final = {SLOW: "slow_until_s", BUSY: "busy_until_s", FAILING: "failing_until_s"}
+"""{rank: the field of `FaultItem` with the end of the isolation for this cause}"""
 
 
 class FaultStore(Protocol):
@@ -150,61 +189,53 @@ class LatencyFaultTolerance:
         latency_ms: float,
         now_s: float,
         *,
-        isolation: bool,
-        reachable: bool,
+        rank: int,
+        reachable: bool = True,
         cause: str = "LATENCY",
     ) -> Isolation | None:
         """Enter the result of a request to a broker (Java: MQFaultStrategy.updateFaultItem). Return
-        an event if this begins an isolation, or extends it by EXTENSION_S or more."""
+        an event if the broker's rank becomes worse, or its isolation longer by EXTENSION_S or more.
+
+        Args:
+            rank: SLOW for a message that was stored, however quickly; BUSY or FAILING for a
+                failure, which is isolated like an answer of `isolation_latency_ms`.
+        """
         reachable = reachable or not self.detector
-        duration_ms = self.profile.duration_ms(latency_ms, isolation=isolation)
+        duration_ms = self.profile.duration_ms(latency_ms, isolation=rank != SLOW)
         old = self.store.get(name)
         if old is None:
             if not duration_ms and reachable:
                 return None
             old = FaultItem(name)
-        start_s = now_s + duration_ms / 1000
-        if not self.profile.success_resets:
-            start_s = max(start_s, old.start_s) if duration_ms else old.start_s
+        until_s = now_s + duration_ms / 1000 if duration_ms else 0.0
+        ends: dict[str, Any]
+        if self.profile.success_resets:
+            ends = {**dict.fromkeys(_END_OF.values(), 0.0), _END_OF[rank]: until_s}
+        else:
+            ends = {_END_OF[rank]: max(until_s, getattr(old, _END_OF[rank]))}
         check_s = old.check_s if reachable or not old.reachable else now_s + self._interval_s
-        item = replace(
-            old, latency_ms=latency_ms, start_s=start_s, reachable=reachable, check_s=check_s
-        )
+        item = replace(old, latency_ms=latency_ms, reachable=reachable, check_s=check_s, **ends)
         return self._isolate(old, item, now_s, cause)
 
     def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
         """Isolate one topic on a broker that refuses the topic."""
-        name = topic + _PAIR + broker_name
+        name = entry_name(topic, broker_name)
         until_s = now_s + TOPIC_ISOLATION_MS / 1000
-        self.store[name] = FaultItem(name, 0.0, until_s, announced_s=until_s)
+        self.store[name] = FaultItem(name, failing_until_s=until_s, announced_s=until_s)
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
-    def view(self, now_s: float) -> tuple[set[str], set[str], set[tuple[str, str]]]:
-        """Return the isolated brokers, the unreachable brokers, and the isolated (topic, broker)
-        pairs. Remove pairs whose isolation is over, so that they do not fill a shared store."""
-        isolated, unreachable, pairs = set[str](), set[str](), set[tuple[str, str]]()
+    def ranks(self, now_s: float) -> dict[str, int]:
+        """Return {entry's name (`entry_name`): rank} of the brokers that are isolated or
+        unreachable, and of the topics that are isolated on a broker. Remove topics whose isolation
+        is over, so that they do not fill a shared store."""
+        ranks = {}
         for item in list(self.store.values()):
-            topic, separator, broker_name = item.broker_name.partition(_PAIR)
-            available = item.is_available(now_s)
-            if separator and available:
+            rank = item.rank(now_s)
+            if rank or not item.reachable:
+                ranks[item.broker_name] = rank
+            elif _PAIR in item.broker_name:
                 self.store.pop(item.broker_name, None)
-            elif separator:
-                pairs.add((topic, broker_name))
-            else:
-                if not available:
-                    isolated.add(item.broker_name)
-                if not item.reachable:
-                    unreachable.add(item.broker_name)
-        return isolated, unreachable, pairs
-
-    def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
-        """Return the better half of these brokers, at least one (Java: pickOneAtLeast of 4.9).
-        Unreachable brokers come last. In Java they count as the fastest: they refuse quickly."""
-        items = [self.store.get(name) or FaultItem(name) for name in names]
-        items.sort(
-            key=lambda i: (not i.is_available(now_s), not i.reachable, i.latency_ms, i.start_s)
-        )
-        return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
+        return ranks
 
     def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
         """Return the unreachable brokers, of the `known` ones, that the caller must probe now.
@@ -216,7 +247,7 @@ class LatencyFaultTolerance:
                 continue
             if item.broker_name in known:
                 due.append(item)
-            elif now_s >= item.start_s + _FORGOTTEN_S:
+            elif now_s >= item.until_s + _FORGOTTEN_S:
                 self.store.pop(item.broker_name, None)
         for item in due:
             self.store[item.broker_name] = replace(item, check_s=now_s + self._interval_s)
@@ -232,8 +263,8 @@ class LatencyFaultTolerance:
         if alive:
             self.store[name] = replace(old, reachable=True)
             return None
-        until_s = max(old.start_s, now_s + 2 * self._interval_s)
-        item = replace(old, start_s=until_s, reachable=not self.detector)
+        until_s = max(old.until_s, now_s + 2 * self._interval_s)
+        item = replace(old, failing_until_s=until_s, reachable=not self.detector)
         return self._isolate(old, item, now_s, "PROBE_FAILED")
 
     def items(self) -> list[FaultItem]:
@@ -244,11 +275,16 @@ class LatencyFaultTolerance:
     def _isolate(
         self, old: FaultItem, item: FaultItem, now_s: float, cause: str
     ) -> Isolation | None:
-        begins = now_s >= old.start_s
-        if item.start_s <= now_s or not (begins or item.start_s >= old.announced_s + EXTENSION_S):
+        begins = item.rank(now_s) > old.rank(now_s)
+        if item.until_s <= now_s or not (begins or item.until_s >= old.announced_s + EXTENSION_S):
             self.store[item.broker_name] = item
             return None
-        self.store[item.broker_name] = replace(item, announced_s=item.start_s)
+        self.store[item.broker_name] = replace(item, announced_s=item.until_s)
         return Isolation(
-            item.broker_name, cause, item.latency_ms, now_s, item.start_s, item.reachable
+            item.broker_name, cause, item.latency_ms, now_s, item.until_s, item.reachable
         )
+
+
+def entry_name(topic: str, broker_name: str) -> str:
+    """Return the name of a topic's entry for one broker."""
+    return topic + _PAIR + broker_name

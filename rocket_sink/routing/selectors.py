@@ -16,25 +16,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
+from rocket_sink.routing.fault import FAR, LAST, SILENT, UNREACHABLE
 from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-
-FAR: Final = 1
-"""The broker is in another machine room, or has the weight 0. This is no fault."""
-SUSPECT: Final = 2
-"""A request to the broker has been unanswered for longer than usual."""
-ISOLATED: Final = 4
-"""The broker failed or answered late a short time ago."""
-WORSE_HALF: Final = 8
-"""Every broker is isolated, and this one is not in the `better_half` (profile 4.x)."""
-SILENT: Final = 16
-"""The broker does not answer heartbeats: it is frozen, or cut off."""
-LAST: Final = 32
-"""The request's previous attempt failed at the broker."""
-UNREACHABLE: Final = 64
-"""The broker is isolated, and nothing has answered at its address since."""
-# A broker's rank is the sum of the constants that apply, so the largest constant decides. Java also
-# prefers available brokers to reachable ones, and these to unreachable ones (MQFaultStrategy 5.3).
 
 FREE_IN_FLIGHT: Final = 16
 """Number of requests that a broker may have in flight however slow it is."""

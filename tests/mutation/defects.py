@@ -182,10 +182,18 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "isolation-cut-short",
         "rocket_sink/routing/fault.py",
-        "            start_s = max(start_s, old.start_s) if duration_ms",
-        "            start_s = max(start_s, now_s) if duration_ms",
+        "            ends = {_END_OF[rank]: max(until_s, getattr(old, _END_OF[rank]))}",
+        "            ends = {_END_OF[rank]: until_s or getattr(old, _END_OF[rank])}",
         ("tests/routing/test_fault.py::test_a_shorter_isolation_does_not_cut_a_longer_one",),
         "one slow answer puts a broken broker back into use",
+    ),
+    Defect(
+        "causes-are-equal",
+        "rocket_sink/producer/engine/brokers.py",
+        "rank = max(faults.get(name, 0), faults.get(entry_name(topic, name), 0)) if faults else 0",
+        "rank = SLOW * any(faults.get(n) for n in (name, entry_name(topic, name)))",
+        ("tests/producer/engine/test_causes.py",),
+        "beside a slow broker, a broker that refuses everything gets half of the messages",
     ),
     Defect(
         "strict-order-sends-again",
@@ -284,7 +292,7 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "shared-faults-erased",
         "rocket_sink/routing/fault.py",
-        "            elif now_s >= item.start_s + _FORGOTTEN_S:\n",
+        "            elif now_s >= item.until_s + _FORGOTTEN_S:\n",
         "            else:\n",
         (
             "tests/routing/test_fault.py::test_brokers_that_are_unknown_here_are_left_to_those_who_know_them",

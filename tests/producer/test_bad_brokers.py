@@ -15,8 +15,7 @@ import pytest
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.engine.brokers import VIEW_S
 from rocket_sink.producer.producer import Producer
-from rocket_sink.routing.fault import FaultProfile
-from rocket_sink.routing.selectors import ISOLATED, SILENT
+from rocket_sink.routing.fault import FAILING, SILENT, SLOW, FaultProfile
 from rocket_sink.testing import Answer, Delay, FakeCluster
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.testing.script import is_send
@@ -65,7 +64,7 @@ def made_bad(producer: Producer, bad: FakeBroker, fault: str) -> Any:
     if fault != "frozen":
         stuck.exception(60)
     engine = producer._session.engine
-    until(lambda: rank_of(engine, bad) & (SILENT if fault == "frozen" else ISOLATED), 60)
+    until(lambda: rank_of(engine, bad) & (SILENT if fault == "frozen" else SLOW | FAILING), 60)
     keep_the_others_well(engine, bad)
     return stuck
 
@@ -154,7 +153,7 @@ def test_an_isolation_by_another_worker_counts_the_same(
     other.drain()
     keep_the_others_well(engine, bad)
     before, began_s = sends(bad), engine.clock()
-    assert rank_of(other, bad) == ISOLATED
+    assert rank_of(other, bad) == FAILING
     while engine.clock() < began_s + 2 * VIEW_S:
         time.sleep(VIEW_S)
     well.on_send(Delay(20), times=None)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.producer.engine.brokers import VIEW_S
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import Answer, Delay, FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +34,6 @@ def test_the_own_machine_room_comes_first(rooms):
     assert sent_to(rooms, 3, machineRoom="r1").keys() == {"r2@c"}
     for broker in rooms.brokers[:2]:
         broker.restart()
-
-
-@pytest.mark.parametrize(("profile", "used"), [("4.x", {"q", "r"}), ("5.x", {"q", "r", "s", "t"})])
-def test_4x_sends_to_the_better_half_while_no_broker_is_available(profile, used):
-    """Java 4.9 has pickOneAtLeast. All brokers have been slow, each for a time of its own."""
-    with FakeCluster(brokers=["q", "r", "s", "t"]) as cluster:
-        cluster.create_topic("orders", 2)
-        options = {
-            "latencyMax": "1,20000",
-            "notAvailableDuration": "600000,600000",
-            "sendMsgTimeout": "20s",
-        }
-        with Producer(nameServer=cluster.name_server, faultProfile=profile, **options) as producer:
-            for number, broker in enumerate(cluster.brokers):
-                queue = MessageQueue("orders", broker.name, 0)
-                broker.on_send(Delay(20 if number < 2 else 1500), times=None)
-                producer.send(Message("orders", b"slow"), queue=queue)
-            assert not any(health.available for health in producer.broker_health())
-            time.sleep(2 * VIEW_S)
-            results = [producer.send(Message("orders", b"x")) for _ in range(8)]
-    assert {result.queue.broker_name for result in results} == used
 
 
 def test_weights_are_the_users(rooms):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from rocket_sink.routing.fault import LatencyFaultTolerance
+from rocket_sink.routing.fault import LatencyFaultTolerance, entry_name
 
 
 def is_available(
     faults: LatencyFaultTolerance, name: str, now_s: float, topic: str | None = None
 ) -> bool:
     """Return whether neither the broker nor the topic on it is isolated."""
-    isolated, _, pairs = faults.view(now_s)
-    return name not in isolated and (topic, name) not in pairs
+    ranks = faults.ranks(now_s)
+    return not ranks.get(name) and not ranks.get(entry_name(topic or "", name))
 
 
 def is_reachable(faults: LatencyFaultTolerance, name: str) -> bool:
     """Return whether the broker answered its last request, or a later probe."""
-    return name not in faults.view(0.0)[1]
+    item = faults.store.get(name)
+    return item is None or item.reachable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
@@ -11,16 +12,20 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
-from rocket_sink.routing.rate_limit import AimdWindow
-from rocket_sink.routing.selectors import (
+from rocket_sink.routing.fault import (
+    BUSY,
+    FAILING,
     FAR,
-    FREE_IN_FLIGHT,
-    ISOLATED,
     LAST,
-    LOAD_FACTOR,
     SILENT,
+    SLOW,
     SUSPECT,
     UNREACHABLE,
+)
+from rocket_sink.routing.rate_limit import AimdWindow
+from rocket_sink.routing.selectors import (
+    FREE_IN_FLIGHT,
+    LOAD_FACTOR,
     Ranking,
     RouteBroker,
     by_latency,
@@ -84,24 +89,36 @@ class Route:
 def test_the_order_of_ranks():
     """Java 5.3: available, then reachable without the broker of the failed attempt, then the rest
     (MQFaultStrategy.selectOneMessageQueue); suspicion is ours."""
-    assert 0 < FAR < SUSPECT < ISOLATED < SILENT < LAST < UNREACHABLE
-    ranks = {
-        "unreachable": UNREACHABLE,
-        "unreachable-and-silent": UNREACHABLE | SILENT | SUSPECT,
-        "silent": SILENT | SUSPECT,
-        "isolated-and-suspect": ISOLATED | SUSPECT,
-        "isolated": ISOLATED,
-        "suspect": SUSPECT,
-        "far": FAR,
-        "well": 0,
-    }
-    expected = ["well", "far", "suspect", "isolated", "isolated-and-suspect", "silent",
-                "unreachable", "unreachable-and-silent"]  # fmt: skip
-    remaining = dict(ranks)
-    for name in expected:
-        route = Route(dict.fromkeys(remaining, 2), **remaining)
-        assert set(route.names(20)) == {name}
-        del remaining[name]
+    assert 0 < FAR < SUSPECT < SLOW < BUSY < FAILING < SILENT < LAST < UNREACHABLE
+    assert UNREACHABLE > LAST | SILENT | FAILING | BUSY | SLOW | SUSPECT | FAR
+
+
+CAUSES = {
+    "available": 0,
+    "far": FAR,
+    "suspect": SUSPECT,
+    "slow": SLOW,
+    "slow-and-suspect": SLOW | SUSPECT,
+    "busy": BUSY,
+    "busy-and-suspect": BUSY | SUSPECT,
+    "failing": FAILING,
+    "silent": SILENT | SUSPECT,
+    "unreachable": UNREACHABLE,
+}
+"""{state of a broker: its rank}, from the best to the worst."""
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@pytest.mark.parametrize(("better", "worse"), [*itertools.combinations(CAUSES, 2)])
+def test_the_better_cause_gets_all_messages(better, worse, count, name):
+    """The others of 2 to 5 brokers are worse: all for the same cause, or each for another."""
+    worse_causes = list(CAUSES.values())[list(CAUSES).index(better) + 1 :]
+    for others in ([CAUSES[worse]] * 4, [CAUSES[worse], *worse_causes, *worse_causes[-1:] * 4]):
+        ranks = dict(zip("bcde"[: count - 1], others, strict=False))
+        route = Route(dict.fromkeys("abcde"[:count], 2), name, a=CAUSES[better], **ranks)
+        route.loads["a"].in_flight = 2000
+        assert set(route.names(20)) == set(route.names(20, worse=True)) == {"a"}
 
 
 def test_c38_consecutive_attempts_visit_other_brokers():
@@ -117,7 +134,7 @@ def test_c38_consecutive_attempts_visit_other_brokers():
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-@pytest.mark.parametrize("other", [0, SUSPECT, ISOLATED, SILENT | SUSPECT])
+@pytest.mark.parametrize("other", [0, SUSPECT, FAILING, SILENT | SUSPECT])
 def test_a_failed_broker_is_not_asked_again_while_another_will_do(name, other):
     """apache/rocketmq#2358: the test for the last broker was inverted."""
     route = Route({"a": 8, "b": 1}, name, b=other)
@@ -129,7 +146,7 @@ def test_a_failed_broker_is_not_asked_again_while_another_will_do(name, other):
 brokers = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 6), min_size=1)
 ranked = st.dictionaries(
     st.sampled_from("abcdef"),
-    st.sets(st.sampled_from([FAR, SUSPECT, ISOLATED, SILENT, UNREACHABLE])).map(sum),
+    st.sets(st.sampled_from([FAR, SUSPECT, SLOW, BUSY, FAILING, SILENT, UNREACHABLE])).map(sum),
 )
 
 
@@ -150,7 +167,7 @@ def test_only_the_best_brokers_are_taken(queues, ranks, last, data):
 def test_fair_shares_per_queue(queues, faulty, seed, count):
     """apache/rocketmq#5672 put half of all messages on one queue. Here each queue gets its share,
     to within two messages."""
-    route = Route(queues, seed=seed, **{broker: ISOLATED for broker in faulty if broker in queues})
+    route = Route(queues, seed=seed, **{broker: FAILING for broker in faulty if broker in queues})
     chosen = Counter(route.take() for _ in range(count))
     names = set(queues) - faulty or set(queues)
     shares = [chosen[queue] for queue in route.queues if queue[0] in names]
@@ -167,7 +184,7 @@ def test_fair_shares_while_brokers_come_and_go(queues, seed, outages):
     """The queues of one broker take turns, whatever happens to the others."""
     route, chosen = Route(queues, seed=seed), Counter()
     for down in [None, *outages]:
-        route.order(**({down: ISOLATED} if down in queues else {}))
+        route.order(**({down: FAILING} if down in queues else {}))
         for number in range(37):
             # Retries take every third turn: a common cursor would lock into this pattern.
             queue = route.take()
@@ -184,7 +201,7 @@ def test_a_broker_that_recovers_gets_its_messages_on_all_queues():
     route, chosen, isolated = Route({"a": 4, "b": 4}), Counter(), 0
     for _ in range(1700):
         isolated -= 1
-        route.order(a=ISOLATED if isolated > 0 else 0)
+        route.order(a=FAILING if isolated > 0 else 0)
         queue = route.take()
         if queue[0] == "a":
             isolated = 17  # 17 is no multiple of any number of queues here.
@@ -196,7 +213,7 @@ def test_a_broker_that_recovers_gets_its_messages_on_all_queues():
 
 
 @pytest.mark.parametrize("name", ["random", "weighted", "least_latency"])
-@pytest.mark.parametrize("faulty", [{}, {"b": ISOLATED}])
+@pytest.mark.parametrize("faulty", [{}, {"b": FAILING}])
 def test_fair_shares_of_the_other_selectors(name, faulty):
     route = Route({"a": 4, "b": 4, "c": 4}, name, **faulty)
     for load in route.loads.values():
@@ -220,7 +237,7 @@ def test_weights():
     chosen = Route({"a": 1, "b": 1, "c": 1}, "weighted", 5, weights, c=FAR).names(4000)
     assert 2800 < chosen["a"] < 3200
     assert chosen["c"] == 0
-    ranks = {"a": ISOLATED, "b": ISOLATED, "c": FAR}
+    ranks = {"a": FAILING, "b": FAILING, "c": FAR}
     assert set(Route({"a": 1, "b": 1, "c": 1}, "weighted", 5, weights, **ranks).names(9)) == {"c"}
 
 
@@ -291,7 +308,7 @@ def test_the_fair_share_of_many_queues_is_larger():
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_a_full_broker_is_waited_for_and_not_escaped_to_a_worse_one(name):
-    route = Route({"busy": 4, "other": 4, "bad": 4}, name, bad=ISOLATED)
+    route = Route({"busy": 4, "other": 4, "bad": 4}, name, bad=FAILING)
     route.loads["busy"].fill(8)
     assert set(route.names(20)) == {"other"}, "an equal has room"
     route.loads["other"].fill(8)
@@ -329,7 +346,7 @@ def test_the_own_machine_room_comes_first_and_the_others_help_when_it_is_full():
     route.loads["a"].fill(4)
     route.loads["b"].fill(4)
     assert set(route.names(20)) == {"c", "d"}
-    route.order(a=ISOLATED, b=ISOLATED, **near)
+    route.order(a=FAILING, b=FAILING, **near)
     assert set(route.names(20)) == {"c", "d"}
     route.order(c=SUSPECT | FAR, d=SUSPECT | FAR)
     assert route.take() is None, "distance is no fault, and suspicion is one"

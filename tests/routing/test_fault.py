@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.routing.fault import (
+    BUSY,
     EXTENSION_S,
+    FAILING,
     PROFILES,
+    SLOW,
     TOPIC_ISOLATION_MS,
+    UNREACHABLE,
     FaultItem,
     FaultProfile,
     LatencyFaultTolerance,
@@ -36,13 +40,11 @@ def table(profile="5.x", **options):
 
 
 def good(faults, name, latency_ms, now_s=NOW):
-    return faults.update(name, latency_ms, now_s, isolation=False, reachable=True)
+    return faults.update(name, latency_ms, now_s, rank=SLOW)
 
 
-def bad(faults, name, now_s=NOW, latency_ms=1.0, reachable=False):
-    return faults.update(
-        name, latency_ms, now_s, isolation=True, reachable=reachable, cause="CONNECT"
-    )
+def bad(faults, name, now_s=NOW, latency_ms=1.0, reachable=False, rank=FAILING):
+    return faults.update(name, latency_ms, now_s, rank=rank, reachable=reachable, cause="CONNECT")
 
 
 @pytest.mark.parametrize(
@@ -97,33 +99,6 @@ def test_c36_remove_and_reachable():
     faults.store.pop("a", None)
 
 
-def test_the_better_half_of_4x_is_the_quicker_one():
-    faults = table("4.x")
-    for number, name in enumerate("abcde"):
-        good(faults, name, 600 + number)
-    assert faults.better_half("edcba", NOW) == {"a", "b"}
-    assert faults.better_half("edc", NOW) == {"c"}
-    assert faults.better_half("ex", NOW) == {"x"}, "one that never had trouble"
-
-
-def test_better_half_puts_available_brokers_first():
-    faults = table("4.x")
-    good(faults, "slow", 5000)
-    good(faults, "fast", 700)
-    later = NOW + 180.0  # Both are available again, and `fast` is the better one.
-    assert faults.better_half(["slow", "fast"], later) == {"fast"}
-    bad(faults, "fast", later)
-    assert faults.better_half(["slow", "fast"], later) == {"slow"}
-
-
-def test_better_half_puts_unreachable_brokers_last():
-    """A broker that refuses connections fails at once, and would be the quickest."""
-    faults = table("4.x")
-    good(faults, "slow", 5000)
-    bad(faults, "dead")
-    assert faults.better_half(["dead", "slow"], NOW) == {"slow"}
-
-
 def test_5x_success_never_shortens_isolation_and_4x_does():
     five, four = table("5.x"), table("4.x")
     for faults in (five, four):
@@ -139,6 +114,34 @@ def test_a_shorter_isolation_does_not_cut_a_longer_one():
     good(faults, "a", 15000)
     good(faults, "a", 550, NOW + 1)
     assert not is_available(faults, "a", NOW + 29.9)
+
+
+def test_each_cause_has_its_own_end_and_the_worst_that_has_not_ended_is_the_rank():
+    faults = table()
+    good(faults, "a", 20_000)
+    bad(faults, "a", NOW + 5, reachable=True, rank=BUSY)
+    bad(faults, "a", NOW + 3, reachable=True)
+    ends = {4: FAILING, 12.9: FAILING, 13.1: BUSY, 14.9: BUSY, 15.1: SLOW, 29.9: SLOW, 30: 0}
+    item = faults.store.get("a")
+    assert {at: item.rank(NOW + at) for at in ends} == ends
+
+
+def test_a_worse_cause_is_announced_and_a_lesser_one_is_not():
+    faults = table()
+    assert bad(faults, "a", reachable=True, rank=BUSY) is not None
+    assert good(faults, "a", 600, NOW + 0.1) is None
+    assert bad(faults, "a", NOW + 0.2, reachable=True) is not None
+    assert bad(faults, "a", NOW + 0.3, reachable=True, rank=BUSY) is None
+    assert faults.ranks(NOW + 0.4) == {"a": FAILING}
+    assert bad(faults, "a", NOW + 0.5) is not None
+    assert faults.ranks(NOW + 0.6) == {"a": UNREACHABLE}
+
+
+def test_an_update_of_4x_replaces_the_causes():
+    faults = table("4.x")
+    bad(faults, "a", reachable=True)
+    good(faults, "a", 600, NOW + 1)
+    assert faults.ranks(NOW + 1) == {"a": SLOW}
 
 
 def test_without_detector_nothing_is_unreachable():

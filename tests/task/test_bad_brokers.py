@@ -15,7 +15,7 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.routing.selectors import ISOLATED, SILENT
+from rocket_sink.routing.fault import FAILING, SILENT, SLOW
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, Delay, FakeCluster
@@ -86,7 +86,7 @@ class Trial:
         else:
             self.bad.on_send(Answer(1, "an error") if fault == "error" else Delay(600))
             self.feed_both()
-        wanted = SILENT if fault == "frozen" else ISOLATED
+        wanted = SILENT if fault == "frozen" else SLOW | FAILING
         self.drive(lambda: rank_of(self.engine, self.bad) & wanted)
         stuck = self.engine.brokers.of(self.bad.name).in_flight
         self.drive(lambda: self.engine.pending <= (stuck if fault == "frozen" else 0))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rocket_sink import errors
 from rocket_sink.ledger.sql import BROKER, GROUP_SHARES, STORED, Scoped
-from rocket_sink.routing.fault import FaultProfile, LatencyFaultTolerance
+from rocket_sink.routing.fault import FAILING, SLOW, FaultProfile, LatencyFaultTolerance
 
 _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, worker, request)"
 _ORDER: Final = ("start_s", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages")
@@ -145,8 +145,8 @@ class _Brokers:
         if not self._tables:
             return
         event = self._tables[attempt.host].update(
-            self._names[attempt.broker], attempt.latency_ms, at_s, isolation=attempt.isolates,
-            reachable=True,
+            self._names[attempt.broker], attempt.latency_ms, at_s,
+            rank=FAILING if attempt.isolates else SLOW,
         )  # fmt: skip
         if event is not None:
             before_s = self._until_s.get(place, 0.0)

@@ -11,28 +11,29 @@ a retry at every pause of a broker's garbage collector would store messages twic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.routing.fault import FaultItem, FaultProfile, Isolation, LatencyFaultTolerance
-from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
-from rocket_sink.routing.selectors import (
+from rocket_sink.routing.fault import (
+    FAILING,
     FAR,
-    ISOLATED,
     SILENT,
+    SLOW,
     SUSPECT,
-    UNREACHABLE,
-    WORSE_HALF,
-    Ranking,
-    RouteBroker,
-    selector_named,
+    FaultItem,
+    FaultProfile,
+    Isolation,
+    LatencyFaultTolerance,
+    entry_name,
 )
+from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_places
+from rocket_sink.routing.selectors import Ranking, RouteBroker, selector_named
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
 
 VIEW_S: Final = 0.02
@@ -163,10 +164,6 @@ class BrokerHealth:
     in_flight: int
 
 
-FaultView: TypeAlias = "tuple[Set[str], Set[str], Set[tuple[str, str]]]"
-"""Isolated brokers, unreachable brokers, and isolated pairs of topic and broker."""
-
-
 class _TopicRanking(NamedTuple):
     """The ranking of a route, and the `ranks_version` for which it was computed."""
 
@@ -202,8 +199,8 @@ class Brokers:
                 profile.latency_max_ms, profile.not_available_ms, strict=True) if duration),
             default=float("inf"),
         )  # fmt: skip
-        self._view: FaultView = (frozenset(), frozenset(), frozenset())
-        self._viewed_s = 0.0
+        self._fault_ranks: dict[str, int] = {}
+        """`LatencyFaultTolerance.ranks` as of the last `view`."""
         self._next_view_s = float("-inf") if self.enabled else float("inf")
         self._worsened: set[str] = set()
         self._weights = dict(options.broker_weights)
@@ -263,10 +260,8 @@ class Brokers:
 
     def rank(self, name: str, topic: str) -> int:
         """Return the broker's rank for a topic; 0 is the best."""
-        isolated, unreachable, pairs = self._view
-        rank, broker = 0, self._brokers.get(name)
-        if name in isolated or (topic, name) in pairs:
-            rank = UNREACHABLE if name in unreachable else ISOLATED
+        faults, broker = self._fault_ranks, self._brokers.get(name)
+        rank = max(faults.get(name, 0), faults.get(entry_name(topic, name), 0)) if faults else 0
         if broker is not None and broker.suspect:
             rank |= SUSPECT | (SILENT if broker.silent else 0)
         if not name.startswith(self._near) or self._weights.get(name) == 0:
@@ -277,11 +272,11 @@ class Brokers:
         """Read the fault table again if `VIEW_S` has passed, or an event has changed it."""
         if now_s < self._next_view_s:
             return
-        self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
-        before, self._view = self._view, self.table.view(now_s)
-        # Profile 4.x ranks isolated brokers by latency, and views do not show changed latencies.
-        if self._view != before or (self._view[0] and self.table.profile.better_half):
-            self._worsened |= self._view[0] - before[0]
+        self._next_view_s = now_s + VIEW_S
+        before, self._fault_ranks = self._fault_ranks, self.table.ranks(now_s)
+        if self._fault_ranks != before:
+            worse = {n for n, rank in self._fault_ranks.items() if rank > before.get(n, 0)}
+            self._worsened |= worse & self._brokers.keys()
             self.ranks_version += 1
 
     def _ranked(self, info: TopicPublishInfo, old: _TopicRanking | None) -> _TopicRanking:
@@ -293,9 +288,6 @@ class Brokers:
             turns = {} if old is None else {b.name: b.turn for b in old.ranking.brokers}
             ranking = Ranking(self._route_brokers(info, turns), self._selector, self._rng)
         ranks = {broker.name: self.rank(broker.name, info.topic) for broker in ranking.brokers}
-        if self.table.profile.better_half and min(ranks.values(), default=0) >= ISOLATED:
-            better = self.table.better_half(ranks, self._viewed_s)
-            ranks = {name: rank | WORSE_HALF * (name not in better) for name, rank in ranks.items()}
         ranking.order(ranks)
         ranked = self._rankings[info.topic] = _TopicRanking(info, self.ranks_version, ranking)
         return ranked
@@ -336,19 +328,23 @@ class Brokers:
             broker.stored_sent_s = max(broker.stored_sent_s, now_s - rtt_s)
         if not self.enabled or not stored:
             return
-        name, (isolated, unreachable, _) = broker.name, self._view
-        if rtt_ms >= self._notable_ms or name in isolated or name in unreachable:
-            self._note(self.table.update(name, rtt_ms, now_s, isolation=False, reachable=True))
+        if rtt_ms >= self._notable_ms or broker.name in self._fault_ranks:
+            self._note(self.table.update(broker.name, rtt_ms, now_s, rank=SLOW))
 
     def isolate(
-        self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
+        self,
+        name: str,
+        rtt_ms: float,
+        now_s: float,
+        cause: str,
+        *,
+        rank: int = FAILING,
+        reachable: bool,
     ) -> None:
-        """Isolate a broker after a failure that is the broker's fault."""
+        """Isolate a broker after a failure that is the broker's fault: BUSY or FAILING."""
         if self.enabled:
             self._note(
-                self.table.update(
-                    name, rtt_ms, now_s, isolation=True, reachable=reachable, cause=cause
-                )
+                self.table.update(name, rtt_ms, now_s, rank=rank, reachable=reachable, cause=cause)
             )
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
@@ -372,7 +368,7 @@ class Brokers:
         for name in sorted(self._brokers.keys() | items.keys()):
             broker = self._brokers.get(name) or Broker(name)
             item = items.get(name) or FaultItem(name)
-            wait_s = max(0.0, item.start_s - now_s)
+            wait_s = max(0.0, item.until_s - now_s)
             health.append(
                 BrokerHealth(
                     name,

@@ -40,6 +40,7 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.routing.fault import BUSY, FAILING
 from rocket_sink.routing.retry import (
     Action,
     Decision,
@@ -320,7 +321,7 @@ class ResponseHandler:
             heard = channel is not None and channel.heard_s > attempt.handed_s
             self._brokers.isolate(
                 home, attempt.rtt_s * 1000, now_s, error.code,
-                reachable=decision.reachable or heard,
+                rank=BUSY if error.backs_off else FAILING, reachable=decision.reachable or heard,
             )  # fmt: skip
         elif not self.stopping and decision.isolate is Isolate.TOPIC:
             self._brokers.isolate_topic(attempt.request.topic, home, now_s, error.code)

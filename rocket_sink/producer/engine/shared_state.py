@@ -29,7 +29,7 @@ from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.routing.fault import FaultItem
 from rocket_sink.routing.topic_publish_info import TopicCache
 
-_LAYOUT: Final = 3
+_LAYOUT: Final = 4
 _FAULTS: Final = 512
 _FAULT_BYTES: Final = 512
 _ROUTES: Final = 32
@@ -81,7 +81,7 @@ class SharedBrokerState:
             return
         items = self.values()
         if len(items) == _FAULTS:
-            self.pop(min(items, key=lambda i: (not i.reachable, i.start_s)).broker_name)
+            self.pop(min(items, key=lambda i: (not i.reachable, i.until_s)).broker_name)
             self._faults.put(name, value)
 
     def pop(self, name: str, default: None = None) -> None:

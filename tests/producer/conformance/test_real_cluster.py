@@ -15,7 +15,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
-from rocket_sink.routing.selectors import SILENT
+from rocket_sink.routing.fault import SILENT
 from tests.clusters import read_topic
 from tests.producer.test_bad_brokers import keep_the_others_well
 from tests.producer.waiting import until

@@ -11,7 +11,7 @@ from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.routing.selectors import FAR, ISOLATED, SILENT, SUSPECT, UNREACHABLE
+from rocket_sink.routing.fault import FAILING, FAR, SILENT, SUSPECT, UNREACHABLE
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 
@@ -69,7 +69,7 @@ def test_an_isolation_by_another_worker_counts_the_same():
     assert homes(brokers, INFO) == set("abc")
     other.isolate("b", 1.0, NOW_S, "X", reachable=True)
     assert homes(brokers, INFO, NOW_S + VIEW_S) == set("ac")
-    assert brokers.rank("b", "orders") == ISOLATED
+    assert brokers.rank("b", "orders") == FAILING
 
 
 def test_ranks():
@@ -94,8 +94,8 @@ def test_ranks():
     def ranks(topic):
         return [brokers.rank(f"r@{name}", topic) for name in ("well", "suspect", "silent", "dead")]
 
-    bad = [SUSPECT, ISOLATED | SUSPECT | SILENT, UNREACHABLE]
-    assert ranks("orders") == [ISOLATED, *bad]
+    bad = [SUSPECT, FAILING | SUSPECT | SILENT, UNREACHABLE]
+    assert ranks("orders") == [FAILING, *bad]
     assert ranks("other") == [0, *bad]
     assert brokers.rank("else", "orders") == FAR
     brokers.view(NOW_S + 10.1)
@@ -112,17 +112,6 @@ def test_without_fault_tolerance_only_suspicion_counts():
     assert homes(brokers, INFO) == set("abc"), "its usual latency explains it"
     brokers.update_suspicion([("a", NOW_S - 3.1, NOW_S)], NOW_S)
     assert homes(brokers, INFO) == set("bc")
-
-
-def test_the_better_half_of_4x_counts_while_none_is_available():
-    brokers, info = make(faultProfile="4.x"), info_of(dict.fromkeys("abcd", 2))
-    for number, name in enumerate("abc"):
-        brokers.answered(brokers.of(name), 0.6 + number / 10, NOW_S, stored=True)
-    assert homes(brokers, info) == {"d"}
-    brokers.answered(brokers.of("d"), 0.65, NOW_S, stored=True)
-    assert homes(brokers, info) == set("ad")
-    brokers.answered(brokers.of("d"), 2.0, NOW_S, stored=True)
-    assert homes(brokers, info, NOW_S + VIEW_S) == set("ab")
 
 
 def test_who_is_worse_than_another_is_told_once():

@@ -8,7 +8,7 @@ from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.routing.selectors import ISOLATED, UNREACHABLE
+from rocket_sink.routing.fault import FAILING, UNREACHABLE
 from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import heartbeat
@@ -407,7 +407,7 @@ def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine)
         engine.poll(0.05)
     engine.drain(engine.clock() + 30)
     engine.brokers.view(engine.clock())
-    assert engine.brokers.rank(slow.name, "orders") & (ISOLATED | UNREACHABLE) == ISOLATED
+    assert engine.brokers.rank(slow.name, "orders") & (FAILING | UNREACHABLE) == FAILING
     cluster.brokers[0].thaw()
 
 

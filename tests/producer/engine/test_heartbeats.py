@@ -11,6 +11,7 @@ from rocket_sink.net.identity import new_message_ids
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
+from rocket_sink.routing.fault import FAILING
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_message_id
@@ -108,7 +109,7 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
     if dead:
         broker.freeze()
     table = engine.brokers.table
-    table.update(broker.name, 1.0, clock(), isolation=True, reachable=False, cause="CONNECT")
+    table.update(broker.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
     engine.isolations()
     clock.now_s += 3.0
     for _ in range(30):

@@ -14,8 +14,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_directory
-from rocket_sink.routing.fault import FaultItem, LatencyFaultTolerance
-from rocket_sink.routing.selectors import ISOLATED, UNREACHABLE
+from rocket_sink.routing.fault import FAILING, UNREACHABLE, FaultItem, LatencyFaultTolerance
 from tests.producer.conftest import is_well, send
 from tests.routing.fault_views import is_available, is_reachable
 
@@ -40,7 +39,7 @@ def mappings(path) -> int:
 def test_what_one_store_learns_another_sees(tmp_path):
     first = open_in(tmp_path)
     second = elsewhere(tmp_path)
-    item = FaultItem("broker-a", 12.5, 1234.5, False, 3.0)
+    item = FaultItem("broker-a", 12.5, 1234.5, 0.0, 1235.0, False, 3.0)
     first["broker-a"] = item
     assert second.get("broker-a") == item
     assert second.values() == [item]
@@ -116,7 +115,7 @@ def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
         brokers.view(now_s)
         now_s += 1.0
     assert not brokers.rank("broker-a", "topic-0")
-    assert brokers.rank("broker-a", "topic-599") == ISOLATED
+    assert brokers.rank("broker-a", "topic-599") == FAILING
     brokers.isolate("broker-b", 10.0, now_s, "CONNECT", reachable=False)
     brokers.view(now_s)
     assert brokers.rank("broker-b", "topic-0") == UNREACHABLE
@@ -132,8 +131,8 @@ def test_a_full_table_goes_on_isolating(tmp_path):
     brokers.isolate("slow", 10.0, now_s, "TIMEOUT", reachable=True)
     brokers.view(now_s)
     assert brokers.rank("dead", "topic-0") == UNREACHABLE
-    assert brokers.rank("slow", "topic-0") == ISOLATED
-    assert brokers.rank("broker-a", "topic-599") == ISOLATED
+    assert brokers.rank("slow", "topic-0") == FAILING
+    assert brokers.rank("broker-a", "topic-599") == FAILING
     assert not brokers.rank("broker-a", "topic-0")
     assert elsewhere(tmp_path).get("slow") == brokers.table.store.get("slow")
 
@@ -142,7 +141,7 @@ def test_the_longest_names_have_a_place(tmp_path):
     brokers, topic, name = Brokers(OPTIONS, open_in(tmp_path)), "t" * 127, "b" * 127
     brokers.isolate_topic(topic, name, 1000.0, "NO_PERMISSION")
     brokers.view(1001.0)
-    assert brokers.rank(name, topic) == ISOLATED
+    assert brokers.rank(name, topic) == FAILING
 
 
 def test_other_name_servers_have_another_file(tmp_path):
@@ -304,7 +303,7 @@ def test_a_new_worker_starts_with_the_route(tmp_path, cluster, make_engine):
 
 def test_the_fault_table_works_on_it(tmp_path):
     table = LatencyFaultTolerance(store=open_in(tmp_path))
-    event = table.update("broker-a", 0.0, 100.0, isolation=True, reachable=False, cause="CONNECT")
+    event = table.update("broker-a", 0.0, 100.0, rank=FAILING, reachable=False, cause="CONNECT")
     assert event is not None
     other = LatencyFaultTolerance(store=open_in(tmp_path))
     assert not is_available(other, "broker-a", 105.0) and is_available(other, "broker-a", 111.0)
@@ -320,6 +319,6 @@ def test_a_link_to_a_file_of_the_users_is_neither_mapped_nor_extended(tmp_path, 
     precious.write_text("precious")
     attack(tmp_path / name, precious)
     health = open_in(tmp_path)
-    health["broker-a"] = FaultItem("broker-a", 1.0, 2.0, False, 3.0)
+    health["broker-a"] = FaultItem("broker-a", 1.0, failing_until_s=2.0, reachable=False)
     assert open_in(tmp_path).get("broker-a") is None, "in process"
     assert precious.read_text() == "precious"
