@@ -80,7 +80,7 @@ class Accounts:
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
         self._sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._follower = LedgerFollower(place, _COLUMNS, (EPOCH,), skips_gone=True)
+        self._follower = LedgerFollower(place, {EPOCH: _COLUMNS}, skips_gone=True)
 
     def read(self, runs: Mapping[str, str], *, is_last: bool = False) -> None:
         """Add the table's new rows, with `is_last` also the spool's. Warn of undelivered rows of

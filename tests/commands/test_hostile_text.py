@@ -25,15 +25,15 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from rocket_sink.errors import Outcome
 from rocket_sink.ledger.records import isolation_rows, send_rows
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
+from tests.ledger.night import store
 from tests.ledger.values import accounts, attempt, confirmed, context, letter
 from tests.run_command import run_command
 
@@ -254,15 +254,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
         at = LEDGER_SCHEMA.get_field_index(name)
         dirty = [None if text is None else HOSTILE for text in table.column(at).to_pylist()]
         table = table.set_column(at, LEDGER_SCHEMA.field(at), pa.array(dirty, pa.string()))
-    folder = tmp_path_factory.mktemp("hostile") / "ledger"
-    write_deltalake(folder, table, partition_by=["kind"])
-    log = folder / "_delta_log" / f"{0:020}.json"
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
-    for action in actions:
-        if "metaData" in action:
-            action["metaData"]["configuration"][VERSION_PROPERTY] = str(SCHEMA_VERSION)
-    log.write_text("\n".join(map(json.dumps, actions)))
-    return str(folder)
+    return store(tmp_path_factory.mktemp("hostile") / "ledger", table.to_batches())
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

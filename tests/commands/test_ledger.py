@@ -6,18 +6,16 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from rocket_sink import cli
 from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
 from rocket_sink.commands.common import ledger_input
 from rocket_sink.ledger.records import in_order, resolution_rows
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.testing import FakeCluster
+from tests.ledger.night import store
 from tests.ledger.values import accounts, confirmed, context, letter, sends
 
 
@@ -43,17 +41,7 @@ def path(tmp_path: Path) -> str:
         sends(ctx, 3), first, second, accounts(ctx, acked=21, dead=2), confirmed(ctx, 23),
         resolution_rows(parked, context(query_id="by hand")),
     ]  # fmt: skip
-    folder = tmp_path / "ledger"
-    table = pa.Table.from_batches(in_order(rows, 1), LEDGER_SCHEMA)
-    write_deltalake(folder, table, partition_by=["kind"])
-    # delta-rs drops table properties that it does not know, so the test adds them to the log.
-    log = folder / "_delta_log" / f"{0:020}.json"
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
-    for action in actions:
-        if "metaData" in action:
-            action["metaData"]["configuration"][VERSION_PROPERTY] = str(SCHEMA_VERSION)
-    log.write_text("\n".join(map(json.dumps, actions)))
-    return str(folder)
+    return store(tmp_path / "ledger", in_order(rows, 1))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, SEND, columns_of
 
 from .night import store
 from .values import confirmed, context
@@ -23,7 +23,11 @@ START: Final = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 REQUESTS: Final = 100
 """The requests of a task attempt."""
 PARTITIONS: Final = 10
-_FILE: Final = LEDGER_SCHEMA.remove(LEDGER_SCHEMA.get_field_index("kind"))
+_FILES: Final = {
+    kind: pa.schema([LEDGER_SCHEMA.field(name) for name in columns_of(kind)])
+    for kind in (EPOCH, SEND)
+}
+"""The schemas of the files that folds write, by kind."""
 
 
 def many(folder: Path, *, rows: int, per_file: int = 1_000_000, distinct: int = 20) -> str:
@@ -46,7 +50,7 @@ def many(folder: Path, *, rows: int, per_file: int = 1_000_000, distinct: int = 
         else:
             os.link(folder / f"kind=send/part-{number % distinct:05d}.parquet", file)
         adds.append(_add(folder, name, "send"))
-    log = folder / "_delta_log" / f"{1:020}.json"
+    log = folder / "_delta_log" / f"{2:020}.json"
     log.write_text("\n".join(map(json.dumps, adds)))
     return path
 
@@ -75,8 +79,9 @@ def _write_epochs(folder: Path, epochs: int) -> None:
         "acked": pa.array(rows, mask=~is_task), "complete": pa.array(is_task, mask=~is_task),
     }  # fmt: skip
     folder.mkdir(exist_ok=True)
-    arrays = [_column(columns.get(field.name), field, count) for field in _FILE]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=_FILE), folder / "accounts.parquet")
+    arrays = [_column(columns.get(field.name), field, count) for field in _FILES[EPOCH]]
+    accounts = pa.Table.from_arrays(arrays, schema=_FILES[EPOCH])
+    pq.write_table(accounts, folder / "accounts.parquet")
 
 
 def _moments(epoch: Any, later_us: Any) -> Any:
@@ -110,10 +115,11 @@ def _write(file: Path, number: int, rows: int, epochs: int) -> None:
         "error_code": pa.array(np.where(failed, "REQUEST_TIMEOUT", ""), mask=~failed),
     }  # fmt: skip
     waiting = both | {"outcome": _same("in_flight", half)}
-    with pq.ParquetWriter(file, _FILE, compression="snappy") as writer:
+    schema = _FILES[SEND]
+    with pq.ParquetWriter(file, schema, compression="snappy") as writer:
         for columns in (waiting, answered):
-            arrays = [_column(columns.get(field.name), field, half) for field in _FILE]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=_FILE), row_group_size=100_000)
+            arrays = [_column(columns.get(field.name), field, half) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=100_000)
 
 
 def _column(value: Any, field: pa.Field, count: int) -> pa.Array:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pyarrow as pa
-from deltalake import write_deltalake
 
 from rocket_sink.errors import Outcome
+from rocket_sink.ledger.append.delta_rs import commit, create_table, open_table
+from rocket_sink.ledger.append.table import PROPERTIES
+from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.records import in_order, isolation_rows, resolution_rows, send_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.routing.fault import Isolation
 
 from .values import accounts, attempt, confirmed, context, letter
@@ -27,16 +28,15 @@ EPOCH_S = 10
 EPOCHS = 360
 
 
-def store(folder: Path | str, batches: Iterable[pa.RecordBatch], **more: Any) -> str:
-    """Write a ledger's table of these rows by delta-rs, or append to an existing table."""
-    table = pa.Table.from_batches(list(batches), LEDGER_SCHEMA)
-    write_deltalake(folder, table, partition_by=["kind"], mode="append", **more)
-    log = Path(folder, "_delta_log", f"{0:020}.json")
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
-    for action in actions:
-        if "metaData" in action:
-            action["metaData"]["configuration"][VERSION_PROPERTY] = str(SCHEMA_VERSION)
-    log.write_text("\n".join(map(json.dumps, actions)))
+def store(folder: Path | str, batches: Iterable[pa.RecordBatch]) -> str:
+    """Append these rows to a ledger as a fold does, and make its table first if there is none."""
+    place = resolve_path(folder)
+    version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
+    if not Path(folder, LOG_FOLDER).exists():
+        create_table(place, LEDGER_SCHEMA, {**PROPERTIES, **version})
+    table = open_table(place)
+    assert table is not None
+    commit(place, table, write_data_files(place, batches), "", 0)
     return str(folder)
 
 

@@ -7,13 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from rocket_sink.ledger.query.duckdb_reader import open_quick
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from tests.memory import PEAK_MB
 
 from .many import many
@@ -57,9 +55,7 @@ def folds(folder: Path, count: int) -> str:
     for epoch in range(1, count):
         ctx = context(epoch=epoch, task_attempt_id=epoch)
         rows = [sends(ctx, 3), accounts(ctx, acked=20, dead=1), confirmed(ctx, 21), letter(ctx)]
-        batches = in_order(rows, (epoch + 1) << 32)
-        table = pa.Table.from_batches(list(batches), LEDGER_SCHEMA)
-        write_deltalake(folder, table, partition_by=["kind"], mode="append")
+        store(folder, in_order(rows, (epoch + 1) << 32))
     return path
 
 

@@ -4,7 +4,7 @@ in the `add` actions of Delta's log (`_delta_log/<version>.json`)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -14,7 +14,6 @@ from pyarrow import fs
 
 from rocket_sink.ledger.append.delta_rs import commits_after
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
-from rocket_sink.ledger.schema import KINDS
 from rocket_sink.net import log
 
 _LOG: Final = log.logger(__name__)
@@ -27,13 +26,13 @@ class LedgerFollower:
     longer pause the reader logs a warning, and goes on with the oldest commit that is there."""
 
     def __init__(
-        self, place: LedgerPath, columns: Collection[str], kinds: Collection[str] = KINDS,
-        since: int | None = None, *, skips_gone: bool = False,
+        self, place: LedgerPath, columns: Mapping[str, Sequence[str]], since: int | None = None,
+        *, skips_gone: bool = False,
     ) -> None:  # fmt: skip
         """Begin after a version of the table.
 
         Args:
-            columns, kinds: the columns and kinds of rows to read.
+            columns: {kind of rows to read: columns to read}. A file has its kind's columns only.
             since: version after which reading begins; None: the newest version now.
             skips_gone: skip files that VACUUM has removed after OPTIMIZE copied their rows.
 
@@ -43,8 +42,7 @@ class LedgerFollower:
             FileNotFoundError: the log no longer has the version `since`.
         """
         self._place = place
-        self._columns = list(columns)
-        self._kinds = kinds
+        self._columns = columns
         self._files = place.filesystem()
         self._version = max(self._versions(), default=-1) if since is None else since
         self._skips_gone = skips_gone
@@ -67,8 +65,8 @@ class LedgerFollower:
             file_rows = [
                 (kind, rows)
                 for add in added
-                if add["dataChange"] and (kind := add["partitionValues"]["kind"]) in self._kinds
-                if (rows := self._rows(unquote(add["path"]))) is not None
+                if add["dataChange"] and (kind := add["partitionValues"]["kind"]) in self._columns
+                if (rows := self._rows(kind, unquote(add["path"]))) is not None
             ]
             self._version = version
             yield from file_rows
@@ -97,10 +95,10 @@ class LedgerFollower:
             if name := _COMMIT.fullmatch(info.base_name):
                 yield int(name[1])
 
-    def _rows(self, path: str) -> pa.Table | None:
+    def _rows(self, kind: str, path: str) -> pa.Table | None:
         try:
             with self._files.open_input_file(f"{self._place.root}/{path}") as file:
-                return pq.read_table(file, columns=self._columns, partitioning=None)
+                return pq.read_table(file, columns=[*self._columns[kind]], partitioning=None)
         except FileNotFoundError:
             if not self._skips_gone:
                 raise

@@ -131,7 +131,7 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
         f"cannot read what was settled in the ledger {place} since version {version}",
         place.uri, kinds=(OSError, pa.ArrowException, ValueError, KeyError),
     ):  # fmt: skip
-        follower = LedgerFollower(place, ("letter_id", "resolution"), (RESOLUTION,), version)
+        follower = LedgerFollower(place, {RESOLUTION: ("letter_id", "resolution")}, version)
         for _, rows in follower.new_rows():
             for letter, way in zip(*(column.to_pylist() for column in rows.columns), strict=True):
                 # A resent letter stays resent; otherwise the last resolution counts.

@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 
 
-_COLUMNS: Final = (
-    "run_id", "broker_name", "outcome", "error_code", "attempt", "frames",
-    "message_count", "body_bytes", "wire_bytes", "response_code", "rtt_ms", "rtt_p50_ms",
-    "rtt_p95_ms", "rtt_p99_ms", "cause", "isolated_until", "complete", "rows_in", *OUTCOMES,
-    "duplicates_possible",
-)  # fmt: skip
+_COLUMNS: Final = {
+    SEND: (
+        "run_id", "broker_name", "outcome", "error_code", "attempt", "frames", "message_count",
+        "body_bytes", "wire_bytes", "response_code", "rtt_ms", "rtt_p50_ms", "rtt_p95_ms",
+        "rtt_p99_ms",
+    ),
+    ISOLATION: ("run_id", "broker_name", "cause", "isolated_until"),
+    EPOCH: ("run_id", "complete", *OUTCOMES, "duplicates_possible"),
+    DEAD_LETTER: ("run_id",),
+    RESOLUTION: ("run_id",),
+}  # fmt: skip
 _NO_BROKER: Final = "-"
 _STORED: Final = (Outcome.ACKED.value, Outcome.ACKED_DEGRADED.value)
 _MOST_OFTEN_S: Final = 1.0

@@ -1,0 +1,101 @@
+"""A Prometheus that scrapes the driver of a real query, set up as docs/operate/metrics.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.testing import FakeCluster
+
+ROOT = Path(__file__).parents[2]
+ROWS = 500
+QUERY = """
+import pathlib, sys, time
+from rocket_sink import Ledger, RocketSink, build_session
+
+folder, name_server, rows = sys.argv[1:]
+spark = build_session()
+source = spark.range(int(rows)).selectExpr("CAST(id AS STRING) AS body")
+source.repartition(4).write.json(f"{folder}/in")
+stream = spark.readStream.schema("body STRING").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
+sink = RocketSink(nameServer=name_server, topic="t", ledger=f"{folder}/ledger", foldIntervalMs=500)
+query = sink.stream(stream).option("checkpointLocation", f"{folder}/checkpoint").start()
+query.processAllAvailable()
+pathlib.Path(folder, "sent").touch()
+sys.stdin.read()
+query.stop()
+"""
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None,
+        reason="no prometheus: with_promtool of .ci/install, which .ci/run calls, fetches it",
+    ),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def asked(port: int, query: str) -> dict[str, float]:
+    """Return {outcome: value} of a query to Prometheus; empty while Prometheus does not answer."""
+    url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            series = json.load(answer)["data"]["result"]
+    except OSError:
+        return {}
+    return {each["metric"].get("outcome", ""): float(each["value"][1]) for each in series}
+
+
+def test_prometheus_sees_the_rows_of_a_query(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
+    block = re.search(r"## For Prometheus.*?```python\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    of_driver, of_prometheus = free_port(), free_port()
+    program = block[1].replace("9464", str(of_driver)) + QUERY
+    target = {"targets": [f"127.0.0.1:{of_driver}"]}
+    jobs = [{"job_name": "driver", "scrape_interval": "1s", "static_configs": [target]}]
+    config = tmp_path / "prometheus.yml"
+    config.write_text(json.dumps({"scrape_configs": jobs}))
+    with FakeCluster(brokers=2) as cluster, (tmp_path / "log").open("w") as log:
+        cluster.create_topic("t")
+        driver = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), cluster.name_server, str(ROWS)],
+            stdin=subprocess.PIPE, stdout=log, stderr=log,
+        )  # fmt: skip
+        prometheus = subprocess.Popen(
+            ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
+             f"--web.listen-address=127.0.0.1:{of_prometheus}"],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            rows, deadline_s = dict[str, float](), time.monotonic() + 300
+            while rows.get("acked") != ROWS and time.monotonic() < deadline_s:
+                assert driver.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.5)
+                rows = asked(of_prometheus, "rocket_sink_rows_total")
+            assert rows == {"acked": ROWS, "degraded": 0, "dead": 0, "unknown": 0, "filtered": 0}
+            assert asked(of_prometheus, "sum(rocket_sink_messages_total)") == {"": ROWS}
+            # The alert rules take increases, which need a first sample from before the first row.
+            assert asked(of_prometheus, 'increase(rocket_sink_rows_total{outcome="acked"}[10m])')
+            assert "cannot be followed" not in (tmp_path / "log").read_text()
+        finally:
+            driver.communicate()
+            prometheus.terminate()
+            prometheus.wait()
