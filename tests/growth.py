@@ -115,7 +115,7 @@ class Growth:
             self.place, [placed(batch, sequence) for batch in table.combine_chunks().to_batches()]
         )
         commit(self.place, current, files, "growth", first)
-        append: Any = SimpleNamespace(place=self.place, is_own=True, sequence=sequence)
+        append: Any = SimpleNamespace(place=self.place, merges=True, rows=1, sequence=sequence)
         keep_small(append)
         return time.process_time() - begin_s
 

@@ -18,8 +18,9 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.option_spec import Secret
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow import fs
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Properties = dict[str, Secret]
 """{name in Hadoop: value}. The values are never printed."""
@@ -77,6 +78,12 @@ def active_session() -> Any:
 def is_classic(spark: SparkSession | None) -> bool:
     """Return whether the session has a JVM. A Spark Connect session has none."""
     return getattr(spark, "_jsparkSession", None) is not None
+
+
+def spark_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
+    """Return the rows as a frame of Spark. Spark 4.2 loses all rows that follow an empty record
+    batch, so the frame gets none."""
+    return session.createDataFrame(rows.combine_chunks())
 
 
 def all_properties(session: SparkSession) -> Properties:

@@ -39,6 +39,7 @@ from rocket_sink.ledger.schema import (
     UNPARKED,
     columns_of,
 )
+from rocket_sink.ledger.storage import spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -338,7 +339,7 @@ def queried(rows: DataFrame, select: str) -> DataFrame:
 def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str], pa.Table]:
     """Return a function that runs queries over the views by Spark; `unfolded`: further rows."""
     if unfolded:
-        more = rows.sparkSession.createDataFrame(unfolded)
+        more = spark_frame(rows.sparkSession, unfolded)
         rows = rows.unionByName(more, allowMissingColumns=True)
     return lambda select: queried(rows, select).toArrow()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,10 +11,13 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lease_module
+from rocket_sink.ledger.append import appender
 from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.table import ensure_table, fold_app_id, last_txn_version
 from rocket_sink.ledger.driver import fold as fold_module
@@ -21,9 +25,12 @@ from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.query import duckdb_reader
+from rocket_sink.ledger.query.duckdb_reader import reader_of
+from rocket_sink.ledger.records import in_flight_rows
 from rocket_sink.ledger.transport.spool import SpoolWriter
 
-from .values import accounts, context, sends
+from .values import accounts, context, letter, sends
 
 pytestmark = pytest.mark.spark
 
@@ -88,20 +95,69 @@ STEPS = [
 ]  # fmt: skip
 
 
-def test_killed_at_each_step_and_repeated_each_row_is_there_once(spark, tables):
+def leave_to_spark(spark, root):
+    """Make a table that only Spark's Delta may commit to, as after somebody's ALTER TABLE."""
+    ensure_table(spark, resolve_path(root))
+    feature = "'delta.enableDeletionVectors' = 'true'"
+    spark.sql(f"ALTER TABLE delta.`{root}` SET TBLPROPERTIES ({feature})")
+
+
+@pytest.mark.parametrize("committer", ["delta_rs", "spark"])
+def test_killed_at_each_step_and_repeated_each_row_is_there_once(
+    spark, tables, tmp_path, committer
+):
+    root, steps = tables, STEPS
+    if committer == "spark":
+        root, steps = tmp_path, [("append", 1), ("appended", 1), ("delete", 2)]
+        leave_to_spark(spark, root)
     expected = Counter()
-    for number, (step, times) in enumerate(STEPS):
+    for number, (step, times) in enumerate(steps):
         first, second, late = 100 * number, 100 * number + 1, 100 * number + 2
-        spool(str(tables), first)
-        spool(str(tables), second, rows=3)
+        spool(str(root), first)
+        spool(str(root), second, rows=3)
         with pytest.raises(Killed):
-            fold(spark, str(tables), on_step=kill_at(step, times))
-        spool(str(tables), late, rows=1)  # The query goes on meanwhile.
-        fold(spark, str(tables))
+            fold(spark, str(root), on_step=kill_at(step, times))
+        spool(str(root), late, rows=1)  # The query goes on meanwhile.
+        fold(spark, str(root))
         expected += Counter({first: 2, second: 3, late: 1})
-        rows = partitions(spark, tables)
+        rows = partitions(spark, root)
         assert {n: rows[n] for n in rows if n < 9000} == expected, (step, times)
-        assert left(tables) == [], (step, times)
+        assert left(root) == [], (step, times)
+
+
+@pytest.mark.parametrize("driver_bytes", [fold_module.DRIVER_BYTES, 0])
+def test_a_fold_by_sparks_delta_has_all_rows(spark, tmp_path, monkeypatch, driver_bytes):
+    """Fold a file whose second batch has no rows: the attempt has awaited its answers."""
+    monkeypatch.setattr(fold_module, "DRIVER_BYTES", driver_bytes)
+    leave_to_spark(spark, tmp_path)
+    ctx = context()
+    writer = SpoolWriter(str(tmp_path), ctx)
+    waiting = in_flight_rows([1], ctx, topic="t", message_count=[1], body_bytes=[1])
+    writer.append(letter(ctx), waiting, sends(ctx, 2), accounts(ctx, acked=2, dead=1))
+    writer.seal()
+    assert fold(spark, str(tmp_path)).rows == 4
+    assert partitions(spark, tmp_path) == {0: 4}
+    assert left(tmp_path) == []
+    report = Ledger(tmp_path).report(spark)
+    assert (report.totals.rows_in, report.totals.dead) == (3, 1)
+    # DuckDB and Spark read the same rows.
+    select = "SELECT epoch, rows_in, acked, dead, adds_up FROM epochs"
+    rows = [reader_of(spark, resolve_path(tmp_path))(select).to_pylist()]
+    monkeypatch.setattr(duckdb_reader, "_DRIVER_BYTES", -1)
+    rows += [reader_of(spark, resolve_path(tmp_path))(select).to_pylist()]
+    assert rows[0] == rows[1] != []
+
+
+def test_rows_that_sparks_delta_loses_stay_in_the_spool(spark, tmp_path, monkeypatch):
+    """Keep the files of rows that Spark has not written, as Spark 4.2 after an empty batch."""
+    leave_to_spark(spark, tmp_path)
+    path = spool(str(tmp_path), 0, rows=3)
+    lossy = appender.spark_frame
+    monkeypatch.setattr(appender, "spark_frame", lambda session, rows: lossy(session, rows[:1]))
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="has added 1 rows, and 3 were handed over"):
+            fold(spark, str(tmp_path))
+        assert Path(path).exists()
 
 
 def test_killed_again_in_the_repair(spark, tables):
@@ -185,16 +241,67 @@ def test_numbers_come_from_deltas_log(spark, tables):
 
 
 def test_a_number_that_another_fold_has_taken_deletes_no_file(spark, tmp_path, monkeypatch):
-    """Keep the files of a fold that takes an old table for the newest one."""
+    """Keep the files of a fold that takes an old table for the newest one, and fold them anew."""
     spool(str(tmp_path), 0)
     fold(spark, str(tmp_path))
     spool(str(tmp_path), 1, rows=3)
     with monkeypatch.context() as stale:
         stale.setattr(fold_module, "last_txn_version", lambda *_: None)
-        with pytest.raises(LedgerError, match="took the number 0"):
+        with pytest.raises(LedgerError, match="another fold has taken the number 0"):
             fold(spark, str(tmp_path))
     assert partitions(spark, tmp_path) == {0: 2}
     assert len(left(tmp_path)) == 1
+    assert fold(spark, str(tmp_path)).rows == 3
+    assert partitions(spark, tmp_path) == {0: 2, 1: 3}
+    assert left(tmp_path) == [] and not list((tmp_path / "_notes" / "folds").iterdir())
+
+
+@pytest.mark.parametrize("step", ["listed", "manifest", "append", "appended", "delete", "deleted"])
+@pytest.mark.parametrize("moment", [step for step, times in STEPS if times == 1])
+def test_two_folds_without_a_common_lock(spark, tmp_path, monkeypatch, step, moment):
+    """Run a whole fold while another one pauses at a step; hosts may not share locks (NFS). The
+    second fold itself may be killed at a moment, so that the first one goes on beside it."""
+    root = str(tmp_path)
+    ensure_table(spark, resolve_path(root))
+    monkeypatch.setattr(fold_module, "ledger_lock", lambda *_: contextlib.nullcontext(True))
+    monkeypatch.setattr(fold_module, "release", lambda *_: None)
+    spool(root, 0)
+    spool(root, 1, rows=3)
+    paused = []
+
+    def pause(at: str) -> None:
+        if at == step and not paused:
+            paused.append(at)
+            with contextlib.suppress(Killed):
+                fold(spark, root, on_step=kill_at(moment))
+
+    with contextlib.suppress(LedgerError):
+        fold(spark, root, on_step=pause)
+    fold(spark, root)
+    assert paused
+    rows = DeltaTable(root).to_pyarrow_dataset().to_table(columns=["partition"])["partition"]
+    assert Counter(rows.to_pylist()) == {0: 2, 1: 3}
+    assert left(tmp_path) == [] and not list((tmp_path / "_notes" / "folds").iterdir())
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_commit_with_other_rows_than_the_files_deletes_no_file(
+    spark, tmp_path, monkeypatch, change
+):
+    """Take a commit for done only if the log shows as many rows as the spool had."""
+    path = spool(str(tmp_path), 0, rows=3)
+    ensure_table(spark, resolve_path(tmp_path))
+    write = appender.write_data_files
+
+    def write_others(place, batches):
+        rows = pa.Table.from_batches(batches)
+        return write(place, pa.concat_tables([rows, rows])[: 3 + change].to_batches())
+
+    monkeypatch.setattr(appender, "write_data_files", write_others)
+    for _ in range(2):  # The second fold finds the first one's commit.
+        with pytest.raises(LedgerError, match=f"has added {3 + change} rows, and 3 were handed"):
+            fold(spark, str(tmp_path))
+        assert Path(path).exists()
 
 
 def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
@@ -216,10 +323,10 @@ def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
     paths = [spool(str(tables), partition) for partition in (9700, 9701)]
     Path(paths[1]).unlink()
     values = {"ledger_id": "gone", "number": 7, "bytes": 1, "token": "x", "table_version": 0}
-    values["files"] = [path.removeprefix(f"{tables}/_spool/") for path in paths]
+    values["rows"], values["files"] = 4, [path.removeprefix(f"{tables}/_spool/") for path in paths]
     notes = tables / "_notes" / "folds"
     notes.mkdir(parents=True, exist_ok=True)
-    (notes / "7.json").write_text(json.dumps(values))
+    (notes / "7-x.json").write_text(json.dumps(values))
     assert fold(spark, str(tables)).rows == 2
     assert partitions(spark, tables)[9700] == 2
     assert left(tables) == []
@@ -247,12 +354,13 @@ def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
     before = partitions(spark, tables)
     link, files = stranger_behind(tables, "_spool/q-x")
     (victim,) = files
-    manifest = tables / "_notes" / "folds" / "999.json"
+    manifest = tables / "_notes" / "folds" / "999-t.json"
     values = {"files": [f"q-x/{victim.parent.name}/{victim.name}"], "number": 999, "bytes": 1}
     values |= {
         "ledger_id": ensure_table(spark, resolve_path(tables)),
         "token": "t",
         "table_version": 0,
+        "rows": 2,
     }
     manifest.write_text(json.dumps(values))
     with pytest.raises(LedgerError, match=r"is a link.*q-x"):

@@ -482,7 +482,7 @@ def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
     place = resolve_path(tmp_path)
     Path(place.root, "_notes/folds").mkdir(parents=True)
     values = {"ledger_id": "x", "number": 1, "bytes": 1, "token": "t", "table_version": 0}
-    values["files"] = [name]
-    Path(place.root, "_notes/folds", "1.json").write_text(json.dumps(values))
+    values |= {"files": [name], "rows": 1}
+    Path(place.root, "_notes/folds", "1-t.json").write_text(json.dumps(values))
     with pytest.raises(LedgerError, match="is no spool file"):
         unfinished(NoteStore(place, "folds"))

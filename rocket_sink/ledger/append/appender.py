@@ -1,13 +1,17 @@
 """Appends to the ledger's table, by delta-rs where it may commit, else by Spark's Delta. With
 delta-rs, tasks or the driver write rows into data files, and the driver commits the files. With
-Spark's Delta, Spark writes the rows."""
+Spark's Delta, Spark writes the rows.
+
+Whoever commits, an append counts as done only if the table's log shows a commit with the append's
+token, and as many added rows as were handed over. Nobody deletes the source of the rows before."""
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 from pyarrow import fs
@@ -18,15 +22,16 @@ from rocket_sink.ledger.append.exclusive import warn_if_shared
 from rocket_sink.ledger.append.table import (
     executors_token,
     is_table,
+    last_txn_version,
     open_for_commits,
     reading,
+    rows_of_commit,
     table_version,
     task_errors,
-    written_rows,
 )
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.schema import EPOCH, LEDGER_SCHEMA, ledger_ddl
-from rocket_sink.ledger.storage import is_classic
+from rocket_sink.ledger.storage import is_classic, spark_frame
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.data_files import (
     FILES_DDL,
@@ -51,25 +56,30 @@ class Append(ABC):
     Args:
         app_id, version: Delta's transaction of the append. The table accepts a transaction only
             once. With an empty `app_id` the append has no transaction.
-        token: name of the commit in the table's history; empty: no name.
+        token: name of the commit in the table's history; empty: a new name.
         table_version: version of the table before the append.
+        is_held: whether the table has the transaction already; then the append does nothing.
 
     Attributes:
         sequence: the first order number of the append's rows (`schema.SEQUENCE`).
-        is_own: whether this append has committed. It stays False if the table had the transaction
-            already, and with Spark's Delta, which does not tell who committed a transaction.
+        rows: number of rows that the log says this append has added; None before it has committed.
+        merges: whether delta-rs commits to the table. Then this process may also merge its files.
     """
+
+    merges: ClassVar[bool]
 
     def __init__(
         self, spark: SparkSession, place: LedgerPath, app_id: str, version: int, token: str,
-        table_version: int,
+        table_version: int, *, is_held: bool,
     ) -> None:  # fmt: skip
         self._spark = spark
         self.place = place
         self._app_id = app_id
         self._version = version
-        self._token = token
-        self.is_own = False
+        self._token = token or uuid.uuid4().hex
+        self._table_version = table_version
+        self._is_held = is_held
+        self.rows: int | None = None
         self.sequence = (table_version + 1) << 32
 
     def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
@@ -77,19 +87,51 @@ class Append(ABC):
         token = executors_token(self._spark, self.place)
         return self._made(frame, make if token is None else partial(_proved, token, make))
 
-    def save(self, made: DataFrame) -> None:
+    def save(self, made: DataFrame, rows: int | None = None) -> None:
         """Run the frame's tasks and commit; do nothing if the table has the transaction already.
-        Raise LedgerError if a task has raised one, or if the commit has failed."""
+
+        Args:
+            rows: number of rows that the tasks make; None: unknown. With delta-rs each task counts
+                its rows. Spark's Delta gets them from the tasks, so nobody else counts them.
+
+        Raises:
+            LedgerError: a task has raised one, the commit has failed, or the log does not show it.
+        """
+        if self._is_held:
+            _LOG.info(
+                "the ledger %s has %s %d already: nothing is sent",
+                self.place, self._app_id, self._version,
+            )  # fmt: skip
+            return
         with task_errors(self.place):
-            self._save(made)
+            counted = self._save(made)
+        self._confirm(counted if rows is None else rows)
 
-    @abstractmethod
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append rows that the driver has; do nothing if the table has the transaction already."""
+        """Append rows that the driver has, as `save`."""
+        if not self._is_held:
+            self._save_rows(batches)
+            self._confirm(sum(batch.num_rows for batch in batches))
+
+    def _confirm(self, handed: int | None) -> None:
+        """Check that the log shows this append with `handed` rows; None: with any number."""
+        try:
+            added = rows_of_commit(self._spark, self.place, self._token, self._table_version)
+        except FileNotFoundError as error:
+            raise _deleted(self.place, _NOT_APPENDED) from error
+        if added is None:
+            raise LedgerError(
+                f"cannot commit to the ledger {self.place}: its log does not show the commit "
+                f"{self._token}. Another process has committed the same transaction, or has "
+                "overwritten this commit",
+                path=self.place.uri,
+            )
+        if handed is not None and added != handed:
+            raise short(self.place, self._token, added, handed)
+        self.rows = added
 
     @abstractmethod
-    def row_count(self) -> int:
-        """Return the number of rows that `save` has appended; 0 if the log does not tell."""
+    def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None: ...
 
     @abstractmethod
     def accounts(
@@ -102,7 +144,8 @@ class Append(ABC):
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame: ...
 
     @abstractmethod
-    def _save(self, made: DataFrame) -> None: ...
+    def _save(self, made: DataFrame) -> int | None:
+        """Commit the rows of the frame; return their number, as tasks have counted it."""
 
 
 def begin_append(
@@ -112,48 +155,44 @@ def begin_append(
     LedgerError if the table was deleted, or if its store cannot be read now."""
     table = open_for_commits(spark, place)
     if table is not None:
-        return _ByDeltaRs(spark, place, app_id, version, token, table)
+        last = last_version(place, table, app_id) if app_id else None
+        is_held = last is not None and last >= version
+        return _ByDeltaRs(spark, place, app_id, version, token, table, is_held=is_held)
     if not is_table(spark, place):
         # Raise here: Spark's Delta would make a new table without partitions.
         raise _deleted(place, "nothing is sent or appended")
+    last = None
     if is_classic(spark):
         warn_if_shared(spark, place)
-    return _BySpark(spark, place, app_id, version, token, table_version(spark, place))
+        last = last_txn_version(spark, place, app_id) if app_id else None
+    is_held, newest = last is not None and last >= version, table_version(spark, place)
+    return _BySpark(spark, place, app_id, version, token, newest, is_held=is_held)
 
 
 class _ByDeltaRs(Append):
+    merges = True
+
     def __init__(
         self, spark: SparkSession, place: LedgerPath, app_id: str, version: int, token: str,
-        table: DeltaTable,
+        table: DeltaTable, *, is_held: bool,
     ) -> None:  # fmt: skip
-        super().__init__(spark, place, app_id, version, token, table.version())
-        last = last_version(place, table, app_id) if app_id else None
-        self._is_held = last is not None and last >= version
+        super().__init__(spark, place, app_id, version, token, table.version(), is_held=is_held)
         self._table = table
         self._files: list[DataFile] = []
 
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         return frame.mapInArrow(partial(write_files, self.place, make), FILES_DDL)
 
-    def _save(self, made: DataFrame) -> None:
-        if self._is_held:
-            _LOG.info(
-                "the ledger %s has %s %d already: nothing is sent",
-                self.place, self._app_id, self._version,
-            )  # fmt: skip
-            return
-        self._commit(named_files(made.collect()))
+    def _save(self, made: DataFrame) -> int:
+        return self._commit(named_files(made.collect()))
 
-    def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
-        if not self._is_held:
-            self._commit(write_data_files(self.place, batches))
+    def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._commit(write_data_files(self.place, batches))
 
-    def _commit(self, files: list[DataFile]) -> None:
+    def _commit(self, files: list[DataFile]) -> int:
         commit(self.place, self._table, files, self._app_id, self._version, self._token)
-        self._files, self.is_own = files, True
-
-    def row_count(self) -> int:
-        return sum(file.rows for file in self._files)
+        self._files = files
+        return sum(file.rows for file in files)
 
     def accounts(
         self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
@@ -167,6 +206,8 @@ class _ByDeltaRs(Append):
 
 
 class _BySpark(Append):
+    merges = False
+
     def _made(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         return frame.mapInArrow(make, ledger_ddl())
 
@@ -176,10 +217,8 @@ class _BySpark(Append):
         if self._app_id:
             writer = writer.option("txnAppId", self._app_id)
             writer = writer.option("txnVersion", str(self._version))
-        if self._token:
-            writer = writer.option("userMetadata", self._token)
         try:
-            writer.save(self.place.uri)
+            writer.option("userMetadata", self._token).save(self.place.uri)
         except Exception as error:
             if self._begins_late():
                 raise _deleted(self.place, _NOT_APPENDED) from error
@@ -209,15 +248,12 @@ class _BySpark(Append):
             return False
         return True
 
-    def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
-        frame = self._spark.createDataFrame(rows).coalesce(1)
+        frame = spark_frame(self._spark, rows).coalesce(1)
         if executors_token(self._spark, self.place) is not None:
             frame = self.made_by_tasks(frame, iter)
         self._save(frame)
-
-    def row_count(self) -> int:
-        return written_rows(self._spark, self.place, self._token)
 
     def accounts(
         self, columns: Sequence[str], query_id: str, run_id: str, epoch: int
@@ -229,6 +265,16 @@ class _BySpark(Append):
             )
             rows = table.where(is_own & (table.kind == EPOCH)).select(*columns).collect()
         return [row.asDict() for row in rows]
+
+
+def short(place: LedgerPath, token: str, added: int, handed: int) -> LedgerError:
+    """Return the error for a commit that has added other rows than were handed over."""
+    return LedgerError(
+        f"the commit {token} of the ledger {place} has added {added} rows, and {handed} were "
+        "handed over: the table lacks rows, or has rows twice. Files of the spool with these rows "
+        "are kept. See what else writes to the ledger, and report this with its _delta_log",
+        path=place.uri,
+    )
 
 
 def _deleted(place: LedgerPath, done: str) -> LedgerError:

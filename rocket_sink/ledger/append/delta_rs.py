@@ -3,7 +3,7 @@
 Each operation takes some milliseconds and no Spark job. delta-rs commits only to plain tables, in
 local folders that the driver sees and on S3 stores that `exclusive` accepts. Spark's Delta commits
 to all other tables, because it knows more table features and more kinds of stores. `last_version`
-and `has_token` raise LedgerError if the store cannot be read now.
+raises LedgerError if the store cannot be read now.
 
 delta-rs creates a commit's file by a hard link, or on S3 by a conditional write. Both fail if the
 file exists. Then delta-rs reads the other commit, and tries the next version unless the two commits
@@ -270,18 +270,43 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
     return version
 
 
-def has_token(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
-    """Return whether a commit after the version `since` has this `token`; None if some of these
-    commits are gone. (delta-rs's `history` reads all commits and holds the GIL meanwhile.)"""
-    last = since
-    try:
-        for version, actions in commits_after(place, place.filesystem(), since):
-            last = version
-            if any(action.get("commitInfo", {}).get(_USER_METADATA) == token for action in actions):
-                return True
-    except OSError as error:
-        raise _away(place.uri, error) from error
-    return False if last >= table.version() else None
+def added_rows(place: LedgerPath, token: str, since: int, newest: int) -> int | None:
+    """Return the number of rows that the commit with this `token` has added, after the version
+    `since` and up to `newest`; None if there is no such commit. (delta-rs's `history` reads all
+    commits and holds the GIL meanwhile.)
+
+    Raises:
+        LedgerError: the log cannot be read now, or does not tell the number of rows.
+        FileNotFoundError: the log no longer reaches back to `since`.
+    """
+    filesystem = place.filesystem()
+    for version in range(newest, since, -1):
+        try:
+            actions = _commit_at(place, filesystem, version)
+        except OSError as error:
+            raise _away(place.uri, error) from error
+        if actions is None:
+            raise FileNotFoundError(f"the log no longer has the version {version}")
+        if any(action.get("commitInfo", {}).get(_USER_METADATA) == token for action in actions):
+            return sum(_rows_of(place, action["add"]) for action in actions if "add" in action)
+    return None
+
+
+def _rows_of(place: LedgerPath, add: Mapping[str, Any]) -> int:
+    rows = json.loads(add.get("stats") or "{}").get("numRecords")
+    if rows is None:
+        raise uncounted(place)
+    return int(rows)
+
+
+def uncounted(place: LedgerPath) -> LedgerError:
+    """Return the error about a commit without row counts, which cannot be checked."""
+    return LedgerError(
+        f"the log of the ledger {place} does not tell how many rows a commit has added, so it is "
+        "not known whether all are in: leave spark.databricks.delta.stats.collect and "
+        "spark.databricks.delta.history.metricsEnabled at their default, true",
+        path=place.uri,
+    )
 
 
 def commits_after(
@@ -294,10 +319,17 @@ def commits_after(
         ValueError: a commit is not JSON.
     """
     for number in itertools.count(version + 1):
-        data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{number:020}.json")
-        if data is None:
+        actions = _commit_at(place, filesystem, number)
+        if actions is None:
             return
-        yield number, [json.loads(line) for line in data.splitlines()]
+        yield number, actions
+
+
+def _commit_at(
+    place: LedgerPath, filesystem: fs.FileSystem, version: int
+) -> list[dict[str, Any]] | None:
+    data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{version:020}.json")
+    return None if data is None else [json.loads(line) for line in data.splitlines()]
 
 
 def as_dataset(table: DeltaTable) -> dataset.Dataset:

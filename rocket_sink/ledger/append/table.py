@@ -20,15 +20,16 @@ import pyarrow as pa
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.delta_rs import (
+    added_rows,
     check_named,
     create_table,
     damaged,
     data_files,
-    has_token,
     last_version,
     newest_for_readers,
     open_any,
     open_table,
+    uncounted,
 )
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.append.links import check_links
@@ -66,8 +67,6 @@ _SESSIONS: Final = {
     "stopped SparkContext": "this Spark session was stopped: begin a new one",
 }
 """{part of an error's text: advice}, for sessions that cannot read the table."""
-_HISTORY: Final = 100
-"""Number of commits that are searched for a fold."""
 PROPERTIES: Final = {
     # Rows cannot be changed or deleted, except by `upkeep.rewrite`.
     "delta.appendOnly": "true",
@@ -247,27 +246,28 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
         return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
 
 
-def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
-    """Return whether a fold is in the table: a commit after `version` has the token of its
-    manifest. None if the log does not reach back to `version`."""
-    table = open_direct(spark, place)
-    if table is not None:
-        return has_token(place, table, token, version)
-    commits = table_version(spark, place) - version
-    if commits <= 0:
-        return False
+def rows_of_commit(spark: SparkSession, place: LedgerPath, token: str, since: int) -> int | None:
+    """Return the number of rows that the commit with this token has added after the version
+    `since`; None if there is no such commit. Raise errors as `delta_rs.added_rows`.
+
+    This process reads the log itself if it can, because Delta's history is a Spark job."""
+    newest = table_version(spark, place)
+    if newest < since:
+        raise FileNotFoundError(f"the log ends before the version {since}")
+    if is_classic(spark) and not place.problem:
+        return added_rows(place, token, since, newest)
+    if newest == since:
+        return None
     with reading(place):
-        history = _delta_table().forPath(spark, place.uri).history(commits)
-        if history.where(history["userMetadata"] == token).head() is not None:
-            return True
-        return False if history.count() >= commits else None
-
-
-def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
-    """Return the number of rows of the commit with this token; 0 if the log does not tell."""
-    history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
-    row = history.where(history["userMetadata"] == token).select("operationMetrics").head()
-    return int(row[0].get("numOutputRows", 0)) if row else 0
+        history = _delta_table().forPath(spark, place.uri).history(newest - since).collect()
+    metrics = next((row.operationMetrics for row in history if row.userMetadata == token), None)
+    if metrics is None:
+        if len(history) < newest - since:
+            raise FileNotFoundError(f"the log no longer has the version {since + 1}")
+        return None
+    if "numOutputRows" not in metrics:
+        raise uncounted(place)
+    return int(metrics["numOutputRows"])
 
 
 def check_not_ahead(

@@ -1,42 +1,50 @@
 """Fold: move all finished spool files into the Delta table, each row exactly once.
 
-    lock -> complete a dead fold's manifest -> list the files -> write the manifest
+    lock -> complete the folds that have begun -> list the files
+         -> take a number -> complete the folds that have begun meanwhile
+         -> read the files -> write the manifest
          -> append with txnAppId = the ledger, txnVersion = the number
          -> delete the files -> remove the manifest
 
 A fold may be killed at any point and repeated. It takes all finished files, not only those of the
 event that started it, because Spark's listener events come late, or at a shutdown not at all.
 
-A manifest is a note (kind `folds`) of the files that one fold takes; its name is the fold's number.
-It exists from before the append until all its files are deleted. A fold that finds a manifest
-completes it with the same files and the same number. If another process still appends these files,
-Delta accepts only one of the two appends."""
+A manifest is a note (kind `folds`) of the files that one fold takes. It exists from before the
+append until all its files are deleted. A fold that finds a manifest completes it with the same
+number and token. **No file is deleted until the table's log has a commit with the manifest's token
+and as many rows as the files have.** A manifest whose number another commit has taken can never be
+appended, so it is dropped, and its files are folded anew.
+
+The lock only saves work: hosts may not share it, and a lease may have two holders. Without it each
+row is folded once, too. If another fold commits before this one takes its number, then either its
+manifest is still there, or its files are gone. If it commits later, Delta refuses this one's
+number."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
-from rocket_sink.ledger.append.appender import begin_append
+from rocket_sink.ledger.append.appender import begin_append, short
 from rocket_sink.ledger.append.table import (
     ensure_table,
     fold_app_id,
-    is_in,
     last_txn_version,
     ledger_token,
     prove_executors,
+    rows_of_commit,
     table_version,
 )
 from rocket_sink.ledger.lock import LedgerLock, ledger_lock
@@ -65,6 +73,7 @@ class Manifest:
 
     Attributes:
         files: paths below the spool.
+        rows: number of rows of these files.
         token: name of the fold's commit in Delta's log.
         table_version: a version of the table from before the fold.
     """
@@ -73,6 +82,7 @@ class Manifest:
     number: int
     files: tuple[str, ...]
     bytes: int
+    rows: int
     token: str
     table_version: int
 
@@ -84,7 +94,7 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        return str(self.number)
+        return f"{self.number}-{self.token}"
 
     def paths(self, place: LedgerPath) -> list[str]:
         return [f"{place.spool}/{file}" for file in self.files]
@@ -106,7 +116,10 @@ def _read(store: NoteStore, name: str) -> Manifest:
         (OSError, ValueError, TypeError, KeyError),
     ):  # fmt: skip
         values = store.read(name)
-        return Manifest(**{**values, "files": tuple(values["files"])})
+        manifest = Manifest(**{**values, "files": tuple(values["files"])})
+        if manifest.name != name:
+            raise ValueError(f"it belongs in {manifest.name!a}")
+        return manifest
 
 
 _AT_ONCE: Final = 8
@@ -123,10 +136,24 @@ OnStep = Callable[[str], None]
 _File = tuple[int, str]
 """(number of a spool file in its fold, its path)."""
 _Rows = list[pa.RecordBatch]
-_Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
+_ReadFile = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 
 _LOG: Final = log.logger(__name__)
-_ERROR_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
+_LOOK_DDL: Final = "path STRING, rows BIGINT, damaged BOOLEAN, text STRING"
+
+
+class _Contents(NamedTuple):
+    """Spool files as they were read; files that are gone are left out.
+
+    Attributes:
+        counts: {path: number of rows} of the files that can be folded, in their order.
+        errors: {path: error} of the other files.
+        rows: {path: rows}; None if tasks have read the files.
+    """
+
+    counts: dict[str, int]
+    errors: dict[str, LedgerError]
+    rows: dict[str, _Rows] | None
 
 
 @dataclass(frozen=True)
@@ -236,23 +263,20 @@ class _Folder:
 
     def run(self) -> FoldSummary:
         self._step("locked")
-        manifests = unfinished(self._notes)
         files = sealed_files(self._spool, self._fs)
-        if not manifests and not files:
+        if not files and not self._notes.names():
             return self._summary
         ledger_id = ensure_table(self._spark, self._place)
-        folded_paths: set[str] = set()
-        for manifest in manifests:
-            if manifest.ledger_id == ledger_id:
-                self._complete(manifest)
-                self._add(recovered=1)
-                folded_paths.update(manifest.paths(self._spool))
-            else:  # The manifest is for a deleted table: fold its files into this table.
-                self._notes.remove(manifest.name)
-        files = [info for info in files if info.path not in folded_paths]
+        self._complete_begun(ledger_id)
         self._step("listed")
         for share in _shares(files, DRIVER_BYTES if self._driver_reads else FOLD_BYTES):
-            self._complete(self._next_manifest(ledger_id, share))
+            # Take the number from Delta's log, which is lost only together with the rows.
+            last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
+            version = table_version(self._spark, self._place)
+            self._complete_begun(ledger_id)
+            contents = self._read([info.path for info in share], sum(i.size or 0 for i in share))
+            self._fold(ledger_id, 0 if last is None else last + 1, version, contents)
+            self._set_aside(contents)
         return self._summary
 
     def _app_id(self, ledger_id: str) -> str:
@@ -261,99 +285,26 @@ class _Folder:
             return fold_app_id(ledger_id)
         return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"
 
-    def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
-        # Take the number from Delta's log, which is lost only together with the rows.
-        last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
-        number = 0 if last is None else last + 1
-        version = table_version(self._spark, self._place)
-        self._step("manifest")
-        return self._write_manifest(ledger_id, number, files, version)
-
-    def _write_manifest(
-        self, ledger_id: str, number: int, files: list[fs.FileInfo], version: int
-    ) -> Manifest:
-        names = tuple(info.path.removeprefix(f"{self._spool.spool}/") for info in files)
-        size = sum(info.size or 0 for info in files)
-        manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
-        self._notes.write(manifest.name, asdict(manifest))
-        return manifest
+    def _complete_begun(self, ledger_id: str) -> None:
+        for manifest in unfinished(self._notes):
+            if manifest.ledger_id == ledger_id:
+                self._complete(manifest)
+                self._add(recovered=1)
+            else:  # The manifest is for a deleted table: fold its files into this table.
+                self._notes.remove(manifest.name)
 
     def _complete(self, manifest: Manifest) -> None:
-        app_id = self._app_id(manifest.ledger_id)
-        last = last_txn_version(self._spark, self._place, app_id)
-        self._step("append")
-        is_own = False
-        if last is None or last < manifest.number:
-            self._check_there(manifest)
-            rows = None
-            if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
-                rows = self._read(manifest)
-            manifest = self._sound(manifest, self._errors(manifest, rows))
-            if not manifest.files:
-                self._notes.remove(manifest.name)
-                return
-            is_own = self._append(manifest, rows, app_id)
-        if not is_own:
-            self._check_ours(manifest)
-        self._step("appended")
-        for path in manifest.paths(self._spool):
-            self._step("delete")
-            self._delete(path)
-        self._step("deleted")
-        self._notes.remove(manifest.name)
-        self._step("finished")
-        self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
-
-    def _sound(self, manifest: Manifest, wrong: Mapping[str, LedgerError]) -> Manifest:
-        """Return the manifest without the files that cannot be folded, and set damaged files aside.
-        Replace the stored manifest before files are moved, so that it never names a missing file.
-        This is possible because the fold is not committed yet."""
-        if not wrong:
-            return manifest
-        paths = [path for path in manifest.paths(self._spool) if path not in wrong]
-        infos = self._fs.get_file_info(paths)
-        manifest = self._write_manifest(
-            manifest.ledger_id, manifest.number, infos, manifest.table_version
-        )
-        for path, error in wrong.items():
-            if isinstance(error, DamagedSpoolError):
-                moved = put_aside(self._spool, self._fs, path)
-                _LOG.error("%s; it is put aside as %s; the table lacks its rows", error, moved)
-                self._add(damaged=(moved,))
+        """Complete a fold that another process has begun, and may still work on."""
+        paths = manifest.paths(self._spool)
+        # Look for the files before the log: files that a fold has deleted are in the log then.
+        gone = [info.path for info in self._fs.get_file_info(paths) if not info.is_file]
+        last = last_txn_version(self._spark, self._place, self._app_id(manifest.ledger_id))
+        if last is not None and last >= manifest.number:
+            if self._is_in(manifest):
+                self._delete(manifest)
             else:
-                _LOG.warning("%s; it stays there; the table lacks its rows", error)
-                self._add(left=(path,))
-        return manifest
-
-    def _read(self, manifest: Manifest) -> dict[str, _Rows | LedgerError]:
-        """Read several files at a time, because each answer of a store takes some milliseconds."""
-        paths = manifest.paths(self._spool)
-        read = partial(_rows_or_error, self._fs)
-        try:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                return dict(zip(paths, pool.map(read, paths), strict=True))
-        except RuntimeError:  # Python starts no threads while it exits.
-            return {path: read(path) for path in paths}
-
-    def _errors(
-        self, manifest: Manifest, rows: Mapping[str, _Rows | LedgerError] | None
-    ) -> dict[str, LedgerError]:
-        """Return, by path, why files cannot be folded. If the driver has read no `rows`, let tasks
-        read the files.
-
-        The tasks of the append read each file a second time. A file may exceed their memory, so
-        without this first pass they would append its first rows before they see a fault."""
-        if rows is not None:
-            return {path: error for path, error in rows.items() if isinstance(error, LedgerError)}
-        tasks, read = self._tasks(manifest.paths(self._spool), _error_rows)
-        return {
-            row.path: (DamagedSpoolError if row.damaged else LedgerError)(row.text)
-            for row in tasks.mapInArrow(read, _ERROR_DDL).collect()
-        }
-
-    def _check_there(self, manifest: Manifest) -> None:
-        paths = manifest.paths(self._spool)
-        gone = [i.path for i in self._fs.get_file_info(paths) if not i.is_file]
+                self._notes.remove(manifest.name)
+            return
         if gone:
             raise LedgerError(
                 f"{len(gone)} spool files of an unfinished fold are gone, {gone[0]} the first: "
@@ -361,39 +312,110 @@ class _Folder:
                 f"{self._notes.where(manifest.name)}",
                 path=gone[0],
             )
+        contents = self._read(paths, manifest.bytes)
+        if contents.errors:
+            # Files were damaged since. Append the others under the same number, which the process
+            # that has begun this fold can no longer take then. `run` puts the files aside.
+            self._fold(manifest.ledger_id, manifest.number, manifest.table_version, contents)
+            self._notes.remove(manifest.name)
+        else:
+            self._append(manifest, contents)
 
-    def _append(
-        self, manifest: Manifest, read: Mapping[str, _Rows | LedgerError] | None, app_id: str
-    ) -> bool:
-        """Append rows that the driver has read, or let tasks read them; return `Append.is_own`."""
+    def _fold(self, ledger_id: str, number: int, version: int, contents: _Contents) -> None:
+        """Begin a fold of the files that can be folded, and complete it."""
+        if not contents.counts:
+            return
+        infos = self._fs.get_file_info(list(contents.counts))
+        names = tuple(info.path.removeprefix(f"{self._spool.spool}/") for info in infos)
+        size, rows = sum(info.size or 0 for info in infos), sum(contents.counts.values())
+        manifest = Manifest(ledger_id, number, names, size, rows, uuid.uuid4().hex, version)
+        self._step("manifest")
+        self._notes.write(manifest.name, asdict(manifest))
+        self._append(manifest, contents)
+
+    def _set_aside(self, contents: _Contents) -> None:
+        """Move damaged files away, and report all files that are not folded."""
+        for path, error in contents.errors.items():
+            if isinstance(error, DamagedSpoolError):
+                moved = put_aside(self._spool, self._fs, path)
+                _LOG.error("%s; it is put aside as %s; the table lacks its rows", error, moved)
+                self._add(damaged=(moved,))
+            else:
+                _LOG.warning("%s; it stays there; the table lacks its rows", error)
+                self._add(left=(path,))
+
+    def _read(self, paths: list[str], size: int) -> _Contents:
+        """Read the files, several at a time, because each answer of a store takes some
+        milliseconds. If they are large, let tasks only look at them.
+
+        The tasks of the append read each file a second time. A file may exceed their memory, so
+        without this first pass they would append its first rows before they see a fault."""
+        if not self._driver_reads and size > DRIVER_BYTES:
+            tasks, look = self._tasks(paths, _look_at)
+            looks = {row.path: row for row in tasks.mapInArrow(look, _LOOK_DDL).collect()}
+            counts = {path: looks[path].rows for path in paths if path in looks}
+            errors = {
+                path: (DamagedSpoolError if row.damaged else LedgerError)(row.text)
+                for path, row in looks.items()
+                if row.text is not None
+            }
+            sound = {path: rows for path, rows in counts.items() if path not in errors}
+            return _Contents(sound, errors, None)
+        read = partial(_rows_or_error, self._fs)
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                results = dict(zip(paths, pool.map(read, paths), strict=True))
+        except RuntimeError:  # Python starts no threads while it exits.
+            results = {path: read(path) for path in paths}
+        rows = {path: result for path, result in results.items() if isinstance(result, list)}
+        errors = {p: result for p, result in results.items() if isinstance(result, LedgerError)}
+        counts = {path: sum(batch.num_rows for batch in rows[path]) for path in rows}
+        return _Contents(counts, errors, rows)
+
+    def _append(self, manifest: Manifest, contents: _Contents) -> None:
+        """Append the rows, and delete the files when the log shows the commit."""
+        self._step("append")
         paths = manifest.paths(self._spool)
-        # Stores get complete files, so only a local file can be torn.
-        torn = sum(not is_whole(path, self._fs) for path in paths) if self._spool.is_local else 0
+        torn = 0
+        app_id = self._app_id(manifest.ledger_id)
         append = begin_append(self._spark, self._place, app_id, manifest.number, manifest.token)
         try:
-            if read is not None:
+            if self._spool.is_local:  # Stores get complete files.
+                torn = sum(not is_whole(path, self._fs) for path in paths)
+            if contents.rows is not None:
                 batches = [
                     batch
                     for number, path in enumerate(paths)
-                    for batch in in_order(cast(_Rows, read[path]), append.sequence, number)
+                    for batch in in_order(contents.rows[path], append.sequence, number)
                 ]
                 append.save_rows(batches)
-                rows = sum(batch.num_rows for batch in batches)
             else:
                 tasks = self._tasks(paths, partial(_read_file, append.sequence))
-                append.save(append.made_by_tasks(*tasks))
-                rows = append.row_count()
+                append.save(append.made_by_tasks(*tasks), manifest.rows)
+            if append.rows is None:
+                raise LedgerError(f"another fold has taken the number {manifest.number}")
         except Exception as error:
             raise LedgerError(
-                f"cannot append to the ledger {self._place}: {first_line(error)}. The rows are "
-                "safe in its _spool; the next fold takes them",
+                f"cannot append to the ledger {self._place}: {first_line(error)}. The files "
+                "stay in its _spool until a fold has added their rows",
                 path=self._place.uri,
             ) from error
-        self._add(torn_files=torn, rows=rows)
+        self._add(torn_files=torn, rows=append.rows)
         keep_small(append)
-        return append.is_own
+        self._delete(manifest)
 
-    def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:
+    def _delete(self, manifest: Manifest) -> None:
+        """Delete the files of a fold that is in the table."""
+        self._step("appended")
+        for path in manifest.paths(self._spool):
+            self._step("delete")
+            self._delete_file(path)
+        self._step("deleted")
+        self._notes.remove(manifest.name)
+        self._step("finished")
+        self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
+
+    def _tasks(self, paths: list[str], read: _ReadFile) -> tuple[DataFrame, OverBatches]:
         """Return a frame with a row per task, and a function that reads each task's files."""
         files, infos = iter(enumerate(paths)), self._fs.get_file_info(paths)
         bins = [list(islice(files, len(share))) for share in _shares(infos, TASK_BYTES)]
@@ -408,12 +430,12 @@ class _Folder:
 
         return self._spark.range(0, len(bins), 1, len(bins)), read_bins
 
-    def _check_ours(self, manifest: Manifest) -> None:
-        """Check that Delta accepted this manifest's fold. Two folds may run at once: rarely in a
-        store, and where hosts do not share locks. Then both append under one number."""
+    def _is_in(self, manifest: Manifest) -> bool:
+        """Return whether the table has the manifest's rows, all of them."""
         path = self._notes.where(manifest.name)
-        is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
-        if is_ours is None:
+        try:
+            added = rows_of_commit(self._spark, self._place, manifest.token, manifest.table_version)
+        except FileNotFoundError as error:
             raise LedgerError(
                 f"it is not known whether the rows of an unfinished fold of the ledger "
                 f"{self._place} are in, for the table's log no longer reaches back to it. If "
@@ -421,15 +443,12 @@ class _Folder:
                 "are in their names), delete these files, then the manifest; else delete the "
                 "manifest",
                 path=path,
-            )
-        if not is_ours:
-            raise LedgerError(
-                f"two folds of the ledger {self._place} ran at once, and the other one took the "
-                f"number {manifest.number}; delete {path} and fold again: no row is lost",
-                path=path,
-            )
+            ) from error
+        if added is not None and added != manifest.rows:
+            raise short(self._place, manifest.token, added, manifest.rows)
+        return added is not None
 
-    def _delete(self, path: str) -> None:
+    def _delete_file(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(path)
         if self._spool.is_local:
@@ -462,18 +481,26 @@ def _read_file(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterato
     return in_order(read_batches(path, filesystem), sequence, number)
 
 
-def _rows_or_error(filesystem: fs.FileSystem, path: str) -> _Rows | LedgerError:
+def _rows_or_error(filesystem: fs.FileSystem, path: str) -> _Rows | LedgerError | None:
+    """Return the file's rows, or why it cannot be folded; None if another fold has deleted it."""
     try:
         return list(read_batches(path, filesystem))
+    except FileNotFoundError:
+        return None
     except LedgerError as error:
         return error
 
 
-def _error_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+def _look_at(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+    """Yield a row (`_LOOK_DDL`) about a file, unless another fold has deleted it."""
+    look: dict[str, Any] = {"path": file[1], "rows": 0, "damaged": False, "text": None}
     try:
-        for _ in read_batches(file[1], filesystem):
-            pass
+        look["rows"] = sum(batch.num_rows for batch in read_batches(file[1], filesystem))
+    except FileNotFoundError:
+        return
     except LedgerError as error:
-        damaged = isinstance(error, DamagedSpoolError)
-        row = {"path": file[1], "damaged": damaged, "text": str(error)}
-        yield pa.RecordBatch.from_pylist([row])
+        look |= {"damaged": isinstance(error, DamagedSpoolError), "text": str(error)}
+    schema = pa.schema(
+        {"path": pa.string(), "rows": pa.int64(), "damaged": pa.bool_(), "text": pa.string()}
+    )
+    yield pa.RecordBatch.from_pylist([look], schema)

@@ -2,20 +2,24 @@
 
 Commands prefer this reader, because Spark and Delta need half a minute to start. The reader needs
 the extra `fast`, and folds nothing. Rows that are not folded yet are only in the views
-`latest_answers` and `latest_isolations`."""
+`latest_answers` and `latest_isolations`.
+
+If only Spark's Delta may read the table, DuckDB gets the rows from Spark, unless they are many. The
+views are deep: Spark needs seconds to plan a query over them, and a report has two dozen."""
 # ruff: noqa: S608 (the SQL has our own names; texts of users are checked or quoted)
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -26,16 +30,17 @@ from rocket_sink.ledger.append.delta_rs import (
     open_table,
     unreadable,
 )
-from rocket_sink.ledger.append.table import is_table, read_table
+from rocket_sink.ledger.append.table import is_table, read_table, reading
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, is_remote, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, KINDS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
 from rocket_sink.ledger.sql import Query
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.transport.files import quarantined, spooled_epochs, unfolded_rows
 from rocket_sink.ledger.views import VIEWS, reader, views_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MEMORY: Final = "1GB"
 """Memory limit of a session; DuckDB writes the excess to temporary files."""
@@ -69,10 +74,14 @@ _TABLES: Final = frozenset(
 _ONE_KIND: Final = re.compile(r"FROM ledger_rows\s+WHERE kind = '(\w+)'(?!\s+OR)")
 
 
-class QuickLedger:
-    """A ledger as it was when `open_quick` was called."""
+_DRIVER_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of a table (Parquet) up to which Spark brings its rows to the driver for DuckDB."""
 
-    def __init__(self, place: LedgerPath, table: DeltaTable) -> None:
+
+class QuickLedger:
+    """A ledger as it was when its rows were opened: a table of delta-rs, or rows from Spark."""
+
+    def __init__(self, place: LedgerPath, table: DeltaTable | pa.Table) -> None:
         import duckdb
 
         self.path = place.root
@@ -101,16 +110,18 @@ class QuickLedger:
         with _readable(self.path):
             self._open(place, table)
 
-    def _open(self, place: LedgerPath, table: DeltaTable) -> None:
+    def _open(self, place: LedgerPath, table: DeltaTable | pa.Table) -> None:
         """Define the views of rows. DuckDB reads the files itself. Only if DuckDB would take the
         path for a pattern, Arrow scans the files. This takes four times as long and twice the
         memory, and DuckDB plans joins without the row counts."""
-        files = data_files(place, table)
-        if _GLOB.intersection(self.path):
-            self._session.register("table_rows", as_dataset(table))
-            self._sources = {k: f"(SELECT * FROM table_rows WHERE kind = '{k}')" for k in files}
+        rows = table if isinstance(table, pa.Table) else None
+        if rows is None and _GLOB.intersection(self.path):
+            rows = as_dataset(table)
+        if rows is not None:
+            self._session.register("table_rows", rows)
+            self._sources = {k: f"(SELECT * FROM table_rows WHERE kind = '{k}')" for k in KINDS}
         else:
-            for kind, names in files.items():
+            for kind, names in data_files(place, table).items():
                 self._files[kind] = [f"{self.path}/{name}" for name in names]
                 self._sources[kind] = _source_of(kind, self._files[kind])
         # Let the session read only these files, write no file and load no extension.
@@ -224,7 +235,19 @@ def reader_of(spark: SparkSession, place: LedgerPath) -> Query | None:
         return quick.query
     if not is_table(spark, place):
         return None
-    return reader(read_table(spark, place), unfolded_rows(place.spools))
+    rows = read_table(spark, place)
+    if find_spec("duckdb") is not None and _size(rows) <= _DRIVER_BYTES:
+        with reading(place):
+            return QuickLedger(place, rows.toArrow()).query
+    return reader(rows, unfolded_rows(place.spools))
+
+
+def _size(rows: DataFrame) -> float:
+    """Return the bytes of the files that a frame reads; infinite over Spark Connect."""
+    if not is_classic(rows.sparkSession):
+        return math.inf
+    frame: Any = rows
+    return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:

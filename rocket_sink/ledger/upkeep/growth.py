@@ -50,7 +50,8 @@ def keep_small(append: Append) -> None:
     """Merge files, write a checkpoint and clean up, if due after this commit; never raise."""
     place, version = append.place, append.sequence >> 32
     # The version is smaller than before if the ledger was deleted and made anew.
-    if not append.is_own or 0 <= version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
+    is_done = append.merges and append.rows is not None
+    if not is_done or 0 <= version - _passed.get(place, -_PASS_COMMITS) < _PASS_COMMITS:
         return
     _passed[place] = version
     try:
