@@ -281,8 +281,7 @@ class _Writer:
         if handed:
             from rocket_sink.ledger.transport.handed import spool_handed
 
-            for rows in handed:
-                spool_handed(self._ledger(), rows)
+            spool_handed(self._ledger(), handed)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):

@@ -96,7 +96,7 @@ def spooled(epoch: int) -> None:
     rows.append(accounts(ctx, acked=1))
     handed = rows.finish()
     assert handed is not None
-    spool_handed(resolve_path(LEDGER), handed)
+    spool_handed(resolve_path(LEDGER), [handed])
 
 
 def folded(spark: Any) -> list[int]:

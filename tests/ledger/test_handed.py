@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import pickle
 import socket
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from rocket_sink.ledger.transport import handed
 from rocket_sink.ledger.transport.accumulator import _RowsOnDriver
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.ledger.transport.handed import HandedRows, RowsInMemory, spool_handed
-from rocket_sink.ledger.transport.stream import read_batches
+from rocket_sink.ledger.transport.stream import BatchWriter, read_batches
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
@@ -51,7 +53,7 @@ def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path: Path
     ctx = context()
     batches = [sends(ctx, 3), letter(ctx), accounts(ctx, acked=3, dead=1)]
     place = resolve_path(tmp_path)
-    spool_handed(place, rows_of(*batches))
+    spool_handed(place, [rows_of(*batches)])
     assert kept(place) == [row for batch in batches for row in batch.to_pylist()]
     [file] = sealed_files(place, place.filesystem())
     assert file.path.startswith(f"{tmp_path}/_spool/q-query/0/0-10-1-")
@@ -76,9 +78,39 @@ def test_changed_bytes_are_refused(tmp_path: Path) -> None:
     at = rows.stream.index(b"x" * 1000)
     changed = rows.stream[:at] + b"y" + rows.stream[at + 1 :]
     place = resolve_path(tmp_path)
-    spool_handed(place, HandedRows(rows.ctx, changed))
     with pytest.raises(DamagedSpoolError):
-        kept(place)
+        spool_handed(place, [rows, HandedRows(rows.ctx, changed)])
+    assert kept(place) == []
+
+
+@pytest.mark.parametrize("step", ["write", "seal"])
+def test_rows_that_cannot_all_be_written_are_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Let the disk be full at the second task's rows, or at the end; then Spark aborts."""
+    handed = [rows_of(accounts(context(partition=n), acked=5)) for n in range(3)]
+    place = resolve_path(tmp_path)
+    copied = list[bytes]()
+    copy = BatchWriter.copy
+
+    def copy_until_full(self: BatchWriter, content: bytes) -> None:
+        copied.append(content)
+        if step == "write" and len(copied) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy(self, content)
+
+    def sync_nothing(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(BatchWriter, "copy", copy_until_full)
+        if step == "seal":
+            full.setattr(os, "fsync", sync_nothing)
+        with pytest.raises(LedgerError, match="No space left"):
+            spool_handed(place, handed)
+    assert kept(place) == []
+    spool_handed(place, handed)
+    assert sorted(row["partition"] for row in kept(place)) == [0, 1, 2]
 
 
 @pytest.fixture
@@ -99,7 +131,7 @@ def test_where_the_store_fails_they_wait_on_the_drivers_host(
 ) -> None:
     place = resolve_path(absent_store)
     with caplog.at_level(logging.WARNING):
-        spool_handed(place, rows_of(sends(context())))
+        spool_handed(place, [rows_of(sends(context()))])
     assert len(kept(place.driver_folder)) == 1
     assert place.driver_folder.root.startswith(f"{tmp_path}/state/rocket-sink/ledgers/")
     assert f"The rows wait in {place.driver_folder.spool}" in caplog.text
@@ -150,7 +182,7 @@ def test_rows_whose_upload_has_no_answer_are_in_one_spool(
     real, store = LedgerPath.filesystem, NoAnswer(has=has)
     monkeypatch.setattr(LedgerPath, "filesystem", lambda p: real(p) if p.is_local else store)
     Path(place.spool).mkdir(parents=True)
-    spool_handed(place, rows_of(sends(context(), 2)))
+    spool_handed(place, [rows_of(sends(context(), 2))])
     assert [len(kept(spool)) for spool in place.spools] == ([2, 0] if has else [0, 2])
 
 
@@ -183,7 +215,7 @@ def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(
                 run(refused, **more)
         assert len(cluster.messages("t")) == 20
     place = resolve_path(absent_store)
-    spool_handed(place, rows)
+    spool_handed(place, [rows])
     [account] = [row for row in kept(place.driver_folder) if row["kind"] == "epoch"]
     assert account["rows_in"] == account["acked"] == 20 and account["complete"]
 

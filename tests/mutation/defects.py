@@ -2448,8 +2448,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "scheduler-waits-for-the-store",
         "rocket_sink/ledger/transport/accumulator.py",
-        "rows[0], in_store=False)",
-        "rows[0])",
+        "rows, in_store=False)",
+        "rows)",
         ("tests/ledger/test_handed.py::test_foreach_rows_wait_for_no_store",),
         "while a store is slow, no task of any job of the application ends",
     ),

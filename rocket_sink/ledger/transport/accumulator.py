@@ -41,25 +41,25 @@ class _RowsOnDriver(_RowsInTask):
 
     def addInPlace(self, value1: Rows, value2: Rows) -> Rows:  # noqa: N802
         rows = value1 + value2
-        while rows:
+        if not rows:
+            return rows
+        try:
+            # Write to this host first, where the next fold finds the rows. The scheduler's thread
+            # runs this: while it waits for a store, no task of the application ends.
             try:
-                # Write to this host first, where the next fold finds the rows. The scheduler's
-                # thread runs this: while it waits for a store, no task of the application ends.
-                try:
-                    spool_handed(self._place, rows[0], in_store=False)
-                except LedgerError as error:
-                    # The host has no folder for the rows, for example a container without a home.
-                    _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
-                    spool_handed(self._place, rows[0])
-            except Exception as error:
-                _LOG.error(
-                    "the ledger %s lacks the rows of %d tasks that have sent messages: %s. The "
-                    "driver keeps the rows in memory, and tries again when the next task ends",
-                    self._place, len(rows), first_line(error),
-                )  # fmt: skip
-                break
-            del rows[0]
-        return rows
+                spool_handed(self._place, rows, in_store=False)
+            except LedgerError as error:
+                # The host has no folder for the rows, for example a container without a home.
+                _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
+                spool_handed(self._place, rows)
+        except Exception as error:
+            _LOG.error(
+                "the ledger %s lacks the rows of %d tasks that have sent messages: %s. The driver "
+                "keeps the rows in memory, and tries again when the next task ends",
+                self._place, len(rows), first_line(error),
+            )  # fmt: skip
+            return rows
+        return []
 
     def __reduce__(self) -> Any:
         return _RowsInTask, ()

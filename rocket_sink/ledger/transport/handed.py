@@ -7,6 +7,7 @@ its memory until its end. So the ledger does not record the sends of a failed or
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,8 +71,11 @@ class RowsInMemory:
         self._file, self._stream = io.BytesIO(), None
 
 
-def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:
-    """Write the rows to the spool durably, on the driver; raise LedgerError if this fails.
+def spool_handed(
+    place: LedgerPath, handed: Sequence[HandedRows], *, in_store: bool = True
+) -> None:  # fmt: skip
+    """Write the rows of task attempts to the spool durably, on the driver. All rows are in one
+    file, so a caller that gets a LedgerError may write them again: none is there then.
 
     For a ledger in a store, `in_store` tries the spool in the store, then the spool in the driver's
     folder. Without it only the driver's folder is used, because a store may be slow. A ledger in a
@@ -79,9 +83,7 @@ def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) 
     spools = place.spools if in_store else place.spools[-1:]
     for spool in spools:
         try:
-            writer = SpoolWriter(spool, rows.ctx)
-            writer.put(rows.stream)
-            writer.seal()
+            SpoolWriter(spool, handed[0].ctx).put(rows.stream for rows in handed)
             return
         except LedgerError as error:
             if spool is spools[-1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
@@ -40,6 +40,7 @@ class SpoolWriter:
         self._ctx = ctx
         self._file: IO[bytes] | None = None
         self._stream: BatchWriter | None = None
+        self._leaves_torn = True
         self._path = ""
         self._name = ""
 
@@ -53,10 +54,22 @@ class SpoolWriter:
             if self._file is not None:
                 self._file.flush()
 
-    def put(self, content: bytes) -> None:
-        """Write the whole content of a spool file (`handed.HandedRows`)."""
-        with self._errors():
-            self._open().write(content)
+    def put(self, contents: Iterable[bytes]) -> None:
+        """Write and seal one file with the rows of several contents (`handed.HandedRows`). After an
+        error there is no such file, so the caller may write the rows again."""
+        self._leaves_torn = False
+        try:
+            with self._errors():
+                self._stream = BatchWriter(self._open())
+                for content in contents:
+                    self._stream.copy(content)
+            self.seal()
+        except BaseException:
+            self._forget()
+            if self._place.is_local:
+                with contextlib.suppress(OSError):
+                    self._place.filesystem().delete_file(self._path)
+            raise
 
     def sync(self) -> None:
         """Make all appended rows durable. A local file stays open; a store's file is sealed."""
@@ -146,7 +159,7 @@ class SpoolWriter:
         """Let a fold take the incomplete file now, because this process may live for days."""
         was_open = self._file is not None
         self._forget()
-        if was_open and self._place.is_local:
+        if was_open and self._place.is_local and self._leaves_torn:
             with contextlib.suppress(OSError):
                 self._place.filesystem().move(self._path, self._path.removesuffix(OPEN) + SEALED)
 

@@ -33,6 +33,7 @@ _COMPLETE: Final = b"\xffRS3"
 """The last frame's mark if the attempt is complete: it has awaited all its answers."""
 _MARKS: Final = re.compile(rb"\xffRS[0-3]")
 _COLUMNS: Final = "\n".join(f"{f.name} {f.type}" for f in LEDGER_SCHEMA).encode()
+_OTHER_COLUMNS: Final = "its columns are not those of the ledger"
 _AT_ONCE: Final = 64 * 1024 * 1024
 """Size up to which a store's file is read by one request."""
 
@@ -53,6 +54,16 @@ class BatchWriter:
         self._frame(_BATCH, batch.serialize())
         if batch.num_rows == 1 and batch.column("complete")[0].as_py():
             self._end = _COMPLETE
+
+    def copy(self, content: bytes) -> None:
+        """Write the batches of another file's content. Raise DamagedSpoolError if it was changed,
+        or if another version of rocket-sink has written it."""
+        name = "rows of a task"
+        for number, frame, _ in _frames(name, pa.BufferReader(content), len(content)):
+            if number > 0:
+                self._frame(_BATCH, frame)
+            elif frame.to_pybytes()[16:] != _COLUMNS:
+                raise _damaged(name, _OTHER_COLUMNS)
 
     def close(self) -> None:
         self._frame(self._end, b"")
@@ -89,7 +100,7 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
             for number, content, seed in _frames(path, file, size):
                 if number == 0:
                     if content.to_pybytes()[16:] != _COLUMNS:
-                        raise _damaged(path, "its columns are not those of the ledger")
+                        raise _damaged(path, _OTHER_COLUMNS)
                     mark, end, _, crc = _tail(file, size)
                     is_complete = mark == _COMPLETE and crc == _crc(seed, mark, end, b"")
                     file.seek(_SIZE + len(content))
