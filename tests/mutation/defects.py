@@ -1477,10 +1477,18 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "links-are-not-tried",
         "rocket_sink/ledger/append/table.py",
-        "            check_links(place.root)\n",
-        "            pass\n",
+        "            check_links(place.root)\n        names",
+        "            pass\n        names",
         ("tests/ledger/upkeep/test_links.py::test_the_first_start_is_refused",),
         "on blobfuse a query sends everything and then fails to commit",
+    ),
+    Defect(
+        "commits-do-not-try-links",
+        "rocket_sink/ledger/append/table.py",
+        "    if place.is_local:\n        check_commits(place)\n",
+        "    if place.is_local:\n",
+        ("tests/ledger/upkeep/test_links.py::test_nothing_commits_and_a_report_reads",),
+        "commands leave orphans on a disk without links, or overwrite a commit",
     ),
     Defect(
         "folders-behind-links-are-entered",

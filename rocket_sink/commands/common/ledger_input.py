@@ -106,16 +106,19 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
             yield session, Ledger(path)
 
 
-def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:
-    """Fold the ledger; print a note if rows are not in the table."""
-    summary = ledger.sync(spark)
+def fold_and_note(ledger: Ledger, spark: SparkSession) -> None:
+    """Fold the ledger before it is shown; print a note if rows are not in the table."""
+    try:
+        summary = ledger.sync(spark)
+    except LedgerError as error:
+        note(f"{error}; what is not folded yet is not shown")
+        return
     if summary.busy:
         note(
             f"{summary.holder} is folding the ledger: what tasks wrote last is not in the table "
             "yet, and not shown"
         )
     note_faults(summary)
-    return summary
 
 
 def note_faults(summary: FoldSummary) -> None:

@@ -17,8 +17,13 @@ import psutil
 
 from rocket_sink.errors import LedgerError
 
-_WITHOUT: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK})
-"""Error numbers of file systems that have no hard links."""
+_WITHOUT: Final = frozenset(
+    {
+        errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EACCES,
+        errno.EXDEV,
+    }
+)  # fmt: skip
+"""Error numbers of file systems that have no hard links, or refuse them for this file."""
 
 
 def check_links(folder: str) -> None:
@@ -41,9 +46,9 @@ def check_links(folder: str) -> None:
             raise
         raise LedgerError(
             f"the ledger {folder} cannot be on {_file_system(place)}: it has no hard links "
-            f"({error.strerror}), by which Delta makes each commit once. Nothing was sent. Name a "
-            "folder on a disk or on NFS, or the store itself by its address (s3://, gs://, "
-            "abfss://, hdfs://)",
+            f"({error.strerror}), by which Delta makes each commit once. Nothing was sent or "
+            "changed. Name a folder on a disk or on NFS, or the store itself by its address "
+            "(s3://, gs://, abfss://, hdfs://)",
             path=folder,
         ) from error
     finally:

@@ -35,7 +35,7 @@ from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.append.links import check_links
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, first_line
+from rocket_sink.ledger.path import LedgerPath, failing, first_line
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS, VERSION_PROPERTY
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import TOKENS, LedgerToken, token_names, worker_and_user
@@ -92,12 +92,21 @@ def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
 
 def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
     """Open the table if this application commits by delta-rs; None if it commits by Spark's Delta.
-    Raise LedgerError if the application commits by delta-rs, and the store cannot be read now."""
+    Raise LedgerError if the application commits by delta-rs, and the store cannot be read now; also
+    for a local folder in which two commits could overwrite each other (`check_commits`)."""
     if not is_classic(spark):
         return None
     if place.is_local:
+        check_commits(place)
         return open_table(place)
     return open_table(place, must=True) if _may_commit(spark, place) else None
+
+
+def check_commits(place: LedgerPath) -> None:
+    """Raise LedgerError if a local folder has no hard links, or cannot be written."""
+    if place.is_local:
+        with failing(f"cannot commit to the ledger {place}", place.uri):
+            check_links(place.root)
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
@@ -327,6 +336,7 @@ def _is_conflict(error: BaseException) -> bool:
 def _create(spark: SparkSession, place: LedgerPath) -> None:
     """Make the table, without a Spark job if delta-rs makes all commits. Else use an empty write
     and `_set_version`, because Spark's CREATE TABLE refuses a folder that contains a spool."""
+    check_commits(place)
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
         version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}

@@ -39,6 +39,7 @@ from pyarrow import fs
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.append.appender import begin_append, short
 from rocket_sink.ledger.append.table import (
+    check_commits,
     ensure_table,
     fold_app_id,
     last_txn_version,
@@ -200,6 +201,7 @@ def fold(
     spools = spools_in_use(place)
     if not spools:
         return FoldSummary()
+    check_commits(place)
     prove_executors(spark, place)
     summary = FoldSummary()
     for spool in spools:

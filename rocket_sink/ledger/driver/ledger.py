@@ -29,6 +29,7 @@ from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.transport.files import quarantined, spooled_epochs
 from rocket_sink.ledger.upkeep.expire import Expired, Retention, expire_ledger
 from rocket_sink.ledger.upkeep.growth import keep_small, merge
+from rocket_sink.net import log
 from rocket_sink.tables import html_table
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from rocket_sink.ledger.report import Report
 
 
+_LOG: Final = log.logger(__name__)
 FULL_SYNC_WAIT_S: Final = 300.0
 """Longest wait of `sync_fully` for another process's fold. A fold of many files takes minutes."""
 
@@ -47,7 +49,7 @@ _LISTING_TASKS: Final = 32
 """Delta's VACUUM by default lists a table's folders in 10,000 tasks. A ledger has few folders."""
 
 _VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
-"""Setting by which Spark's Delta commits a note of a VACUUM, which on S3 may overwrite a commit."""
+"""Setting by which Spark's Delta commits a note of a VACUUM, which may overwrite a commit."""
 
 
 class Ledger:
@@ -218,9 +220,10 @@ class Ledger:
     ) -> Report:  # fmt: skip
         """Return what `rocket-sink report` shows, as a value: the verdict and the figures.
 
-        First fold, as the command does. If another process folds at that time, `unfolded_epochs`
-        says how many epochs are missing. Notebooks show the report as tables, and `print(report)`
-        shows text. `ledger.report.to_html(report)` makes a page, with charts if `charts` is true.
+        First fold, as the command does. If another process folds at that time, or this one cannot
+        (a warning says why), `unfolded_epochs` says how many epochs are missing. Notebooks show the
+        report as tables, and `print(report)` shows text. `ledger.report.to_html(report)` makes a
+        page, with charts if `charts` is true.
 
         Args:
             query: a streaming query's id, or its beginning.
@@ -234,14 +237,17 @@ class Ledger:
         from rocket_sink.ledger.query.duckdb_reader import reader_of
         from rocket_sink.ledger.report import Scope, figures
 
-        busy = self.sync(spark).busy
-        unfolded = self.unfolded_epochs() if busy else 0
+        try:
+            is_folded = not self.sync(spark).busy
+        except LedgerError as error:
+            _LOG.warning("%s. The report lacks the rows that are not folded yet", error)
+            is_folded = False
         read = reader_of(spark, self._place)
         if read is None:
             raise missing(self._place)
         return figures(
             read, self.path, Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs,
-            unfolded_epochs=unfolded,
+            unfolded_epochs=0 if is_folded else self.unfolded_epochs(),
             quarantined_files=len(self.quarantined()), series=charts,
         )  # fmt: skip
 
@@ -291,7 +297,7 @@ class Ledger:
         """
         listing = min(int(spark.conf.get(_LISTING) or _LISTING_TASKS), _LISTING_TASKS)
         settings = {_LISTING: str(listing)}
-        if open_for_commits(spark, self._place) is not None and not self._place.is_local:
+        if open_for_commits(spark, self._place) is not None:
             settings[_VACUUM_COMMITS] = "false"
         try:
             with _set(spark, settings):

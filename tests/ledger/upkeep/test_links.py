@@ -1,7 +1,8 @@
-"""File systems without hard links are refused before rows are sent."""
+"""File systems without hard links are refused before rows are sent, and before each commit."""
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import os
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from rocket_sink import cli
+from rocket_sink import Ledger, cli
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.table import ledger_token
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.testing import FakeCluster
+
+from ..values import accounts, context
 
 
 def no_links(*_: Any, **__: Any) -> NoReturn:
@@ -43,3 +47,48 @@ def test_check_says_so(
 def test_a_folder_with_links_is_left_as_it_was(tmp_path: Path) -> None:
     ledger_token(resolve_path(tmp_path / "ledger"), spools=False)
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["_notes"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EXDEV])
+def test_nothing_commits_and_a_report_reads(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:  # fmt: skip
+    """Mount a ledger that was made elsewhere on a disk without links, with rows in its spool."""
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(spark, accounts(context(), acked=1))
+    writer = SpoolWriter(ledger.path, context(epoch=1))
+    writer.append(accounts(context(epoch=1), acked=1))
+    writer.seal()
+
+    def no_link(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_link)
+    before = sorted(Path(ledger.path).rglob("*"))
+    day = dt.timedelta(days=1)
+    for work in (
+        lambda: ledger.sync(spark),
+        lambda: ledger.append(spark, accounts(context(epoch=2), acked=1)),
+        lambda: ledger.optimize(spark),
+        lambda: ledger.vacuum(spark),
+        lambda: ledger.expire(spark, {"send": day}),
+        lambda: Ledger(tmp_path / "other").create(spark),
+    ):
+        with pytest.raises(LedgerError, match="no hard links"):
+            work()
+    report = ledger.report(spark)
+    assert (report.totals.epochs, report.unfolded_epochs) == (1, 1)
+    assert "lacks the rows that are not folded yet" in caplog.text
+    assert sorted(Path(ledger.path).rglob("*")) == before
+
+
+@pytest.mark.spark
+def test_vacuum_makes_no_commit(spark: Any, tmp_path: Path) -> None:
+    """Spark's Delta makes commits by a rename, which may overwrite a commit of another driver."""
+    ledger = Ledger(tmp_path)
+    ledger.append(spark, accounts(context(), acked=1))
+    version = ledger.version(spark)
+    ledger.vacuum(spark)
+    assert ledger.version(spark) == version
