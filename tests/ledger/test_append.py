@@ -151,6 +151,17 @@ def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
     assert again.rows is None
 
 
+def test_an_epoch_without_rows_makes_no_commit(spark: Any, place: LedgerPath) -> None:
+    before = delta_rs.open_table(place)
+    append = begin_append(spark, place, "q", 5)
+    append.save(append.made_by_tasks(spark.range(10), lambda batches: iter(())))
+    assert append.rows == 0
+    after = delta_rs.open_table(place)
+    assert before is not None and after is not None and after.version() == before.version()
+    by_delta_rs(spark, place, "q", 6)
+    assert rows_in(spark, place) == {("q", 6): ROWS}
+
+
 def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
     """Append although the table changes, as when another rocket-sink upgrades it."""
     append = begin_append(spark, place, "begun", 0)

@@ -62,7 +62,8 @@ class Append(ABC):
 
     Attributes:
         sequence: the first order number of the append's rows (`schema.SEQUENCE`).
-        rows: number of rows that the log says this append has added; None before it has committed.
+        rows: number of rows that the log says this append has added; None before `save`, and if the
+            table had the transaction already.
         merges: whether delta-rs commits to the table. Then this process may also merge its files.
     """
 
@@ -89,6 +90,7 @@ class Append(ABC):
 
     def save(self, made: DataFrame, rows: int | None = None) -> None:
         """Run the frame's tasks and commit; do nothing if the table has the transaction already.
+        If the tasks make no rows, delta-rs makes no commit.
 
         Args:
             rows: number of rows that the tasks make; None: unknown. With delta-rs each task counts
@@ -105,7 +107,11 @@ class Append(ABC):
             return
         with task_errors(self.place):
             counted = self._save(made)
-        self._confirm(counted if rows is None else rows)
+        if counted == 0:
+            # The tasks have written no file, so there is no commit. A repetition sends nothing.
+            self.rows = 0
+        else:
+            self._confirm(counted if rows is None else rows)
 
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append rows that the driver has, as `save`."""
@@ -184,7 +190,8 @@ class _ByDeltaRs(Append):
         return frame.mapInArrow(partial(write_files, self.place, make), FILES_DDL)
 
     def _save(self, made: DataFrame) -> int:
-        return self._commit(named_files(made.collect()))
+        files = named_files(made.collect())
+        return self._commit(files) if files else 0
 
     def _save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
         self._commit(write_data_files(self.place, batches))
