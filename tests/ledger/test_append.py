@@ -192,7 +192,7 @@ def test_files_that_are_gone_are_not_committed(spark: Any, place: LedgerPath) ->
     ],
 )
 def test_tables_with_further_features_are_sparks(
-    spark: Any, place: LedgerPath, change: str
+    spark: Any, place: LedgerPath, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     assert delta_rs.open_table(place) is not None
     spark.sql(f"ALTER TABLE delta.`{place.uri}` {change}")
@@ -200,6 +200,9 @@ def test_tables_with_further_features_are_sparks(
     by_delta_rs(spark, place, "q", 0)
     by_delta_rs(spark, place, "q", 0)
     assert rows_in(spark, place) == {("q", 0): ROWS}
+    # Another driver could overwrite a commit from now on, which is said once.
+    assert caplog.text.count("only this driver may append") == 1
+    assert "somebody has altered the table" in caplog.text
 
 
 def test_a_delta_rs_that_drops_transactions_commits_nothing(

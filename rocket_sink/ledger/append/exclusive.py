@@ -40,8 +40,14 @@ errors say nothing about conditions."""
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
 """Pauses before a test of the store is repeated after an I/O error."""
 
-_warned: set[tuple[str, str]] = set()
-"""(application, bucket) pairs for which `warn_if_shared` has logged its warning."""
+_LOCAL: Final = (
+    "Spark's Delta commits to it, because delta-rs cannot: the table has a feature that delta-rs "
+    "does not know (somebody has altered the table), the path has a %, # or ?, or delta-rs is "
+    "older than 1.6"
+)
+_S3: Final = "Delta's log store for S3 (S3SingleDriverLogStore) is for one driver"
+_warned: set[tuple[str, LedgerPath]] = set()
+"""(application, ledger) pairs for which `warn_if_shared` has logged its warning."""
 
 
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
@@ -82,20 +88,20 @@ def _may_pass(spark: SparkSession, error: Exception) -> bool:
 
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
-    """Log once per bucket that a second driver could overwrite commits of this driver's Delta. Log
-    nothing if the store is not S3 or the session sets a log store, because these may be safe."""
-    parts = urlsplit(place.uri)
-    key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
-    if key in _warned or not is_s3(place.uri) or not _has_own_log_store(spark, place):
+    """Log once per ledger that a second driver could overwrite commits of this driver's Delta, in a
+    local folder and on S3. Log nothing on S3 if the session sets a log store, which may be safe,
+    and on other stores, which refuse to overwrite."""
+    key = str(spark.sparkContext.applicationId), place
+    is_shared = place.is_local or (is_s3(place.uri) and _has_own_log_store(spark, place))
+    if key in _warned or not is_shared:
         return
     _warned.add(key)
     _LOG.warning(
         "only this driver may append to the ledger %s: if two drivers append at once, one may "
-        "overwrite the other's commit, and that commit's rows are lost. Delta's log store for S3 "
-        "(S3SingleDriverLogStore) is for one driver; fold, park and backfill in this driver, or "
-        "while it is stopped",
-        place,
-    )
+        "overwrite the other's commit, and that commit's rows are lost. %s. Fold, park and "
+        "backfill in this driver, or while it is stopped",
+        place, _LOCAL if place.is_local else _S3,
+    )  # fmt: skip
 
 
 def _has_own_log_store(spark: SparkSession, place: LedgerPath) -> bool:
