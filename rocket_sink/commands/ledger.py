@@ -110,7 +110,7 @@ def optimize(path: str, as_json: bool, **spark: Any) -> None:
     "--retain-hours",
     type=click.FloatRange(0),
     metavar="HOURS",
-    help="Keep files that versions of this age need. Default: the table's own, 6.",
+    help="Keep files of this age, also those of writes that run. Default: 168, a week.",
 )
 @spark_options
 def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
@@ -216,7 +216,7 @@ def erase(path: str, where: str, reason: str, as_json: bool, **spark: Any) -> No
         note(
             f"{files} left that no version of the table names: attempts that run, or died, wrote "
             "them. They may have such rows until `rocket-sink ledger vacuum` deletes them after "
-            "six hours"
+            "a week"
         )
     if done.unfolded:
         note(

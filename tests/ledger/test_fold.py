@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -28,6 +29,7 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.query import duckdb_reader
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.records import in_flight_rows
+from rocket_sink.ledger.transport.data_files import write_data_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 
 from .values import accounts, context, letter, sends
@@ -435,6 +437,23 @@ def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):
     assert partitions(spark, tables) == before
     fold(spark, str(tables))
     assert partitions(spark, tables)[9800] == 2
+
+
+@pytest.mark.parametrize(("kept", "days"), [("6 hours", 7), ("9 days", 9)])
+def test_vacuum_keeps_the_files_of_a_long_write(spark, tmp_path, kept, days):
+    """Files of a running write are in no version of the table before its end."""
+    place = resolve_path(tmp_path)
+    ensure_table(spark, place)
+    name = "'delta.deletedFileRetentionDuration'"
+    spark.sql(f"ALTER TABLE delta.`{tmp_path}` SET TBLPROPERTIES ({name} = 'interval {kept}')")
+    young, old = (
+        Path(place.root, write_data_files(place, [sends(context())])[0].path) for _ in range(2)
+    )
+    for path, age_days in ((young, days - 0.5), (old, days + 0.5)):
+        moment = time.time() - age_days * 86_400
+        os.utime(path, (moment, moment))
+    Ledger(tmp_path).vacuum(spark)
+    assert young.exists() and not old.exists()
 
 
 def test_vacuum_is_a_matter_of_few_tasks(spark, tables):

@@ -48,6 +48,10 @@ _LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_TASKS: Final = 32
 """Delta's VACUUM by default lists a table's folders in 10,000 tasks. A ledger has few folders."""
 
+_VACUUM_HOURS: Final = 7 * 24.0
+_VACUUM_IGNORES: Final = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
+"""Setting of Delta 4.1 and later, by default true: a VACUUM ignores the hours that it is given."""
+
 _VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
 """Setting by which Spark's Delta commits a note of a VACUUM, which may overwrite a commit."""
 
@@ -289,28 +293,33 @@ class Ledger:
         return expire_ledger(spark, self._place, Retention(rows_ms, bodies_ms), dry_run=dry_run)
 
     def vacuum(self, spark: SparkSession, retain_hours: float | None = None) -> None:
-        """Delete data files that no version within `retain_hours` needs. The default is the
-        table's `delta.deletedFileRetentionDuration`: six hours, unless it was changed.
+        """Delete data files that no version within `retain_hours` needs, and older files that no
+        version names. The default is a week, or the table's `delta.deletedFileRetentionDuration` if
+        that is longer: files of a running write are in no version before its end.
 
         Raises:
             LedgerError: Delta's safety check refuses so short a time.
         """
         listing = min(int(spark.conf.get(_LISTING) or _LISTING_TASKS), _LISTING_TASKS)
-        settings = {_LISTING: str(listing)}
+        settings = {_LISTING: str(listing), _VACUUM_IGNORES: "false"}
         if open_for_commits(spark, self._place) is not None:
             settings[_VACUUM_COMMITS] = "false"
-        try:
-            with _set(spark, settings):
-                self._delta(spark).vacuum(retain_hours)
-        except Exception as error:
-            if "RETENTION" not in str(error):
-                raise
-            raise LedgerError(
-                f"{first_line(error)} Readers and folds under way may still need the files; when "
-                "there are none, set spark.databricks.delta.retentionDurationCheck.enabled=false "
-                "in the session",
-                path=self.uri,
-            ) from error
+        table = self._delta(spark)
+        with _set(spark, settings):
+            try:
+                table.vacuum(_VACUUM_HOURS if retain_hours is None else retain_hours)
+            except Exception as error:
+                if "RETENTION" not in str(error):
+                    raise
+                if retain_hours is not None:
+                    raise LedgerError(
+                        f"{first_line(error)} Readers, writes and folds under way may still need "
+                        "the files; when there are none, set "
+                        "spark.databricks.delta.retentionDurationCheck.enabled=false in the "
+                        "session",
+                        path=self.uri,
+                    ) from error
+                table.vacuum()  # The table keeps its files for longer than a week.
 
     def _delta(self, spark: SparkSession) -> DeltaTable:
         if not has_delta(spark):
