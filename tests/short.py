@@ -61,6 +61,7 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
     "ledger/test_fold.py": (
         "test_a_fold_makes_the_table_and_empties_the_spool",
         "test_a_fold_by_sparks_delta_has_all_rows",
+        "test_a_commit_with_other_rows_than_the_files_deletes_no_file",
         "test_a_damaged_file_is_put_aside_and_the_others_go_in",
         "test_torn_files_give_their_whole_batches",
         "test_two_folds_at_once",

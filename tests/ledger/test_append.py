@@ -200,7 +200,7 @@ def test_tables_with_further_features_are_sparks(
     by_delta_rs(spark, place, "q", 0)
     by_delta_rs(spark, place, "q", 0)
     assert rows_in(spark, place) == {("q", 0): ROWS}
-    # Another driver could overwrite a commit from now on, which is said once.
+    # The driver warns once, because another driver could overwrite a commit from now on.
     assert caplog.text.count("only this driver may append") == 1
     assert "somebody has altered the table" in caplog.text
 
