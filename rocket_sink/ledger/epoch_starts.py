@@ -31,12 +31,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.path import LedgerPath, failing, folder_part, path_part
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.token import LedgerToken
 
 _STARTS: Final = "starts"
 _EPOCHS: Final = "epochs"
@@ -171,16 +172,51 @@ class EpochStarts:
 def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     """Note that the driver begins an epoch; return whether this or a later epoch had begun before.
     Return False if the folder cannot be read or written: `duplicates_possible` is too low then."""
-    name, last = folder_part(query_id), -1
+    last = -1
     try:
-        store = NoteStore(place, _EPOCHS)
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            last = int(store.read(name)["epoch"])
+            last = int(_epoch_note(place, query_id)["epoch"])
         if last < epoch:
-            store.write(name, {"epoch": epoch})
+            _write_epoch_note(place, query_id, epoch)
     except (OSError, LedgerError):
         return False
     return last >= epoch
+
+
+def note_refused_frame(place: LedgerPath, query_id: str, epoch: int) -> None:
+    """Note that a second frame of the epoch was refused. The ledger may have the epoch's first
+    frame, so the ledger's transaction does not prove that it has all rows of the epoch."""
+    with contextlib.suppress(OSError, LedgerError):  # The refusal itself follows.
+        _write_epoch_note(place, query_id, epoch, is_frame_refused=True)
+
+
+def check_whole(place: LedgerPath, query_id: str, epoch: int, *, is_held: bool) -> None:
+    """Raise a CheckpointError if the ledger holds the epoch, but a frame of it was refused. Delta
+    would skip the epoch, although the query may now write the rows of all frames in one frame.
+    Forget the refusal if the ledger does not hold the epoch, because all of it is sent again."""
+    note = None
+    with contextlib.suppress(OSError, LedgerError, ValueError, KeyError, TypeError):
+        note = _epoch_note(place, query_id)
+    if not (isinstance(note, dict) and note.get("is_frame_refused") and note["epoch"] == epoch):
+        return
+    if is_held:
+        raise CheckpointError(
+            f"the ledger {place} has one frame of the epoch {epoch} of the query {query_id}. A "
+            "second frame was refused, and its rows were not sent. Let each sink of the query have "
+            "an appId of its own, or write one frame with the rows of all, and give a new appId, "
+            "which sends the epoch again",
+            query_id=query_id, ledger_epoch=epoch, checkpoint_epoch=epoch,
+        )  # fmt: skip
+    _write_epoch_note(place, query_id, epoch)
+
+
+def _epoch_note(place: LedgerPath, query_id: str) -> Any:
+    return NoteStore(place, _EPOCHS).read(folder_part(query_id))
+
+
+def _write_epoch_note(place: LedgerPath, query_id: str, epoch: int, **facts: Any) -> None:
+    """Write the note of the epoch that has begun last. `facts` are further facts of the epoch."""
+    NoteStore(place, _EPOCHS).write(folder_part(query_id), {"epoch": epoch, **facts})
 
 
 def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
@@ -212,8 +248,11 @@ def forget_tasks(place: LedgerPath, query_id: str) -> None:
 
 
 @functools.lru_cache(maxsize=_CACHED_CLAIMS)
-def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
-    """Note that this streaming query uses the `appId`. A process does this once per query.
+def claim_app_id(
+    place: LedgerPath, app_id: str, query_id: str, token: LedgerToken | None = None
+) -> None:
+    """Note that this streaming query uses the `appId`. A process does this once per query and
+    `token`: a new ledger at the path of a deleted one has another token.
 
     Raises:
         CheckpointError: another query uses the `appId`.

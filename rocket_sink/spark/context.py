@@ -1,13 +1,16 @@
-"""The context of a task: query, run, epoch, partition, attempt, as Spark tells its workers."""
+"""Who writes: the context of a task, as Spark tells its workers, and a frame's streaming query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+from py4j.protocol import Py4JError
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.options import SinkOptions
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -51,6 +54,49 @@ def run_context(
         task.attemptNumber(),
         lane=lane,
     )
+
+
+class StreamRun(NamedTuple):
+    """A run of a streaming query. A start, also after a failure, is a new run.
+
+    Attributes:
+        query_id, run_id: Spark's ids; both are empty outside of a query, and over Spark Connect.
+        is_unclear: queries run in this application, and nothing tells whether one of them has made
+            the frame, or called this thread.
+    """
+
+    query_id: str = ""
+    run_id: str = ""
+    is_unclear: bool = False
+
+
+def run_of(df: DataFrame) -> StreamRun:
+    """Return the run of the streaming query that made a foreachBatch function's frame.
+
+    Each run makes its frames in a session of its own, a clone of the user's session, so the session
+    of a frame tells the run. Spark's local properties tell it only in the thread that Spark calls:
+    other threads do not have them, or have those of an earlier run. So ask them only about frames
+    of other sessions."""
+    if not is_classic(df.sparkSession):
+        return StreamRun()
+    session, context = df._jdf.sparkSession(), df.sparkSession.sparkContext
+    executions = _executions(session)
+    for execution in executions:
+        batch = execution.lastExecution()
+        if batch is not None and batch.sparkSession().equals(session):
+            return StreamRun(execution.id().toString(), execution.runId().toString())
+    if query := context.getLocalProperty(QUERY_ID) or "":
+        return StreamRun(query, streaming_run(context.getLocalProperty))
+    return StreamRun(is_unclear=bool(executions))
+
+
+def _executions(session: Any) -> list[Any]:
+    """Return the running streaming queries of the application. The method is internal to Spark; if
+    a version lacks it, return none."""
+    try:
+        return list(session.sharedState().activeStreamingQueries().values())
+    except (Py4JError, TypeError):
+        return []
 
 
 def streaming_query() -> str:

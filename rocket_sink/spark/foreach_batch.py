@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -30,9 +30,11 @@ from rocket_sink.ledger.append.table import (
 from rocket_sink.ledger.epoch_starts import (
     begin_epoch,
     begin_write,
+    check_whole,
     claim_app_id,
     end_write,
     forget_tasks,
+    note_refused_frame,
 )
 from rocket_sink.ledger.path import LedgerPath, first_line, resolve_path
 from rocket_sink.ledger.query.pending_keys import release, withdraw
@@ -47,7 +49,7 @@ from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_end, say_start, warn_of_losses
-from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
+from rocket_sink.spark.context import StreamRun, run_context, run_of
 from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.session_checks import (
     append_token,
@@ -89,9 +91,8 @@ def _sent(
 
     # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
     with TaskRunner(
-        options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
-        streaming_query=streaming_query(),
-    ) as runner:  # fmt: skip
+        options, ctx, emit=rows.append, check_group=check_group, again=again, token=token
+    ) as runner:
         for batch in batches:
             runner.feed(batch, plan)
             yield from drained()
@@ -99,63 +100,88 @@ def _sent(
     yield from drained()
 
 
+class _Start(NamedTuple):
+    """The start of a run of a query, with the ledger as the driver found it then.
+
+    Attributes:
+        run: Spark's id of the run; empty if it is not known.
+        ledger_id: Delta's id of the ledger's table.
+        token: by which tasks check the ledger.
+    """
+
+    run: str
+    place: LedgerPath
+    ledger_id: str = ""
+    token: LedgerToken | None = None
+
+
+_NOWHERE: Final = LedgerPath("", "", is_local=True)
+"""The place of a start without a ledger."""
+
+
 class BatchWriter:
     """Sends micro-batches and batches from the driver, each with one append to the ledger."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._started: set[str] = set()
-        self._located: tuple[LedgerPath, LedgerToken | None] | None = None
+        self._starts: dict[str, _Start] = {}
+        """{query: its last start}"""
 
     @micro_batches.uninterrupted()
     def write_epoch(self, df: DataFrame, epoch: int) -> None:
         """Send a micro-batch, once.
 
         Raises:
-            CheckpointError: the ledger is ahead of the query's checkpoint, or the `appId` names
-                another query.
-            ConfigurationError: no query id, or this run of the query has already written the epoch.
+            CheckpointError: the ledger is ahead of the query's checkpoint, the `appId` names
+                another query, or the ledger has only one of the epoch's frames.
+            ConfigurationError: nothing tells the query, or this run of the query has already
+                written the epoch.
             DeliveryError: more rows failed than `maxEpochFailures` or its ratio allows; or half
                 messages of a decided epoch were not committed (a restart commits them).
         """
-        session = df.sparkSession
-        query, run = self._query_of(session)
-        if query not in self._started:
+        session, stream = df.sparkSession, run_of(df)
+        query, run = self._query_of(session, stream), stream.run_id
+        start = self._starts.get(query)
+        if start is None or start.run != run:
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", query)
+            start = None
         # A query that runs again is known here already, but its run is new.
-        if run != query and is_classic(session) and lineage.is_on():
+        if run and lineage.is_on():
             lineage.started(self._options, run, query, df.schema)
         if not self._options.ledger:
-            self._started.add(query)
-            counts = self._send(df, "foreach_batch", epoch, query, run)
+            self._starts[query] = _Start(run, _NOWHERE)
+            counts = self._send(df, "foreach_batch", epoch, query, run or query)
             check_budget(self._options, counts(), epoch)
             return
-        place, token = self._ledger(session, on_driver=True)
-        with _once_a_run(place, query, run, epoch):
-            first = query not in self._started
-            if first:
-                ensure_table(session, place)
-                # Claim on the driver, too: if Delta skips the epoch, no task runs to do so.
-                if self._options.app_id and (query_id := _local(session, QUERY_ID)):
-                    claim_app_id(place, self._options.app_id, query_id)
-                check_not_ahead(session, place, query, epoch)
-            transactions = self._transactions(session)
-            if transactions is not None and first:
-                transactions.end_earlier(query)
-            self._started.add(query)
+        # Without a run's id each epoch counts as a start, because nothing tells a restart.
+        if start is None or not start.run:
+            start = self._start(session, run, on_driver=True)
+        place = start.place
+        transactions = self._transactions(session)
+        with _once_a_run(start, query, epoch):
+            if start is not self._starts.get(query):
+                # Claim here: if Delta skips the epoch, no task runs that would claim.
+                if self._options.app_id and stream.query_id:
+                    claim_app_id(place, self._options.app_id, stream.query_id, start.token)
+                is_held = check_not_ahead(session, place, query, epoch)
+                check_whole(place, query, epoch, is_held=is_held)
+                if transactions is not None:
+                    transactions.end_earlier(query)
+                self._starts[query] = start
             if self._options.on_pending_key == "hold":
                 release(session, place)
             group = transactions.group if transactions is not None else ""
             again = not place.problem and begin_epoch(place, query, epoch)
             append = begin_append(session, place, txn_app_id(query), epoch)
             counts = self._send(
-                df, "foreach_batch", epoch, query, run, group, append, again=again, token=token
-            )
-            if transactions is not None:
-                transactions.finish(query, epoch)
-            if has_budget(self._options):
-                check_budget(self._options, counts(), epoch)
+                df, "foreach_batch", epoch, query, run or query, group, append, again=again,
+                token=start.token,
+            )  # fmt: skip
+        if transactions is not None:
+            transactions.finish(query, epoch)
+        if has_budget(self._options):
+            check_budget(self._options, counts(), epoch)
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
@@ -183,8 +209,8 @@ class BatchWriter:
         plan_of(df, self._options)  # refuse a bad frame before `_begin_write` notes the write
         check_reachable(self._options, session)
         if self._options.ledger:
-            place, token = self._ledger(session, on_driver=is_classic(session))
-            ensure_table(session, place)
+            start = self._start(session, run, on_driver=is_classic(session))
+            place, token = start.place, start.token
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
         query, version, again = self._begin_write(session, run)
@@ -254,18 +280,15 @@ class BatchWriter:
             transactions.listen(self._options.topic)
         return transactions
 
-    def _ledger(
-        self, session: SparkSession, *, on_driver: bool
-    ) -> tuple[LedgerPath, LedgerToken | None]:
-        """Return the ledger's path, and the token by which tasks check it; looked up once."""
-        if self._located is None:
-            place = resolve_path(self._options.ledger)
-            token = append_token(self._options, place, on_driver=on_driver)
-            prove_executors(session, place)
-            if place.problem:
-                _LOG.warning(_NO_FILES, place.problem)
-            self._located = place, token
-        return self._located
+    def _start(self, session: SparkSession, run: str, *, on_driver: bool) -> _Start:
+        """Find or make the ledger at each start: it may have been deleted since the last one, and
+        with it the token by which tasks check it."""
+        place = resolve_path(self._options.ledger)
+        token = append_token(self._options, place, on_driver=on_driver)
+        prove_executors(session, place)
+        if place.problem:
+            _LOG.warning(_NO_FILES, place.problem)
+        return _Start(run, place, ensure_table(session, place), token)
 
     def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
         """Return the query id, the `txn` version, and whether an earlier write of the `appId` has
@@ -291,47 +314,79 @@ class BatchWriter:
         if options.delivery == "effectively_once" and (well or not options.app_id):
             forget_tasks(place, query)
 
-    def _query_of(self, session: SparkSession) -> tuple[str, str]:
-        """Return the ids of query and run; raise an error if the listener refused the query."""
-        query_id = _local(session, QUERY_ID)
-        if reason := refused_queries.get(query_id):
+    def _query_of(self, session: SparkSession, stream: StreamRun) -> str:
+        """Return the name of the query; raise an error if the listener refused the query, or if
+        nothing tells the query."""
+        if reason := refused_queries.get(stream.query_id):
             raise ConfigurationError(reason)
-        query = self._options.app_id or query_id
+        if stream.is_unclear or (
+            is_classic(session) and not (self._options.app_id or stream.query_id)
+        ):
+            raise ConfigurationError(
+                "nothing tells which streaming query writes this frame: the frame is not made from "
+                "the one that Spark gave to the function of foreachBatch, and this thread lacks "
+                "Spark's local properties. Nothing is sent. Write a frame that is made from "
+                "Spark's, or start the thread with pyspark.inheritable_thread_target; for a batch "
+                "call sink.write(df)"
+            )
+        query = self._options.app_id or stream.query_id
         if not query:
             raise ConfigurationError(
-                "Spark gives this function no query id (Spark Connect runs it on the server); name "
+                "Spark Connect runs this function on the server, and tells it no query id; name "
                 "the query with the option appId, a new name for each new checkpoint, or use the "
                 "foreach lane"
             )
-        return query, streaming_run(partial(_local, session)) or query
+        return query
+
+
+class _Write(NamedTuple):
+    """A write of an epoch by this process; `run` is empty if the run is not known."""
+
+    run: str
+    epoch: int
+
+    def excludes(self, later: _Write) -> bool:
+        """Return whether Delta would skip the `later` write, although it repeats no epoch: only a
+        new run repeats epochs. Two writes may be of one run if a run is not known."""
+        is_new_run = self.run and later.run and self.run != later.run
+        return not is_new_run and later.epoch <= self.epoch
 
 
 @contextlib.contextmanager
-def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
-    """Refuse a second write of an epoch in one run of a query: Delta would skip it, and lose its
-    rows. A failed write may be repeated. Without a run id (outside of a stream, or over Connect) a
-    second write is allowed, because it may be Spark's repetition of the epoch."""
-    if run == query:
-        yield
-        return
+def _once_a_run(start: _Start, query: str, epoch: int) -> Iterator[None]:
+    """Refuse a second write of an epoch in one run of a query, and a late write of an earlier
+    epoch: Delta would skip them, and lose their rows. A write that failed before its append may be
+    repeated."""
+    key, own = (start.ledger_id, query), _Write(start.run, epoch)
     with _writing:
-        if _written.get((place, query)) == (run, epoch):
-            raise ConfigurationError(
-                f"the epoch {epoch} of this query is written to the ledger {place} by another "
-                "write_batch. A second one would be taken for the epoch run again, and skipped. "
-                "Give each sink an appId of its own, or write one frame with the rows of all"
-            )
-        _written[place, query] = run, epoch
+        last = _written.get(key)
+        is_refused = last is not None and last.excludes(own)
+        if not is_refused:
+            _written[key] = own
+    if is_refused:
+        if last is not None and epoch == last.epoch:
+            note_refused_frame(start.place, query, epoch)
+        raise ConfigurationError(
+            f"another write_batch has written the epoch {epoch}, or a later one, of the query "
+            f"{query} to the ledger {start.place}. The ledger would take this frame for the epoch "
+            "run again, and skip it, so nothing of this frame is sent. Give each sink an appId of "
+            "its own, or write one frame with the rows of all and a column topic under a new "
+            "appId, which sends the epoch again"
+        )
     try:
         yield
     except BaseException:
         with _writing:
-            _written.pop((place, query), None)
+            if _written.get(key) is own:
+                if last is None:
+                    del _written[key]
+                else:
+                    _written[key] = last
         raise
 
 
-_written: dict[tuple[LedgerPath, str], tuple[str, int]] = {}
-"""{(ledger, query): last written (run, epoch)}"""
+_written: dict[tuple[str, str], _Write] = {}
+"""{(id of the ledger, query): last write}"""
 _writing = ForkLock()
 """The lock of `_written`: a foreachBatch function may write in several threads."""
 
@@ -350,7 +405,3 @@ def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: in
         append.save_rows(list(in_order([row], append.sequence)))
     except Exception as error:
         _LOG.warning("cannot note in the ledger %s that a write is done: %s", place, error)
-
-
-def _local(session: SparkSession, name: str) -> str:
-    return session.sparkContext.getLocalProperty(name) or "" if is_classic(session) else ""

@@ -136,7 +136,7 @@ class TaskRunner:
         # Batch writes claim no `appId`, even in foreachBatch.
         app_id, ledger, query = self.options.app_id, self.options.ledger, self.streaming_query
         if app_id and ledger and query and self.ctx.lane != "batch":
-            claim_app_id(resolve_path(ledger), app_id, query)
+            claim_app_id(resolve_path(ledger), app_id, query, self.token)
         # Without `keeps_failed`, two kinds of attempts leave no record: earlier ones, and a
         # speculative copy that Spark kills after this attempt.
         repeated = bool(self.ctx.attempt_number or self.ctx.stage_attempt)

@@ -1725,8 +1725,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "second-write-skipped",
         "rocket_sink/spark/foreach_batch.py",
-        "        if _written.get((place, query)) == (run, epoch):\n",
-        "        if False:\n",
+        "        is_refused = last is not None and last.excludes(own)\n",
+        "        is_refused = False\n",
         ("tests/spark/test_two_writes.py::test_what_counts_as_the_second_write_of_an_epoch",),
         "of two sinks in one function of a stream the second sends nothing, without a word",
     ),
@@ -2662,8 +2662,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "lineage-of-first-runs-only",
         "rocket_sink/spark/foreach_batch.py",
-        "        if run != query and is_classic(session) and lineage.is_on():\n",
-        "        if query not in self._started and is_classic(session) and lineage.is_on():\n",
+        "        if run and lineage.is_on():\n",
+        "        if run and query not in self._starts and lineage.is_on():\n",
         ("tests/spark/test_lineage.py::test_each_run_of_a_query_by_foreach_batch_has_a_start",),
         "lineage does not show that a query by foreachBatch has run again",
     ),

@@ -25,6 +25,7 @@ pytest.importorskip("openlineage.client")
 from rocket_sink.errors import DeliveryError
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import foreach_batch, lineage
+from rocket_sink.spark.context import StreamRun
 from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, register
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.sink import RocketSink
@@ -181,13 +182,12 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
 ) -> None:
     runs = [str(uuid.uuid4()) for _ in range(2)]
     writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
-    monkeypatch.setattr(foreach_batch, "is_classic", lambda session: True)
     monkeypatch.setattr(foreach_batch, "check_reachable", lambda options, session: None)
     monkeypatch.setattr(writer, "_send", lambda *_: dict)
     monkeypatch.setattr(foreach_batch, "check_budget", lambda *_: None)
     frame: Any = Frame(StructType([StructField("body", StringType())]))
     for run in runs:
-        monkeypatch.setattr(writer, "_query_of", lambda session, run=run: ("query", run))
+        monkeypatch.setattr(foreach_batch, "run_of", lambda frame, run=run: StreamRun("query", run))
         for epoch in range(2):
             writer.write_epoch(frame, epoch)
         lineage.ended(run, {"acked": 2})

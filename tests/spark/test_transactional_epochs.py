@@ -7,6 +7,7 @@ own query.
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import decided_epoch as decided_epochs
 from rocket_sink.spark import foreach_batch, transactions
+from rocket_sink.spark.context import QUERY_ID, RUN_ID
 from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.transaction_marker import HalfMark
@@ -59,7 +61,16 @@ class Query:
         return self.spark.range(0, ROWS, 1, 2).selectExpr(body)
 
     def epoch(self, number: int, **more: Any) -> None:
-        self.sink(**more).write_batch(self.rows(number), number)
+        """Send an epoch as a run of its own, by a new sink."""
+        properties = {QUERY_ID: self.name, RUN_ID: str(uuid.uuid4())}
+        context = self.spark.sparkContext
+        try:
+            for key, value in properties.items():
+                context.setLocalProperty(key, value)
+            self.sink(**more).write_batch(self.rows(number), number)
+        finally:
+            for key in properties:
+                context.setLocalProperty(key, None)
 
     def killed(self, monkeypatch: Any, owner: Any, name: str, kill: Any, **more: Any) -> None:
         """Run epoch 0; its driver dies in the function `name`."""

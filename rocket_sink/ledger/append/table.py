@@ -281,15 +281,15 @@ def rows_of_commit(spark: SparkSession, place: LedgerPath, token: str, since: in
 
 def check_not_ahead(
     spark: SparkSession, place: LedgerPath, query_id: str, first_epoch: int
-) -> None:
+) -> bool:
     """Raise CheckpointError, which says how to go on, if the ledger has epochs after `first_epoch`,
-    the first epoch that the query will run.
+    the first epoch that the query will run. Return whether the ledger has `first_epoch` itself:
+    then the driver died after the append, before Spark noted its end.
 
-    Delta would skip those epochs and their sends without an error. The ledger may have
-    `first_epoch` itself: then the driver died after the append, before Spark noted its end."""
+    Delta would skip those epochs and their sends without an error."""
     last = last_txn_version(spark, place, txn_app_id(query_id))
     if last is None or last <= first_epoch:
-        return
+        return last == first_epoch
     raise CheckpointError(
         f"the ledger {place} holds epochs up to {last} of the query {query_id}, but its "
         f"checkpoint starts at epoch {first_epoch}: the checkpoint was restored or cut back. "
