@@ -175,7 +175,8 @@ def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     last = -1
     try:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            last = int(_epoch_note(place, query_id)["epoch"])
+            note = _epoch_note(place, query_id)
+            last = int(note["epoch"])
         if last < epoch:
             _write_epoch_note(place, query_id, epoch)
     except (OSError, LedgerError):
@@ -211,12 +212,27 @@ def check_whole(place: LedgerPath, query_id: str, epoch: int, *, is_held: bool) 
 
 
 def _epoch_note(place: LedgerPath, query_id: str) -> Any:
-    return NoteStore(place, _EPOCHS).read(folder_part(query_id))
+    note = NoteStore(place, _EPOCHS).read(folder_part(query_id))
+    if note is not None:
+        _check_name(place, query_id, note["name"])
+    return note
 
 
 def _write_epoch_note(place: LedgerPath, query_id: str, epoch: int, **facts: Any) -> None:
     """Write the note of the epoch that has begun last. `facts` are further facts of the epoch."""
-    NoteStore(place, _EPOCHS).write(folder_part(query_id), {"epoch": epoch, **facts})
+    note = {"name": query_id, "epoch": epoch, **facts}
+    NoteStore(place, _EPOCHS).write(folder_part(query_id), note)
+
+
+def _check_name(place: LedgerPath, name: str, named: str) -> None:
+    """Raise a CheckpointError if a note that was read for `name` is that of another name."""
+    if named != name:
+        raise CheckpointError(
+            f"in the ledger {place} the notes of {named!r} are in the files of {name!r}: its file "
+            "system does not tell the two names apart. Nothing is sent. Give this query or write "
+            "another appId",
+            named=named,
+        )
 
 
 def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
@@ -225,9 +241,10 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
     Return (name, True) if a note shows that an earlier write did not succeed. The ledger lacks the
     rows of that write. The note gives the name; if it has none, the name is `write`. Return
     (`write`, False) if there is no such note, or if the folder cannot be read or written."""
-    note = {"at_ms": now_ms(), "write": write}
+    note = {"at_ms": now_ms(), "name": app_id, "write": write}
     try:
         agreed, is_new = NoteStore(place, _WRITES).agree(folder_part(app_id), note)
+        _check_name(place, app_id, agreed["name"])
         return str(agreed["write"]), not is_new
     except (OSError, LedgerError):
         return write, False
@@ -264,15 +281,9 @@ def claim_app_id(
         f"cannot tell from {where} which query the appId {app_id!r} names", where,
         kinds=(OSError, ValueError, KeyError, TypeError),
     ):  # fmt: skip
-        note, _ = store.agree(name, {"query_id": query_id, "app_id": app_id})
-        named, claimed = str(note["query_id"]), str(note["app_id"])
-    if claimed != app_id:
-        raise CheckpointError(
-            f"in the ledger {place} the appId {claimed!r} has the same files as {app_id!r}: names "
-            "of files keep only letters, digits, '.' and '-' of an appId. Nothing is sent. Give "
-            "this query another appId",
-            query_id=query_id, app_id=app_id, named=named,
-        )  # fmt: skip
+        note, _ = store.agree(name, {"query_id": query_id, "name": app_id})
+        named, claimed = str(note["query_id"]), str(note["name"])
+    _check_name(place, app_id, claimed)
     if named != query_id:
         raise CheckpointError(
             f"in the ledger {place} the appId {app_id!r} names the streaming query {named}, "
@@ -287,7 +298,7 @@ def query_of(place: LedgerPath, app_id: str) -> str | None:
     """Return the id of the streaming query that uses an `appId`; None if no query has claimed it.
     Raise LedgerError, OSError or ValueError if the ledger's folder, or the note, cannot be read."""
     note = NoteStore(place, _QUERIES).read(folder_part(app_id))
-    return None if note is None else str(note["query_id"])
+    return str(note["query_id"]) if note is not None and note["name"] == app_id else None
 
 
 def begin_commit(place: LedgerPath, query_id: str, epoch: int) -> bool:

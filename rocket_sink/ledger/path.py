@@ -32,6 +32,8 @@ SPOOL: Final = "_spool"
 """Folder of spool files in the table's folder; Delta ignores names that start with `_`."""
 NOTES: Final = "_notes"
 _PART_LENGTH: Final = 80
+_DIGEST_LENGTH: Final = 32
+_OTHERS: Final = re.compile(rb"[^A-Za-z0-9.-]")
 _OURS: Final = "rocket_sink.errors."
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -151,13 +153,16 @@ def first_line(error: BaseException) -> str:
 def path_part(text: str) -> str:
     """Return `text`, for example a query's id, as one component of a path.
 
-    The result has no `_`, so names can be joined by `_`. Two appIds may give the same component;
-    then `claim_app_id` refuses the second one. A long text is cut and gets a digest, because long
-    texts may differ at their ends only."""
-    part = re.sub(r"[^A-Za-z0-9.-]", "-", text)
+    Different texts have different results: `=` and two hex digits stand for each byte that is no
+    ASCII letter, digit, `.` or `-`. So the result has no `_` and no `~`, and names can be joined by
+    them. A long text is cut, and its digest follows `==`. A file system may not tell upper from
+    lower case, so a note that is read back has the text in it, too."""
+    data = text.encode("utf-8", "surrogatepass")
+    part = _OTHERS.sub(lambda byte: b"=%02X" % ord(byte[0]), data).decode()
     if len(part) <= _PART_LENGTH:
         return part
-    return f"{part[: _PART_LENGTH - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]
+    return f"{part[: _PART_LENGTH - 2 - _DIGEST_LENGTH]}=={digest}"
 
 
 def folder_part(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError
-from rocket_sink.ledger.epoch_starts import claim_app_id
+from rocket_sink.ledger.epoch_starts import begin_epoch, begin_write, claim_app_id, query_of
 from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.token import LedgerToken
 
 
 def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
@@ -30,11 +32,50 @@ def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:
         claim_app_id(resolve_path(tmp_path), "a", "q2")
 
 
-@pytest.mark.parametrize("other", ["jobs_a", "jobs a", "jobs-a"])
-def test_two_names_with_the_same_files_are_not_taken_for_one(tmp_path: Path, other: str) -> None:
+NAMES = [
+    "jobs/a",
+    "jobs-a",
+    "jobs_a",
+    "jobs a",
+    "jobs=2Fa",
+    "订单",
+    "物流",
+    40 * "订",
+    40 * "订" + "a",
+]
+
+
+def test_each_name_has_notes_of_its_own(tmp_path: Path) -> None:
     place = resolve_path(tmp_path)
-    claim_app_id(place, "jobs/a", "q1")
-    with pytest.raises(CheckpointError, match=f"'jobs/a' has the same files as '{other}'"):
-        claim_app_id(place, other, "q2")
-    with pytest.raises(CheckpointError, match="another appId"):
-        claim_app_id(place, other, "q1")
+    for number, name in enumerate(NAMES):
+        claim_app_id(place, name, f"q{number}")
+        assert begin_write(place, name, f"w{number}") == (f"w{number}", False)
+        assert not begin_epoch(place, name, number)
+    for number, name in enumerate(NAMES):
+        assert query_of(place, name) == f"q{number}"
+        assert begin_write(place, name, "again") == (f"w{number}", True)
+        assert begin_epoch(place, name, number)
+
+
+def test_names_that_the_file_system_does_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    """The file system of a Mac has one file for `Jobs` and `jobs`."""
+    place = resolve_path(tmp_path)
+    begin_write(place, "Jobs", "w")
+    begin_epoch(place, "Jobs", 5)
+    claim_app_id(place, "Jobs", "q")
+    for kind in ("writes", "epochs", "queries"):
+        (tmp_path / "_notes" / kind / "q-Jobs.json").rename(
+            tmp_path / "_notes" / kind / "q-jobs.json"
+        )
+    assert query_of(place, "jobs") is None
+    for call in (begin_write, begin_epoch, claim_app_id):
+        with pytest.raises(CheckpointError, match="notes of 'Jobs' are in the files of 'jobs'"):
+            call(place, "jobs", 5 if call is begin_epoch else "q")  # type: ignore[operator]
+
+
+def test_a_new_ledger_at_the_path_of_a_deleted_one_is_claimed_again(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path / "ledger")
+    for name in ("first", "second"):
+        claim_app_id(place, "a", "q1", LedgerToken(place.uri, name, spools=True))
+        assert query_of(place, "a") == "q1"
+        shutil.rmtree(place.root)

@@ -1713,6 +1713,42 @@ LEDGER: tuple[Defect, ...] = (
         "two writes of one long appId share what their tasks noted",
     ),
     Defect(
+        "names-of-one-shape-share-files",
+        "rocket_sink/ledger/path.py",
+        '    part = _OTHERS.sub(lambda byte: b"=%02X" % ord(byte[0]), data).decode()\n',
+        '    part = _OTHERS.sub(b"-", data).decode()\n',
+        ("tests/ledger/test_app_ids.py::test_each_name_has_notes_of_its_own",),
+        "a write of one Chinese appId takes the unfinished write of another one for its own",
+    ),
+    Defect(
+        "notes-of-others-are-taken",
+        "rocket_sink/ledger/epoch_starts.py",
+        "    if named != name:\n",
+        "    if False:\n",
+        (
+            "tests/ledger/test_app_ids.py::test_names_that_the_file_system_does_not_tell_apart_are_refused",
+        ),
+        "on a Mac the queries Jobs and jobs share what they have noted",
+    ),
+    Defect(
+        "starts-of-living-sinks-are-forgotten",
+        "rocket_sink/spark/foreach_batch.py",
+        "        if start is None or start.run != run:\n",
+        "        if start is None:\n",
+        ("tests/spark/test_two_writes.py::test_a_sink_that_lives_on_begins_each_run_anew",),
+        "new rows after a checkpoint was cut back are never sent, without a word",
+    ),
+    Defect(
+        "threads-have-no-query",
+        "rocket_sink/spark/context.py",
+        "    for execution in executions:\n",
+        "    for execution in executions[:0]:\n",
+        (
+            "tests/spark/test_two_writes.py::test_a_thread_without_sparks_properties_knows_the_query_by_its_frame",
+        ),
+        "a function of foreachBatch cannot write in threads of its own",
+    ),
+    Defect(
         "letters-of-failed-sends",
         "rocket_sink/ledger/views.py",
         "(partition IS NOT NULL OR coalesce(lane, '') = 'table')",
