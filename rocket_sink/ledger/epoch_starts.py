@@ -2,14 +2,16 @@
 
 `starts`: a task attempt. The attempt writes its note before its first send:
 
-    <query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>
+    <query>/<epoch>/<run>~<partition>~<stage>~<generation>-<unique>
 
 The attempt then reads the query's other notes. Its epoch may have left messages on the brokers in
 three cases: another run of the epoch has a note (a restart), another attempt at the partition or
-the stage has one (a retry), or a later epoch has one (the checkpoint was cut back). In all other
-cases nothing of the epoch was sent. Each run of a query has a generation, one above the highest
-generation in earlier notes. A task that sees a later generation must stop. Either a second driver
-runs the query, or the driver of this task died and was started again.
+another stage has one (a retry), or a later epoch has one (the checkpoint was cut back). In all
+other cases nothing of the epoch was sent, unless Spark ran the stage again with its rows in other
+partitions. No task knows that; the driver counts such rows (`spark.context`). Each run of a query
+has a generation, one above the highest generation in earlier notes. A task that sees a later
+generation must stop. Either a second driver runs the query, or the driver of this task died and was
+started again.
 
 Other kinds of notes:
 - `epochs`: the last epoch that a driver of the foreachBatch lane began. An epoch that died before
@@ -74,7 +76,7 @@ class _Note:
         self.path = path
         epoch, self.name = path.split("/")[-2:]
         self.epoch = int(epoch) if epoch.isdigit() else -1
-        self.run, self.partition, self.stage_attempt, unique = self.name.split("~")
+        self.run, self.partition, self.stage, unique = self.name.split("~")
         self.generation = int(unique.partition("-")[0])
 
 
@@ -106,7 +108,7 @@ class EpochStarts:
         own = [note.generation for note in notes if note.run == self._run]
         self._generation = max(own or (note.generation + 1 for note in notes), default=1)
         unique = f"{self._generation}-{uuid.uuid4().hex}"
-        name = f"{self._run}~{ctx.partition}~{ctx.stage_attempt}~{unique}"
+        name = f"{self._run}~{ctx.partition}~{ctx.stage_id}~{unique}"
         self._own, self._at_ms = f"{self._folder}/{ctx.epoch}/{name}", now_ms()
         self.note_brokers(brokers)
         with self._saying(store):
@@ -158,7 +160,7 @@ class EpochStarts:
         return (
             note.run != self._run
             or note.partition == str(self._ctx.partition)
-            or note.stage_attempt != str(self._ctx.stage_attempt)
+            or note.stage != str(self._ctx.stage_id)
         )
 
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:

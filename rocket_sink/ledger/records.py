@@ -187,18 +187,23 @@ def epoch_row(
 
 
 def confirmed_row(
-    ctx: RunContext, *, num_input_rows: int, rows_in: int | None = None,
-    duration_ms: float | None = None,
+    ctx: RunContext, *, num_input_rows: int | None, rows_in: int | None = None,
+    duration_ms: float | None = None, duplicates_possible: int | None = None,
 ) -> pa.RecordBatch:  # fmt: skip
     """Return the driver's row for an epoch that Spark reported as done in a progress event. Its
     column `complete` is null, in contrast to the accounts of a task.
 
     Args:
-        num_input_rows: rows that Spark read from its sources; the query may filter some of them.
+        num_input_rows: rows that Spark read from its sources, if known; the query may filter some
+            of them.
         rows_in: rows that Spark handed to the sink's tasks, if known. It must equal the sum of
             `rows_in` in the tasks' accounts.
+        duplicates_possible: rows stored perhaps twice, which the tasks' accounts do not count.
     """
-    values = {"num_input_rows": num_input_rows, "rows_in": rows_in, "duration_ms": duration_ms}
+    values = {
+        "num_input_rows": num_input_rows, "rows_in": rows_in, "duration_ms": duration_ms,
+        "duplicates_possible": duplicates_possible,
+    }  # fmt: skip
     return build_rows(EPOCH, 1, values, ctx)
 
 

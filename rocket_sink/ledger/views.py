@@ -87,6 +87,10 @@ REQUESTS: Final = (
     "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
 )
 """Term for the number of attempts. A row with `wire_bytes` 0 is about a wait and not an attempt."""
+_EPOCH_COUNTS: Final = _each("coalesce(e.{0}, 0) AS {0}", (*_COUNTS, "partitions")).replace(
+    "coalesce(e.duplicates_possible, 0)",
+    "coalesce(e.duplicates_possible, 0) + coalesce(c.uncounted_duplicates, 0)",
+)
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 
@@ -148,7 +152,8 @@ VIEWS: Final = {
         SELECT query_id, epoch, max_by(run_id, sequence) AS confirmed_run_id,
             max_by(num_input_rows, sequence) AS num_input_rows,
             max_by(rows_in, sequence) AS rows_handed,
-            max_by(duration_ms, sequence) AS batch_duration_ms, max(at) AS confirmed_at
+            max_by(duration_ms, sequence) AS batch_duration_ms, max(at) AS confirmed_at,
+            CAST(sum(duplicates_possible) AS BIGINT) AS uncounted_duplicates
         FROM epoch_rows WHERE complete IS NULL GROUP BY query_id, epoch""",
     # An epoch with one account per partition, all of one run, is not repeated: all of its accounts
     # are current. Only the accounts of repeated epochs have to be grouped and compared.
@@ -264,7 +269,7 @@ VIEWS: Final = {
                 AND {_MISSING} = 0 AS adds_up, {_MISSING} AS missing_rows,
             coalesce(c.confirmed_run_id IS NOT NULL OR e.lane = 'foreach_batch', false)
                 AS confirmed, c.num_input_rows AS num_input_rows,
-            {_each("coalesce(e.{0}, 0) AS {0}", (*_COUNTS, "partitions"))},
+            {_EPOCH_COUNTS},
             {_each("coalesce(s.{0}, 0) AS {0}", ("superseded_attempts", "superseded_rows"))},
             e.duration_ms AS duration_ms, c.batch_duration_ms AS batch_duration_ms,
             e.first_error AS first_error

@@ -1,13 +1,18 @@
-"""Who writes: the context of a task, as Spark tells its workers, and a frame's streaming query."""
+"""The context of a task, the streaming query of a frame, and stages that ran again, as Spark tells
+its workers and its driver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from py4j.protocol import Py4JError
-from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark import SparkContext, TaskContext
+from pyspark.sql import DataFrame, SparkSession
 
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.storage import is_classic
@@ -48,7 +53,7 @@ def run_context(
         epoch,
         task.partitionId(),
         task.stageId(),
-        # pyspark < 4.2 has no stageAttemptNumber on the Python side.
+        # Python's TaskContext lacks stageAttemptNumber up to Spark 4.2 (see `watched_stages`).
         getattr(task, "stageAttemptNumber", lambda: None)(),
         task.taskAttemptId(),
         task.attemptNumber(),
@@ -97,6 +102,50 @@ def _executions(session: Any) -> list[Any]:
         return list(session.sharedState().activeStreamingQueries().values())
     except (Py4JError, TypeError):
         return []
+
+
+@contextlib.contextmanager
+def watched_stages(session: SparkSession) -> Iterator[Callable[[], bool]]:
+    """Yield a function to be called after the block. It returns whether Spark has run, or may have
+    run, a stage of the block's jobs again, as after the loss of an executor.
+
+    No Python task knows the attempt of its stage, and its first attempt in a later attempt of the
+    stage has the number 0. The status tracker of the driver knows the attempt. It learns of a job's
+    end a moment after the job's caller. A client of Spark Connect cannot ask it."""
+    if not is_classic(session):
+        yield lambda: True
+        return
+    context, tag = session.sparkContext, f"rocket-sink-{uuid.uuid4()}"
+    context.addJobTag(tag)
+    try:
+        yield partial(_has_run_again, context, tag)
+    finally:
+        context.removeJobTag(tag)
+
+
+def _has_run_again(context: SparkContext, tag: str) -> bool:
+    tracker, began_s = context.statusTracker(), time.monotonic()
+    while (waited_s := time.monotonic() - began_s) < _LATE_END_S:
+        numbers = context._jsc.sc().statusTracker().getJobIdsForTag(tag)
+        jobs = [job for job in map(tracker.getJobInfo, numbers) if job is not None]
+        if not jobs and waited_s > _LATE_BEGIN_S:
+            break
+        if jobs and all(job.status != "RUNNING" for job in jobs):
+            stages = {
+                number: tracker.getStageInfo(number) for job in jobs for number in job.stageIds
+            }
+            # Spark forgets old stages; the last one is that of the tasks that send.
+            is_forgotten = not stages or stages[max(stages)] is None
+            attempts = (stage.currentAttemptId for stage in stages.values() if stage is not None)
+            return is_forgotten or any(attempts)
+        time.sleep(_LOOK_S)
+    return True
+
+
+_LATE_BEGIN_S: Final = 1.0
+_LATE_END_S: Final = 10.0
+"""Longest waits for the status tracker to learn of a job's begin and end."""
+_LOOK_S: Final = 0.005
 
 
 def streaming_query() -> str:

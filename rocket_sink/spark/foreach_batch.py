@@ -11,6 +11,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -49,7 +50,7 @@ from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_end, say_start, warn_of_losses
-from rocket_sink.spark.context import StreamRun, run_context, run_of
+from rocket_sink.spark.context import StreamRun, run_context, run_of, watched_stages
 from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.session_checks import (
     append_token,
@@ -65,6 +66,7 @@ from rocket_sink.spark.session_checks import (
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of
+from rocket_sink.text import counted
 
 _LOG: Final = log.logger(__name__)
 _ACCOUNTS: Final = ("first_error", *COUNTS)
@@ -115,6 +117,29 @@ class _Start(NamedTuple):
     token: LedgerToken | None = None
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """The results of a write's tasks.
+
+    Attributes:
+        accounts: reads the accounts of the tasks.
+        is_repeated: Spark has run, or may have run, the tasks' stage again. Rows that the stage's
+            earlier attempt had sent are on no record, and each stored row may be one of them.
+    """
+
+    accounts: Callable[[], list[Any]]
+    is_repeated: bool
+
+    def counts(self) -> dict[str, Any]:
+        """Return the sums of the accounts, and the possible duplicates that tasks did not count."""
+        sums = {**sums_of(self.accounts()), "uncounted": 0}
+        if self.is_repeated:
+            sent = sums["acked"] + sums["degraded"] - sums["found_stored"]
+            sums["uncounted"] = max(0, sent - sums["duplicates_possible"])
+            sums["duplicates_possible"] += sums["uncounted"]
+        return sums
+
+
 _NOWHERE: Final = LedgerPath("", "", is_local=True)
 """The place of a start without a ledger."""
 
@@ -151,8 +176,8 @@ class BatchWriter:
             lineage.started(self._options, run, query, df.schema)
         if not self._options.ledger:
             self._starts[query] = _Start(run, _NOWHERE)
-            counts = self._send(df, "foreach_batch", epoch, query, run or query)
-            check_budget(self._options, counts(), epoch)
+            sent = self._send(df, "foreach_batch", epoch, query, run or query)
+            check_budget(self._options, sent.counts(), epoch)
             return
         # Without a run's id each epoch counts as a start, because nothing tells a restart.
         if start is None or not start.run:
@@ -174,14 +199,17 @@ class BatchWriter:
             group = transactions.group if transactions is not None else ""
             again = not place.problem and begin_epoch(place, query, epoch)
             append = begin_append(session, place, txn_app_id(query), epoch)
-            counts = self._send(
+            sent = self._send(
                 df, "foreach_batch", epoch, query, run or query, group, append, again=again,
                 token=start.token,
             )  # fmt: skip
+        if sent.is_repeated:
+            ctx = RunContext(query, run or query, epoch, lane="foreach_batch")
+            _confirm(session, place, ctx, sent.counts)
         if transactions is not None:
             transactions.finish(query, epoch)
         if has_budget(self._options):
-            check_budget(self._options, counts(), epoch)
+            check_budget(self._options, sent.counts(), epoch)
 
     @micro_batches.uninterrupted()
     def write(self, df: DataFrame) -> WriteSummary:
@@ -217,21 +245,21 @@ class BatchWriter:
         if self._options.ledger:
             try:
                 append = begin_append(session, place, txn_app_id(query), version)
-                counts_of = self._send(
+                sent = self._send(
                     df, "batch", 0, query, run, group, append, again=again, token=token
                 )
             except BaseException:
                 self._withdraw(session, place, query)
                 self._end_notes(place, query, well=False)
                 raise
-            counts = counts_of()
+            counts = sent.counts()
             over = over_budget(self._options, counts)
             self._end_notes(place, query, well=over is None)
             if transactions is not None:
                 transactions.finish(query, 0)
-            _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
+            _confirm(session, place, RunContext(query, run, 0, lane="batch"), lambda: counts)
         else:
-            counts = self._send(df, "batch", 0, query, run)()
+            counts = self._send(df, "batch", 0, query, run).counts()
             over = over_budget(self._options, counts)
         if over is not None:
             raise over
@@ -246,8 +274,8 @@ class BatchWriter:
     def _send(
         self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = "",
         append: Append | None = None, *, again: bool = False, token: LedgerToken | None = None,
-    ) -> Callable[[], dict[str, Any]]:  # fmt: skip
-        """Send the frame's rows; return a function that sums the tasks' counts up."""
+    ) -> _Sent:  # fmt: skip
+        """Send the frame's rows, and append the results to the ledger."""
         session = df.sparkSession
         check_session(self._options, session)
         check_rights(self._options)
@@ -257,12 +285,18 @@ class BatchWriter:
             check_group=group, again=again, token=token,
             sequence=append.sequence if append is not None else None,
         )  # fmt: skip
-        if append is not None:
-            _append(append.made_by_tasks(needed, send), append)
-            return lambda: sums_of(append.accounts(_ACCOUNTS, query, run, epoch))
-        results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
-        accounts = results.select(*_ACCOUNTS).collect()
-        return lambda: sums_of(accounts)
+        with watched_stages(session) as has_run_again:
+            if append is not None:
+                _append(append.made_by_tasks(needed, send), append)
+                accounts = partial(append.accounts, _ACCOUNTS, query, run, epoch)
+                is_empty = append.is_own and not append.row_count()
+            else:
+                results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
+                rows = results.select(*_ACCOUNTS).collect()
+                accounts, is_empty = partial(list, rows), not rows
+        # Half messages of a stage's earlier attempt are never committed.
+        is_hidden = self._options.delivery == "transactional"
+        return _Sent(accounts, not (is_empty or is_hidden) and has_run_again())
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
         """Release the keys that a failed write holds, because no later write would release them."""
@@ -397,11 +431,26 @@ def _append(results: DataFrame, append: Append) -> None:
     keep_small(append)
 
 
-def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: int) -> None:
-    """Note that the write is done. If that fails, only warn: the ledger already has its sends."""
+def _confirm(
+    session: SparkSession, place: LedgerPath, ctx: RunContext, count: Callable[[], dict[str, Any]]
+) -> None:
+    """Note that the write is done, with its possible duplicates that no task has counted. If that
+    fails, only warn: the ledger already has its sends."""
     try:
-        append = begin_append(session, place)
-        row = confirmed_row(ctx, num_input_rows=rows, rows_in=rows)
+        counts = count()
+        if ctx.lane != "batch" and not counts["uncounted"]:
+            return
+        if counts["uncounted"]:
+            _LOG.warning(
+                "Spark may have run tasks of epoch %d of the query %s again in a later attempt of "
+                "their stage, as after the loss of an executor: %s may be stored twice",
+                ctx.epoch, ctx.query_id, counted(counts["uncounted"], "row"),
+            )  # fmt: skip
+        append, rows = begin_append(session, place), counts["rows_in"]
+        row = confirmed_row(
+            ctx, num_input_rows=rows if ctx.lane == "batch" else None, rows_in=rows,
+            duplicates_possible=counts["uncounted"],
+        )  # fmt: skip
         append.save_rows(list(in_order([row], append.sequence)))
     except Exception as error:
         _LOG.warning("cannot note in the ledger %s that a write is done: %s", place, error)

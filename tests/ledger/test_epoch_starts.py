@@ -81,3 +81,17 @@ def test_it_looks_once_a_second(tmp_path: Path) -> None:
     starts.check()
     with pytest.raises(CheckpointError):
         starts.check()
+
+
+def test_earlier_attempts_are_those_of_the_partition_and_of_other_stages(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path)
+
+    def begin(partition: int, stage_id: int, task: int) -> bool:
+        ctx = RunContext("q", "r", 7, partition, stage_id, task_attempt_id=task, worker="w:1")
+        return EpochStarts(place, ctx).begin({"t": frozenset("a")}) is not None
+
+    assert [begin(partition, 1, partition) for partition in (0, 1)] == [False, False]
+    # Spark runs the stage again, and counts the partition's attempts from 0 again.
+    assert begin(1, 1, 2)
+    # Another job of the epoch may have other partitions.
+    assert begin(2, 5, 3)

@@ -22,7 +22,7 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.transport import files as spool_files
 from rocket_sink.ledger.transport import stream
-from rocket_sink.ledger.transport.files import new_name, sealed_files
+from rocket_sink.ledger.transport.files import has_earlier_attempt, new_name, sealed_files
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.ledger.transport.stream import is_whole, read_batches
 from rocket_sink.owner import Owner, this_process
@@ -233,6 +233,22 @@ def test_a_query_id_is_only_ever_one_folder(query_id):
     assert folder.startswith("q-")
     assert len(file) < 250
     assert (folder + file).isascii()
+
+
+def test_a_file_shows_an_earlier_attempt_at_its_partition(tmp_path):
+    place = resolve_path(tmp_path)
+    writer = SpoolWriter(place, context(partition=1))
+    writer.append(sends(context(), 1))
+    earlier = [
+        has_earlier_attempt(context(**change), place)
+        for change in (
+            {"partition": 1, "task_attempt_id": 11}, {"partition": 11}, {"partition": 0},
+            {"partition": 1, "epoch": 1}, {"partition": 1, "query_id": "quer"},
+        )
+    ]  # fmt: skip
+    assert earlier == [True, False, False, False, False]
+    writer.seal()
+    assert has_earlier_attempt(context(partition=1), place)
 
 
 def test_a_file_with_other_columns_is_damaged(tmp_path, monkeypatch):

@@ -1739,14 +1739,14 @@ LEDGER: tuple[Defect, ...] = (
         "new rows after a checkpoint was cut back are never sent, without a word",
     ),
     Defect(
-        "threads-have-no-query",
-        "rocket_sink/spark/context.py",
-        "    for execution in executions:\n",
-        "    for execution in executions[:0]:\n",
+        "backfills-of-later-stages-ask-nobody",
+        "rocket_sink/spark/backfill/resend.py",
+        "    again = bool(ctx.attempt_number) or has_earlier_attempt(ctx, place)\n",
+        "    again = bool(ctx.attempt_number)\n",
         (
-            "tests/spark/test_two_writes.py::test_a_thread_without_sparks_properties_knows_the_query_by_its_frame",
+            "tests/spark/backfill/test_resend.py::test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent",
         ),
-        "a function of foreachBatch cannot write in threads of its own",
+        "a backfill whose executor was killed sends the letters of a chunk twice",
     ),
     Defect(
         "letters-of-failed-sends",

@@ -27,7 +27,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark import foreach_batch, lineage
 from rocket_sink.spark.context import StreamRun
 from rocket_sink.spark.datasource import RocketMQDataSource, TaskMessage, register
-from rocket_sink.spark.foreach_batch import BatchWriter
+from rocket_sink.spark.foreach_batch import BatchWriter, _Sent
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.testing import FakeCluster
@@ -183,7 +183,7 @@ def test_each_run_of_a_query_by_foreach_batch_has_a_start(
     runs = [str(uuid.uuid4()) for _ in range(2)]
     writer = BatchWriter(SinkOptions.parse(nameServer="h:9876", topic="flights"))
     monkeypatch.setattr(foreach_batch, "check_reachable", lambda options, session: None)
-    monkeypatch.setattr(writer, "_send", lambda *_: dict)
+    monkeypatch.setattr(writer, "_send", lambda *_: _Sent(list, is_repeated=False))
     monkeypatch.setattr(foreach_batch, "check_budget", lambda *_: None)
     frame: Any = Frame(StructType([StructField("body", StringType())]))
     for run in runs:

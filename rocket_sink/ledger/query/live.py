@@ -146,7 +146,8 @@ class LiveFigures:
             accounts = rows.filter(pc.field("complete").is_valid())
             for outcome in OUTCOMES:
                 self.rows[outcome] += _sum(accounts[outcome])
-            self.duplicates_possible += _sum(accounts["duplicates_possible"])
+            # A confirmation has the duplicates that no task has counted.
+            self.duplicates_possible += _sum(rows["duplicates_possible"])
         elif kind == SEND:
             answered = rows.filter(pc.field("outcome") != IN_FLIGHT)
             # Unanswered requests may belong to a killed attempt, which `superseded_rows` counts.

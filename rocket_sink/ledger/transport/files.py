@@ -53,14 +53,30 @@ _MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
     """Return a new file name: `<query>/<epoch>/<file>`, without suffix; stores have `_` for `/`."""
-    partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
-    file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
+    file = f"{_partition(ctx)}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
     return ("/" if folders else "_").join((folder_part(ctx.query_id), str(ctx.epoch), file))
 
 
 def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
     """Return the number for a new file of the epoch; raise OSError if a folder cannot be listed."""
+    names = _names_of_epoch(ctx, place, filesystem)
+    return 1 + max((name.number for name in names), default=0)
+
+
+def has_earlier_attempt(ctx: RunContext, place: LedgerPath) -> bool:
+    """Return whether an attempt at this partition of the epoch has written here. Call this before
+    the attempt's own first file. Raise LedgerError if a folder cannot be listed."""
+    with failing("cannot list the spool", place.spool):
+        names = _names_of_epoch(ctx, place, place.filesystem())
+    return any(name.partition == _partition(ctx) for name in names)
+
+
+def _partition(ctx: RunContext) -> str:
+    return _DRIVER if ctx.partition is None else str(ctx.partition)
+
+
+def _names_of_epoch(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> list[_Name]:
     folder, start = place.spool, f"{folder_part(ctx.query_id)}_{ctx.epoch}_"
     if place.is_local:
         folder, start = f"{folder}/{folder_part(ctx.query_id)}/{ctx.epoch}", ""
@@ -70,8 +86,7 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     except FileNotFoundError:
         # Arrow lists first, and then checks that the folder exists. A task made it in between.
         infos = filesystem.get_file_info(selector)
-    names = (_parsed(info) for info in infos if info.base_name.startswith(start))
-    return 1 + max((name.number for name in names), default=0)
+    return [_parsed(info) for info in infos if info.base_name.startswith(start)]
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:

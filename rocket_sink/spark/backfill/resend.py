@@ -45,6 +45,7 @@ from rocket_sink.ledger.query.backfill_marks import (
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, NO_WAY
 from rocket_sink.ledger.token import LedgerToken
+from rocket_sink.ledger.transport.files import has_earlier_attempt
 from rocket_sink.ledger.transport.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
@@ -387,7 +388,9 @@ def send_partition(
     check()
     ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
     spool = SpoolWriter(place, ctx)
-    again = bool(ctx.attempt_number or ctx.stage_attempt)
+    # In a later attempt of the stage Spark counts a partition's attempts from 0 again. Each attempt
+    # notes its letters before it sends them, so its file shows it.
+    again = bool(ctx.attempt_number) or has_earlier_attempt(ctx, place)
     try:
         with worker_pool().engine(options) as engine:
             resender = Resender(

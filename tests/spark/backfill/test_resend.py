@@ -625,3 +625,19 @@ def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
         BACKFILL,
         RESOLUTION,
     }
+
+
+def test_a_task_asks_about_all_that_an_earlier_attempt_may_have_sent(
+    cluster: FakeCluster, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a later attempt of its stage, too, where Spark counts its attempts from 0 again."""
+    monkeypatch.setattr(resend, "settled_since", lambda place, version: set())
+    claim = BackfillClaim(resolve_path(options.ledger))
+    claim.acquire(0)
+    total = Resent()
+    for _ in range(2):
+        batches = iter([letters(["k"])])
+        for rows in send_partition(options, "backfill-1", batches, claim=claim.token, version=0):
+            total.add(rows.to_pylist()[0])
+    claim.release()
+    assert (total.resent, total.found, len(cluster.messages(TOPIC))) == (1, 1, 1)
