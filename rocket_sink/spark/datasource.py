@@ -137,7 +137,9 @@ class RocketMQDataSource(DataSource):
         return MessageReader(*ReadOptions.parse(own_options(self.options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        options, plan = self._checked(schema, overwrite=overwrite)
+        if overwrite:
+            raise ConfigurationError('a topic cannot be overwritten; use mode("append")')
+        options, plan = self._checked(schema)
         if self.is_local and (error := name_server_error(options)):
             raise error
         # Spark creates writers on the driver's host, even for Connect clients.
@@ -148,18 +150,14 @@ class RocketMQDataSource(DataSource):
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        options, plan = self._checked(schema, overwrite=overwrite)
+        # Spark sets `overwrite` for outputMode("complete"), which sends the whole result.
+        options, plan = self._checked(schema)
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
         freeze_once()
         folded = not options.ledger or options.ledger in self.folded
         return kind(options, plan, token=spool_token(options), folded=folded)
 
-    def _checked(self, schema: StructType, *, overwrite: bool) -> tuple[SinkOptions, ColumnPlan]:
-        if overwrite:
-            raise ConfigurationError(
-                'a topic cannot be overwritten; use mode("append") (or "complete" and "update" '
-                "output modes with a query that appends)"
-            )
+    def _checked(self, schema: StructType) -> tuple[SinkOptions, ColumnPlan]:
         if self.storage:
             remember(self.storage)
         options = read_options(self.options)

@@ -55,6 +55,11 @@ CONTINUOUS: Final = (
     "there, and nothing is sent. Use trigger(processingTime=...) or trigger(availableNow=True)"
 )
 
+_UPDATE: Final = (
+    'Spark gives a Python data source no rows in outputMode("update"), and nothing is sent. Use '
+    "foreach(sink) or foreachBatch(sink.write_batch), which take that mode"
+)
+
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
     """Warn once of settings that weaken the sink's promises. Raise a ConfigurationError if
@@ -192,6 +197,8 @@ def refuse_query(
         reason = reason or _wrong_columns(plan, foreach.options)
     if query.getClass().getSimpleName() == "ContinuousExecution":
         reason = CONTINUOUS
+    if is_source and query.outputMode().toString() == "Update":
+        reason = _UPDATE
     lane = "datasource" if is_source else "foreach"
     options = _source_options(query) if is_source else foreach.options if foreach else None
     if options is not None and not reason:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from rocket_sink import register
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
@@ -117,6 +118,33 @@ def test_a_bare_foreach_is_judged_by_its_schema(
         assert refused in str(caught.value) + caplog.text
         caplog.clear()
     assert len(cluster.messages("flights")) == before
+
+
+@pytest.mark.parametrize(("mode", "sent"), [("complete", ["1", "2"]), ("update", [])])
+def test_output_modes_of_the_data_source(
+    spark: Any, cluster: FakeCluster, rows: Any, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, mode: str, sent: list[str],
+) -> None:  # fmt: skip
+    before = len(cluster.messages("flights"))
+    register(spark)
+    sums = rows.selectExpr("explode(array(1, 2, 2)) AS n").groupBy("n").count()
+    writer = sums.selectExpr("cast(count AS string) AS body").writeStream.outputMode(mode)
+    writer = writer.format("rocketmq").options(nameServer=cluster.name_server, topic="flights")
+    if sent:
+        run(writer, tmp_path / "checkpoint")
+    else:
+        with pytest.raises(StreamingQueryException):
+            run(writer, tmp_path / "checkpoint")
+        assert "foreach(sink) or foreachBatch(sink.write_batch), which take" in caplog.text
+    messages = cluster.messages("flights")[before:]
+    assert sorted(message.body.decode() for message in messages) == sent
+
+
+def test_a_topic_cannot_be_overwritten(spark: Any, cluster: FakeCluster) -> None:
+    register(spark)
+    writer = spark.sql("SELECT 'x' AS body").write.format("rocketmq").mode("overwrite")
+    with pytest.raises(Exception, match="a topic cannot be overwritten"):
+        writer.options(nameServer=cluster.name_server, topic="flights").save()
 
 
 def test_a_foreign_foreach_query_runs_beside_a_sink(
