@@ -36,8 +36,6 @@ WITH_JAVA: Final[dict[str, Sequence[str]]] = {
         "test_every_moment_was_hit",
     ),
     "spark/test_listener.py": (
-        "test_the_end_of_a_query_is_waited_for",
-        "test_an_epoch_is_noted_between_the_folds_of_two_ledgers",
         "test_a_ledger_or_checkpoint_inside_the_input_is_refused",
         "test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
     ),

@@ -60,7 +60,7 @@ from rocket_sink.spark.session_checks import (
     check_session,
     has_budget,
     over_budget,
-    refused_queries,
+    refused_runs,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import TransactionCommitter
@@ -349,9 +349,9 @@ class BatchWriter:
             forget_tasks(place, query)
 
     def _query_of(self, session: SparkSession, stream: StreamRun) -> str:
-        """Return the name of the query; raise an error if the listener refused the query, or if
+        """Return the name of the query; raise an error if the listener refused the run, or if
         nothing tells the query."""
-        if reason := refused_queries.get(stream.query_id):
+        if reason := refused_runs.get(stream.run_id):
             raise ConfigurationError(reason)
         if stream.is_unclear or (
             is_classic(session) and not (self._options.app_id or stream.query_id)

@@ -210,7 +210,7 @@ def refuse_query(
         return (options, lane, plan) if options is not None else None
     if kind == "ForeachBatchSink":
         # Spark hides the query's function, which may not be ours: let `write_batch` raise.
-        refused_queries[query_id] = reason
+        refused_runs[query.runId().toString()] = reason
         return None
     _LOG.error("the query %s is ended: %s", query_id, reason)
     # Cancel the jobs to let the query fail: `stop` would end it as if it had succeeded.
@@ -253,8 +253,9 @@ def own_options(given: Mapping[str, str]) -> dict[str, str]:
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 
 
-refused_queries: Final[dict[str, str]] = {}
-"""The foreachBatch queries that must send nothing: {query id: reason}."""
+refused_runs: Final[dict[str, str]] = {}
+"""The runs of foreachBatch queries that must send nothing: {run id: reason}. A later run of the
+query may be sound."""
 
 
 class _ForeachSink(NamedTuple):

@@ -24,10 +24,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.token import LedgerToken
 from rocket_sink.ledger.transport.accumulator import RowsByAccumulator, rows_by_accumulator
 from rocket_sink.options import SinkOptions, check_topic_option, constructor_options
@@ -35,7 +37,7 @@ from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
-from rocket_sink.spark.listener import install_fold
+from rocket_sink.spark.listener import install_fold, owner_of
 from rocket_sink.spark.session_checks import (
     check_reachable,
     check_rights,
@@ -60,6 +62,8 @@ class RocketSink:
     """
 
     _task: ForeachTask | None = None
+    _context: SparkContext | None = None
+    """The application in which a listener folds this sink's ledger."""
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
         if options is not None and more:
@@ -157,6 +161,7 @@ class RocketSink:
                 "write_batch is for foreachBatch(sink.write_batch), which gives it a frame and an "
                 "epoch; for rows write foreach(sink), for a batch sink.write(df)"
             )
+        self._listen(owner_of(df.sparkSession))
         self._batches.write_epoch(df, epoch_id)
 
     def write(self, df: DataFrame, *epoch: int) -> WriteSummary:
@@ -165,7 +170,14 @@ class RocketSink:
             raise ConfigurationError(
                 "write() takes a batch alone; for a stream write foreachBatch(sink.write_batch)"
             )
+        self._listen(df.sparkSession)
         return self._batches.write(df)
+
+    def _listen(self, session: SparkSession) -> None:
+        """Install the session's listener once per application: the sink may be older."""
+        if is_classic(session) and session.sparkContext is not self._context:
+            install_fold(self._options, session)
+            self._context = session.sparkContext
 
     def __getstate__(self) -> dict[str, Any]:
         # `foreach()` pickles the sink on the driver, before any task runs. Check again here,

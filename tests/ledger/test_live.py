@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,49 @@ def test_a_ledger_that_is_not_there_yet_is_followed_from_its_first_row(tmp_path:
     store(tmp_path / "later", minute())
     figures.refresh()
     assert figures.rows["dead"] == 1
+
+
+@pytest.mark.parametrize("commits", [1, 5])
+def test_a_table_that_was_made_anew_is_read_from_its_beginning(
+    tmp_path: Path, commits: int
+) -> None:
+    """The new log may be shorter than the old one, or longer."""
+    folder, asked = tmp_path / "ledger", list[int]()
+
+    def standing() -> Standing:
+        asked.append(len(asked))
+        return Standing({}, len(asked))
+
+    for _ in range(3):
+        store(folder, minute())
+    figures = followed(folder, standing=standing)
+    store(folder, minute())
+    figures.refresh()
+    assert figures.rows["dead"] == 1
+    shutil.rmtree(folder)
+    figures.refresh()
+    assert figures.standing.superseded_rows == len(asked) == 2
+    figures.refresh()
+    assert len(asked) == 2
+    for _ in range(commits):
+        store(folder, minute())
+    assert figures.refresh()
+    assert figures.rows["dead"] == 1 + commits
+    assert not figures.refresh()
+
+
+def test_a_folder_that_is_away_for_a_while_is_read_once(tmp_path: Path) -> None:
+    """A mounted folder may be gone for a moment, and come back with the same table."""
+    figures = followed(tmp_path / "ledger")
+    store(tmp_path / "ledger", minute())
+    figures.refresh()
+    (tmp_path / "ledger").rename(tmp_path / "away")
+    assert not figures.refresh()
+    (tmp_path / "away").rename(tmp_path / "ledger")
+    assert not figures.refresh()
+    store(tmp_path / "ledger", minute())
+    figures.refresh()
+    assert figures.rows["dead"] == 2
 
 
 def test_other_runs_are_left_out(tmp_path: Path) -> None:

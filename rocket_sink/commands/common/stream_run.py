@@ -248,7 +248,7 @@ def run_stream(
 ) -> Report:
     """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; show its progress."""
     frame = source.read(spark, streaming=True)
-    figures = _figures(spark, sink_options)
+    figures = _figures(sink_options)
     writer = stream_writer(spark, frame, sink_options, lane)
     writer = writer.option("checkpointLocation", checkpoint)
     if query_name:
@@ -342,14 +342,14 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     return report
 
 
-def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
+def _figures(sink_options: Mapping[str, Any]) -> LiveFigures | None:
     """Return the figures of the ledger's new rows; None without a ledger that can be followed."""
     from rocket_sink.ledger.query.live import follow
 
     if not sink_options.get("ledger"):
         return None
     try:
-        return follow(spark, resolve_path(str(sink_options["ledger"])))
+        return follow(resolve_path(str(sink_options["ledger"])))
     except (LedgerError, OSError):
         return None  # Ignore the error: the query raises it if it needs the ledger's files.
 

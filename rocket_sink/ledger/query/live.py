@@ -29,12 +29,12 @@ from rocket_sink.ledger.path import LedgerPath, first_line
 from rocket_sink.ledger.query.duckdb_reader import reader_of
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, IN_FLIGHT, ISOLATION, RESOLUTION, SEND
 from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, middle_ms, percentile
+from rocket_sink.ledger.storage import active_session
 from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
-    from pyspark.sql import SparkSession
 
 _LOG: Final = log.logger(__name__)
 
@@ -125,10 +125,13 @@ class LiveFigures:
                 return False
             has_new_rows = False
             self._answered.clear()
+            before = self._follower.state
             try:
                 for kind, rows in self._follower.new_rows():
                     has_new_rows = True
                     self._add(kind, rows)
+                # Letters of a table that is gone are not pending any more.
+                self._is_old |= before.has_table and self._follower.state != before
                 if self._ask is not None and self._is_old:
                     self.standing = self._ask()
                     self._is_old = False
@@ -190,10 +193,11 @@ class LiveFigures:
             sums.isolated_until, sums.cause = until, cause
 
 
-def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
-    """Return sums of the rows that a ledger gets from now on; `reader_of` queries their `standing`.
-    Raise LedgerError or OSError if pyarrow cannot reach the ledger's files."""
-    return LiveFigures(place, lambda: standing_of(reader_of(spark, place)))
+def follow(place: LedgerPath) -> LiveFigures:
+    """Return sums of the rows that a ledger gets from now on; `reader_of` queries their `standing`
+    in the session that is active then. Raise LedgerError or OSError if pyarrow cannot reach the
+    ledger's files."""
+    return LiveFigures(place, lambda: standing_of(reader_of(active_session(), place)))
 
 
 def standing_of(query: Query | None) -> Standing:
@@ -314,10 +318,11 @@ METRICS: Final = (
 )  # fmt: skip
 
 _followed: dict[LedgerPath, LiveFigures] = {}
+"""The sums of ledgers by path, whichever table is there. They outlive a session, as metrics do."""
 _lock: Final = ForkLock()
 
 
-def observe(spark: SparkSession, place: LedgerPath) -> None:
+def observe(place: LedgerPath) -> None:
     """Make metrics of a ledger from now on. Do nothing if OpenTelemetry's API is not installed, or
     if the ledger has metrics already. `follow` may raise LedgerError or OSError."""
     try:
@@ -328,7 +333,7 @@ def observe(spark: SparkSession, place: LedgerPath) -> None:
         if place in _followed:
             return
         is_first = not _followed
-        _followed[place] = follow(spark, place)
+        _followed[place] = follow(place)
     if is_first:
         from rocket_sink import __version__
 

@@ -1,0 +1,111 @@
+"""The registry of the runs of a session's queries: what Spark has reported of each run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rocket_sink.ledger.driver.folded import Epoch, FoldedLedger
+from rocket_sink.ledger.transport.files import spooled_epochs
+from rocket_sink.spark import lineage
+from rocket_sink.spark.console import say_end, say_no_rows, warn_of_losses
+
+_CUT: Final = "; a start with the same checkpoint goes on from here"
+_WAITS: Final = "; the last epochs wait for `rocket-sink ledger fold`"
+
+
+@dataclass
+class Run:
+    """A run of a streaming query.
+
+    Attributes:
+        ledger: URI of the run's ledger; empty if Spark hides the sink, as with foreachBatch.
+        has_begun: the run finished an epoch or waited for rows, or Spark has reported its end.
+        is_running: Spark has not reported the end.
+        is_awaited: whether to wait for this report; not a second time.
+    """
+
+    query: str
+    ledger: str = ""
+    has_begun: bool = False
+    is_running: bool = True
+    is_awaited: bool = True
+
+
+class Runs:
+    """The runs that Spark has reported, until their ends are logged. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._runs))
+
+    def start(self, run_id: str, query_id: str) -> None:
+        self._runs[run_id] = Run(query_id)
+
+    def name_ledger(self, run_id: str, uri: str) -> None:
+        if run_id in self._runs:
+            self._runs[run_id].ledger = uri
+
+    def begin(self, run_id: str) -> None:
+        if run_id in self._runs:
+            self._runs[run_id].has_begun = True
+
+    def end(self, run_id: str, error: str) -> None:
+        """Note an end. The query itself raises its `error`, so do not warn of a lack of rows."""
+        lineage.failed(run_id, error)
+        if (run := self._runs.get(run_id)) is not None:
+            run.has_begun, run.is_running = True, False
+            run.ledger = "" if error else run.ledger
+
+    def awaited(self) -> set[str]:
+        """Return the runs for the report of whose end a caller may wait."""
+        runs = list(self._runs.items())
+        return {run_id for run_id, run in runs if run.is_running and run.is_awaited}
+
+    def give_up(self, run_ids: Iterable[str]) -> None:
+        """Wait no more for the ends of these runs."""
+        for run_id in run_ids:
+            self._runs[run_id].is_awaited = False
+
+    def warn_of_losses(self, counts: Mapping[Epoch, Mapping[str, object]], ledger: str) -> None:
+        """Warn of these runs' rows that were not delivered to a broker."""
+        for (run_id, epoch), facts in counts.items():
+            if (run := self._runs.get(run_id)) is not None:
+                warn_of_losses(f"epoch {epoch} of the query {run.query}", facts, ledger)
+
+    def ended(self) -> set[str]:
+        """Return the runs whose end Spark has reported, and whose end is not logged yet."""
+        return {run_id for run_id, run in list(self._runs.items()) if not run.is_running}
+
+    def say_ends(
+        self, run_ids: Iterable[str], ledgers: Collection[FoldedLedger], *, is_folded: bool
+    ) -> None:
+        """Log the row counts of these runs. Leave runs without rows for a later call unless
+        `is_folded`, because their rows may wait for a fold."""
+        for run_id in run_ids:
+            if (run := self._runs.get(run_id)) is None:
+                continue
+            counts = Counter[str]()
+            for ledger in ledgers:
+                counts += _say_end(run_id, run, ledger)
+            if not (counts or is_folded):
+                continue
+            self._runs.pop(run_id, None)
+            uris = [ledger.place.uri for ledger in ledgers if ledger.accounts is not None]
+            if run.ledger in uris and not counts:
+                say_no_rows(run.query, run.ledger, is_early=not run.has_begun)
+            lineage.ended(run_id, counts)
+
+
+def _say_end(run_id: str, run: Run, ledger: FoldedLedger) -> Counter[str]:
+    counts = ledger.end_run(run_id)
+    if counts["rows_in"]:
+        more = _WAITS if spooled_epochs(ledger.place) else ""
+        # A run whose end Spark has not reported is cut off by the program's end.
+        more += _CUT if run.is_running else ""
+        say_end(f"the query {run.query}", counts, ledger.place.uri, more)
+    return counts

@@ -1,0 +1,377 @@
+"""The thread that folds a session's ledgers, and that counts the rows which queries gave to tasks.
+The session is a fake: delta-rs folds a local ledger without Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import deltalake
+import pytest
+
+from rocket_sink.ledger.driver import folded
+from rocket_sink.ledger.driver.folded import FoldedLedger
+from rocket_sink.ledger.driver.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.query.duckdb_reader import open_quick
+from rocket_sink.ledger.transport.spool import SpoolWriter
+from rocket_sink.ledger.upkeep.expire import Retention
+from rocket_sink.spark.listener import FoldThread
+from tests.ledger.values import accounts, context
+
+QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
+CONSOLE = "rocket_sink.spark.console"
+DEADLINE_S = 60.0
+
+
+def done(epoch: int, rows: int, run: str = "run-1") -> Any:
+    """Return Spark's progress report of an epoch."""
+    return SimpleNamespace(
+        id=QUERY, runId=run, batchId=epoch, numInputRows=rows, batchDuration=5,
+        sink=SimpleNamespace(numOutputRows=rows),
+    )  # fmt: skip
+
+
+def write(folder: Path, epoch: int, rows: int, run: str = "run-1", dead: int = 0) -> None:
+    """Write the spool file of a task."""
+    ctx = context(query_id=QUERY, run_id=run, epoch=epoch, task_attempt_id=10 + epoch)
+    spool = SpoolWriter(resolve_path(folder), ctx)
+    spool.append(accounts(ctx, acked=rows - dead, dead=dead))
+    spool.seal()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def session(*runs: str, is_stopped: bool = False) -> Any:
+    """Return a session with these running queries."""
+    queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
+    java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+    context = SimpleNamespace(master="local[2]", applicationId="app", _jsc=java)
+    conf = SimpleNamespace(get=lambda name, default: "")
+    return SimpleNamespace(_jsparkSession=1, streams=queries, sparkContext=context, conf=conf)
+
+
+@pytest.fixture
+def thread() -> Iterator[FoldThread]:
+    thread = FoldThread(session())
+    yield thread
+    thread.finish()
+
+
+def texts(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == level]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines about the ends of queries."""
+    return [r.getMessage() for r in caplog.records if r.name == CONSOLE and " ended" in r.message]
+
+
+def is_confirmed(folder: Path, epochs: int) -> bool:
+    """Return whether the table has so many confirmed epochs."""
+    if (quick := open_quick(folder)) is None:
+        return False
+    rows = quick.query("SELECT count(*) AS epochs FROM epochs WHERE confirmed")
+    return bool(rows["epochs"][0].as_py() == epochs)
+
+
+def test_the_last_burst_of_an_idle_stream_is_folded(tmp_path: Path, thread: FoldThread) -> None:
+    """No event comes after the burst, but the interval passes."""
+    thread.add(resolve_path(tmp_path), interval_s=0.5)
+    thread.note_start("run-1", QUERY)
+    for epoch in range(3):
+        write(tmp_path, epoch, 5)
+        thread.note_progress(done(epoch, 5))
+    wait_for(lambda: is_confirmed(tmp_path, 3))
+    assert not Ledger(tmp_path).unfolded_epochs()
+
+
+def test_rows_do_not_expire_only_after_a_fold(
+    tmp_path: Path, thread: FoldThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may be idle for longer than a day."""
+    looks: list[Retention] = []
+    monkeypatch.setattr(folded, "expire_daily", lambda spark, place, kept: looks.append(kept))
+    monkeypatch.setattr(folded, "_EXPIRY_S", 0.2)
+    kept = Retention({"send": 1000})
+    thread.add(resolve_path(tmp_path), 1e9, retention=kept)
+    thread.note_progress(done(0, 5))
+    wait_for(lambda: len(looks) >= 3)
+    assert looks[0] == kept
+
+
+def test_a_fold_that_failed_is_repeated(
+    tmp_path: Path, thread: FoldThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may fold at the moment at which the last query ends."""
+    fold, tries = folded.fold, []
+
+    def fold_later(*arguments: Any, **more: Any) -> Any:
+        tries.append(1)
+        return SimpleNamespace(busy=True) if len(tries) < 3 else fold(*arguments, **more)
+
+    monkeypatch.setattr(folded, "fold", fold_later)
+    monkeypatch.setattr(folded, "_RETRY_S", 0.1)
+    thread.add(resolve_path(tmp_path), interval_s=0.0)
+    write(tmp_path, 0, 5)
+    thread.note_end("run-1")
+    wait_for(lambda: len(tries) == 3)
+    wait_for(lambda: not Ledger(tmp_path).unfolded_epochs())
+
+
+def test_the_end_of_a_query_is_waited_for() -> None:
+    """Spark reports the end after `awaitTermination` has returned."""
+    thread, handled = FoldThread(session("other")), threading.Event()
+    thread.note_start("other")
+    thread.note_start("run-1")
+    confirm = thread._confirm
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.2)
+        confirm(*arguments)
+        handled.set()
+
+    thread._confirm = slowly  # type: ignore[method-assign]
+    thread.add(resolve_path("/no/such/ledger"), interval_s=1e9)
+
+    def end() -> None:
+        thread.note_progress(done(0, 1))
+        thread.note_end("run-1")
+
+    threading.Timer(0.2, end).start()
+    thread.await_ended(DEADLINE_S)
+    assert handled.is_set()
+
+
+def test_an_epoch_is_noted_between_the_folds_of_two_ledgers(thread: FoldThread) -> None:
+    """A fold of many ledgers takes longer than a sync waits for the end of a query."""
+    calls: list[Any] = []
+
+    def fold(ledger: FoldedLedger) -> None:
+        if not calls:
+            thread.note_progress(done(1, 1))
+        calls.append("fold")
+
+    thread._fold = fold  # type: ignore[method-assign]
+    thread._confirm = lambda ledger, progress: calls.append(progress.batchId)  # type: ignore[method-assign]
+    for name in ("/no/one", "/no/two"):
+        thread.add(resolve_path(name), interval_s=1e9)
+    thread.note_end("run-1")
+    wait_for(lambda: calls.count("fold") >= 2)
+    assert calls[:4] == ["fold", 1, 1, "fold"]
+
+
+def test_rows_that_come_after_a_fold_began_are_not_missing_yet(
+    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A fold under load takes longer than an epoch, and the counts are compared after it."""
+    fold, folds = folded.fold, []
+
+    def slow_fold(*arguments: Any, **more: Any) -> Any:
+        summary = fold(*arguments, **more)
+        folds.append(summary)
+        if len(folds) == 1:
+            write(tmp_path, 1, 5)
+            thread.note_progress(done(1, 5))
+            thread._confirm_new()
+        return summary
+
+    monkeypatch.setattr(folded, "fold", slow_fold)
+    thread.add(resolve_path(tmp_path), interval_s=1e9)
+    thread.note_start("run-1", QUERY)
+    write(tmp_path, 0, 5)
+    thread.note_progress(done(0, 5))
+    wait_for(lambda: folds)
+    thread.note_end("run-2")
+    wait_for(lambda: is_confirmed(tmp_path, 2))
+    thread.note_progress(done(2, 5))  # The files of this epoch are in no spool.
+    thread.note_end("run-1")
+    wait_for(lambda: texts(caplog, "ERROR"))
+    [text] = texts(caplog, "ERROR")
+    assert "lacks 5 of the 5 rows that Spark handed to the tasks of epoch 2 " in text
+
+
+def test_a_ledger_that_was_made_anew_is_another_ledger(
+    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder is deleted to begin anew. The next query's rows count, the last one's are over."""
+    caplog.set_level("INFO", CONSOLE)
+    folder = tmp_path / "ledger"
+    thread.add(resolve_path(folder), interval_s=0.0)
+    for run, epochs in (("run-1", 3), ("run-2", 1), ("run-3", 4)):
+        thread.note_start(run, QUERY)
+        for epoch in range(epochs):
+            write(folder, epoch, 5, run, dead=1)
+            thread.note_progress(done(epoch, 5, run))
+        wait_for(lambda epochs=epochs: is_confirmed(folder, epochs))  # type: ignore[misc]
+        thread.note_end(run)
+        wait_for(lambda: not [*thread.runs])
+        shutil.rmtree(folder)
+    ends = [f"the query {QUERY} ended: {5 * n} rows in, {4 * n} acknowledged" for n in (3, 1, 4)]
+    assert all(line.startswith(end) for line, end in zip(said(caplog), ends, strict=True))
+    losses = [text for text in texts(caplog, "WARNING") if "were not delivered" in text]
+    assert len(losses) == 3 + 1 + 4
+    assert not texts(caplog, "ERROR")
+    assert "deleted while" not in caplog.text
+
+
+def test_a_ledger_that_is_deleted_under_its_query_is_told_of_once(
+    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "ledger"
+    thread.add(resolve_path(folder), interval_s=1e9)
+    thread.note_start("run-1", QUERY)
+    for epoch in range(2):
+        # The second epoch is noted, and waits for the next fold.
+        write(folder, epoch, 5)
+        thread.note_progress(done(epoch, 5))
+        wait_for(lambda: is_confirmed(folder, 1))
+    thread.await_ended(0.0)
+    shutil.rmtree(folder)
+    for run in ("run-2", "run-3"):
+        thread.note_end(run)
+        wait_for(lambda: "deleted while" in caplog.text)
+    thread.note_end("run-1")
+    wait_for(lambda: not [*thread.runs])
+    [text] = texts(caplog, "WARNING")
+    assert f"the ledger {folder} was deleted while its query ran" in text
+    assert "stop the queries" in text
+    assert not texts(caplog, "ERROR")
+    assert not folder.exists()
+
+
+def test_a_late_listener_compares_no_counts(
+    tmp_path: Path, thread: FoldThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query has written rows, and another process has folded them, before the listener came."""
+    thread.add(resolve_path(tmp_path), interval_s=0.0)
+    write(tmp_path, 1, 1)  # The query uses this ledger.
+    assert thread.note_start("run-1", QUERY, is_late=True)
+    assert not thread.note_start("run-1", QUERY)
+    thread.note_progress(done(0, 5))
+    thread.note_end("run-1")
+    wait_for(lambda: is_confirmed(tmp_path, 1))
+    wait_for(lambda: not [*thread.runs])
+    assert not texts(caplog, "ERROR")
+
+
+def test_rows_that_no_fold_took_in_are_in_the_accounts_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A script without `awaitTermination` ends before Spark reports the epoch."""
+    caplog.set_level("INFO", "rocket_sink")
+    thread = FoldThread(session())
+    thread.add(resolve_path(tmp_path), interval_s=0.0)
+    thread.note_start("run-1", QUERY)
+    write(tmp_path, 0, 2, dead=1)
+    thread.finish()
+    loss, end = (record for record in caplog.records if record.name == CONSOLE)
+    assert loss.levelname == "WARNING" and loss.message.startswith("1 of 2 rows of epoch ")
+    assert f"the query {QUERY} ended: 2 rows in, 1 acknowledged, 1 dead letter; " in end.message
+    assert "a start with the same checkpoint goes on from here" in end.message
+
+
+def test_the_ends_of_a_session_that_stops_are_told_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`spark.stop()` right after `awaitTermination` stops the session under the last fold."""
+    caplog.set_level("INFO", "rocket_sink")
+    thread = FoldThread(session(is_stopped=True))
+    thread._session._jsparkSession = None
+    thread.add(resolve_path(tmp_path), interval_s=0.0)
+    thread.note_start("run-1", QUERY)
+    write(tmp_path, 0, 5)
+    thread.note_end("run-1")
+    wait_for(lambda: said(caplog))
+    [end] = said(caplog)
+    assert f"the query {QUERY} ended: 5 rows in, 5 acknowledged; " in end
+    wait_for(lambda: thread._thread is not None and not thread._thread.is_alive())
+    thread.finish()
+    assert len(said(caplog)) == 1
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_the_end_of_a_query_without_rows_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_idle: bool
+) -> None:
+    caplog.set_level("INFO", "rocket_sink")
+    thread, place = FoldThread(session("run-1")), resolve_path(tmp_path)
+    thread.add(place, interval_s=0.0)
+    for run, query in (("run-1", QUERY), ("run-2", "foreign"), ("run-3", "failed")):
+        thread.note_start(run, query)
+    for run in ("run-1", "run-3"):
+        thread.runs.name_ledger(run, place.uri)
+    thread.note_end("run-3", "an error that the query raises")
+    if is_idle:
+        thread.runs.begin("run-1")
+    thread.finish()
+    (end,) = (record for record in caplog.records if record.name == CONSOLE)
+    if is_idle:
+        assert end.message == f"the query {QUERY} ended: 0 rows in; ledger {tmp_path}"
+    else:
+        assert end.levelname == "WARNING"
+        assert end.message.startswith(f"the query {QUERY} ended before its first epoch was done")
+
+
+def test_an_end_that_is_never_told_is_waited_for_once(thread: FoldThread) -> None:
+    thread.note_start("run-1")
+    began_s = time.monotonic()
+    thread.await_ended(0.3)
+    assert time.monotonic() - began_s >= 0.3
+    thread.await_ended(1e9)
+
+
+def test_nobody_waits_while_queries_run() -> None:
+    thread = FoldThread(session("run-1"))
+    thread.note_start("run-1")
+    thread.await_ended(1e9)
+
+
+ENDING = """\
+import sys, threading, time
+from types import SimpleNamespace
+import deltalake, pyarrow
+from rocket_sink.ledger.driver import folded
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.spark import listener
+
+place, started = resolve_path(sys.argv[1]), threading.Event()
+table = pyarrow.table({"a": list(range(20_000))})
+
+def fold(session, place, wait_s):
+    for _ in range(10):
+        deltalake.write_deltalake(sys.argv[1] + "/t", table, mode="append")
+        started.set()
+    return SimpleNamespace(busy=True)
+
+folded.fold = fold
+thread = listener.FoldThread(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None)))
+thread.add(place, 0.0)
+thread.note_end("run")
+started.wait()
+"""
+
+
+def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path: Path) -> None:
+    """A thread within delta-rs at that moment ended the process by SIGSEGV, every time."""
+    process = subprocess.run(
+        [sys.executable, "-c", ENDING, str(tmp_path)],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert (process.returncode, process.stderr) == (0, "")
+    assert deltalake.DeltaTable(f"{tmp_path}/t").version() == 9
