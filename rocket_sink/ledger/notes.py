@@ -17,7 +17,7 @@ Delta ignores folders whose names start with `_`.
 | queues | a topic's queues in strict order (`task.queue_snapshot`) | never, one per topic |
 | folds | the spool files that a fold takes (`driver.fold`) | when the files are deleted |
 | backfill | token of the backfill that may send (`backfill_marks`) | never, one |
-| sources | the column types of a backfilled table | never, one per table |
+| sources | how a backfilled table's rows are read and known again | never, one per table |
 | upkeep | when rows expired last | never, one |
 
 Several writers may have to agree on the content of a note (`agree`). In a local folder the first

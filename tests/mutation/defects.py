@@ -2306,8 +2306,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "zone-of-texts-ignored",
         "rocket_sink/spark/backfill/sources.py",
-        "            if self.is_text or any(",
-        "            if any(",
+        "            if self.is_text or converts or any(",
+        "            if converts or any(",
         (f"{_backfill}::TestTables::test_texts_are_other_times_in_another_zone",),
         "a backfill of csv files on a host in another zone sends all rows again",
     ),

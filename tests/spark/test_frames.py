@@ -16,6 +16,7 @@ from rocket_sink.rows.normalise import normalise
 from rocket_sink.spark.backfill.sources import Selection, Table
 from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.spark.frames import plan_of, select_needed
+from tests.spark.settings import setting
 
 ZONE = "spark.sql.session.timeZone"
 NOON = "timestamp_ntz'2026-07-01 12:00:00.000001'"
@@ -25,10 +26,8 @@ AS_WRITTEN = '"2026-07-01T12:00:00.000001"'
 @pytest.fixture
 def new_york(spark: Any) -> Iterator[Any]:
     """The session, with a zone in which no time is that of UTC."""
-    before = spark.conf.get(ZONE)
-    spark.conf.set(ZONE, "America/New_York")
-    yield spark
-    spark.conf.set(ZONE, before)
+    with setting(spark, ZONE, "America/New_York"):
+        yield spark
 
 
 @pytest.mark.spark
@@ -68,13 +67,9 @@ def test_json_keeps_microseconds_and_seconds_of_zones(
         "SELECT timestamp'1883-11-18 12:03:57.999999' AS past, timestamp'2026-07-01' AS now"
     )
     options = SinkOptions.parse(topic="t", bodyFormat="json")
-    before = new_york.conf.get(parser)
-    new_york.conf.set(parser, policy)
-    try:
+    with setting(new_york, parser, policy):
         packed, _ = select_needed(frame, plan_of(frame, options))
         body = packed.first().body
-    finally:
-        new_york.conf.set(parser, before)
     assert body == (
         f'{{"past":"1883-11-18T12:03:57.999999{offset}","now":"2026-07-01T00:00:00.000000-04:00"}}'
     )
@@ -88,19 +83,14 @@ def test_a_decimal_key_has_the_same_text_in_lanes_and_backfills(
     """The text of a key chooses its queue. Tasks cast Arrow's decimals, a backfill Spark's."""
     texts = ["0.0000000000", "0.0000000001", "-0.0000000010", "-12.5000000000", "7.0000000000"]
     keys = ", ".join(f"({text!r})" for text in texts)
-    setting = "spark.sql.ansi.enabled"
     frame = spark.sql(
         f"SELECT 'b' AS body, CAST(k AS DECIMAL(20, 10)) AS sharding_key FROM VALUES {keys} AS t(k)"
     )
     options = SinkOptions.parse(topic="t")
-    before = spark.conf.get(setting)
-    spark.conf.set(setting, ansi)
-    try:
+    with setting(spark, "spark.sql.ansi.enabled", ansi):
         table = Table(frame, "t", options).pending(spark, Ledger(tmp_path / "l"), Selection())
         assert table is not None
         backfilled = sorted(row.sharding_key for row in table.collect())
-    finally:
-        spark.conf.set(setting, before)
     sent = normalise(frame.toArrow(), plan_of(frame, options)).sharding_key
     assert sent is not None
     assert backfilled == sorted(sent.to_pylist()) == sorted(texts)

@@ -10,11 +10,13 @@ Both give a frame of pending rows with the columns `SENT_COLUMNS`, `letter_id`, 
     _place      the sort key for the rows of a sharding key
 
 The `letter_id` of a table's row is the same in each backfill: a digest of the table's name, the
-topic option and all columns, with a number for equal rows. By this id the ledger records sent rows,
-so repeated backfills send a row once. A row without a message id gets one from its `letter_id`.
+topic option and the exact values of all columns, with a number for equal rows. By this id the
+ledger records sent rows, so repeated backfills send a row once. A row without a message id gets one
+from its `letter_id`.
 With another path or topic, all rows are new. The digest also depends on the columns' types, which
-Spark infers from all files. One new file could change the types, and all old rows would be sent
-again. So the first backfill notes the types, and later backfills refuse others."""
+Spark infers from all files, and on settings by which Spark reads times. One new file could change
+the types, and all old rows would be sent again. So the first backfill notes the digest, the types
+and the settings, and later backfills refuse others."""
 
 from __future__ import annotations
 
@@ -24,19 +26,32 @@ import re
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from rocket_sink.errors import ColumnError, OptionError
+from rocket_sink.errors import ColumnError, LedgerError, OptionError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, first_line, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import json_body, plan_of, quoted
+from rocket_sink.spark.session_checks import session_setting
 
 SENT_COLUMNS: Final = (
     "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
@@ -47,7 +62,17 @@ SENT_COLUMNS: Final = (
 _SOURCES: Final = "sources"
 """Kind of the notes that hold the column types of a table."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
+_DIGEST: Final = "exact values"
+"""The name of the digest of a row. Another digest needs another name: it makes other ids."""
 _ZONE: Final = "spark.sql.session.timeZone"
+_CONVERTS: Final = "spark.sql.parquet.int96TimestampConversion"
+_OF_TIMES: Final = (
+    _CONVERTS,
+    "spark.sql.parquet.int96RebaseModeInRead",
+    "spark.sql.parquet.datetimeRebaseModeInRead",
+    "spark.sql.legacy.timeParserPolicy",
+)
+"""Settings that change the moments that Spark reads from the same files."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +165,8 @@ class DeadLetters:
 class Table:
     """A table, a path, or any frame that fits the row contract (see the option `columns`). A key's
     rows are sorted by `orderBy`, then `event_time`, then their order in the files. `pending` raises
-    a ColumnError if the frame does not fit the row contract, or the types of the first backfill.
+    a ColumnError if the frame does not fit the row contract, or is read otherwise than by the first
+    backfill.
 
     Args:
         frame: its rows, with all columns.
@@ -161,7 +187,7 @@ class Table:
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
         """Return the rows that were not sent yet and meet the selection's `where`."""
-        self._check_types(spark, ledger)
+        self._check_reading(spark, ledger)
         plan = plan_of(self.frame, self.options)
         # Filter first, while all columns are there. Equal rows pass or fail together, so the filter
         # does not change the numbers in their ids.
@@ -185,43 +211,56 @@ class Table:
         return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
 
     def begin(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Note the columns' types, on which the rows' ids depend."""
-        NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._types(spark))
+        """Note all that the rows' ids depend on besides the rows."""
+        NoteStore(resolve_path(ledger.path), _SOURCES).agree(self._note, self._reading(spark))
 
-    def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Raise a ColumnError if the types differ from those that the first backfill noted."""
+    def _check_reading(self, spark: SparkSession, ledger: Ledger) -> None:
+        """Raise an error if the rows' ids would differ from those of the first backfill, by its
+        note: a LedgerError for another digest, a ColumnError for other types or settings."""
         store = NoteStore(resolve_path(ledger.path), _SOURCES)
         where = store.where(self._note)
         with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
             before = store.read(self._note)
-        now = self._types(spark)
+        now = self._reading(spark)
         if before is None or before == now:
             return
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        if before.get("digest") != _DIGEST:
+            raise LedgerError(
+                f"another version of rocket-sink has sent rows of {self.name} ({where}). It knew a "
+                "row by another digest, so all of its rows would be sent again. Go on with that "
+                "version; or name another ledger, which sends all rows again",
+                path=where,
+            )
+        types, settings = before["types"], before["settings"]
+        old, new = {**types, **settings}, {**now["types"], **now["settings"]}
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         differences = ", ".join(
-            f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
+            f"{name} was {old.get(name, 'not there')}, is {new.get(name, 'not there')}"
             for name in changed
         )
-        ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in before.items() if name != _ZONE)
+        ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
+        as_before = "".join(f" --spark-conf {name}={value}" for name, value in settings.items())
         raise ColumnError(
-            f"{self.name} is read with other types than when its rows were sent first "
-            f"({differences}), so all of them would be sent again. Send what is new from a --path "
-            "of its own (--source-option basePath=... keeps partition columns). Or read all as "
-            f"before: --schema {ddl!r}"
-            + (f" --spark-conf {_ZONE}={before[_ZONE]}" if _ZONE in before else "")
-            + ". To send all again, name another ledger.",
+            f"{self.name} is read otherwise than when its rows were sent first ({differences}), so "
+            "all of them would be sent again. Send what is new from a --path of its own "
+            "(--source-option basePath=... keeps partition columns). Or read all as before: "
+            f"--schema {ddl!r}{as_before}. To send all again, name another ledger.",
             column=changed[0],
         )
 
-    def _types(self, spark: SparkSession) -> dict[str, str]:
-        """Return {column: type}, and the session's time zone if Spark parses timestamps in it."""
+    def _reading(self, spark: SparkSession) -> dict[str, Any]:
+        """Return what the rows' ids depend on: the digest's version, the columns' types, and the
+        session's settings by which Spark reads their times."""
         types = {field.name: field.dataType.simpleString() for field in self.frame.schema}
         timed = [name for name, kind in types.items() if re.search(r"\btimestamp\b", kind)]
+        names = list(_OF_TIMES) if timed else []
         if timed:
             file = "" if self.is_text else next(iter(self.frame.inputFiles()), "")
-            if self.is_text or any(f"/{name}=" in file for name in timed):
-                types[_ZONE] = str(spark.conf.get(_ZONE))
-        return dict(sorted(types.items()))
+            converts = session_setting(spark, _CONVERTS).lower() == "true"
+            if self.is_text or converts or any(f"/{name}=" in file for name in timed):
+                names.append(_ZONE)
+        settings = {name: session_setting(spark, name) for name in names}
+        return {"digest": _DIGEST, "types": dict(sorted(types.items())), "settings": settings}
 
     @property
     def _note(self) -> str:
@@ -245,10 +284,9 @@ class Table:
     def _numbered(self, frame: DataFrame) -> DataFrame:
         """Add the columns `letter_id` and `_row`, the row's number in this read."""
         # Sort the columns by name: their order depends on the file that Spark reads first.
-        names = [quoted(name) for name in sorted(frame.columns)]
-        # Use UTC, so that the digests do not depend on the session's time zone.
-        written = {"ignoreNullFields": "false", "timeZone": "UTC"}
-        content = F.to_json(F.struct(*names), written)
+        columns = sorted(frame.schema, key=lambda field: field.name)
+        fields = [exact(F.col(quoted(f.name)), f.dataType).alias(f.name) for f in columns]
+        content = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"})
         parts = [F.lit(self.name), F.lit(self.options.topic), content]
         digest = F.md5(F.concat_ws("\n", *parts))
         counted = frame.withColumns({"_row": F.monotonically_increasing_id(), "_digest": digest})
@@ -270,6 +308,33 @@ class Table:
             columns["topic"] = F.lit(self.options.topic)
         columns["message_id"] = F.coalesce(columns["message_id"], F.upper(F.md5("letter_id")))
         return columns
+
+
+def exact(value: Column, kind: DataType) -> Column:
+    """Return an expression whose JSON is the same for equal values only, with each Java and in each
+    session. Java 19 and later write doubles otherwise, and JSON cuts times to milliseconds."""
+    if isinstance(kind, (FloatType, DoubleType)):
+        form = F.format_string("%a", value)
+    elif isinstance(kind, TimestampType):
+        form = F.unix_micros(value)
+    elif isinstance(kind, TimestampNTZType):
+        form = value.cast("string")
+    elif isinstance(kind, DateType):
+        form = F.unix_date(value)
+    elif isinstance(kind, StringType):
+        # Bytes that are no UTF-8 would all become the same character.
+        form = value.cast("binary")
+    elif isinstance(kind, ArrayType):
+        form = F.transform(value, lambda item: exact(item, kind.elementType))
+    elif isinstance(kind, MapType):
+        entry = StructType().add("key", kind.keyType).add("value", kind.valueType)
+        form = exact(F.map_entries(value), ArrayType(entry))
+    elif isinstance(kind, StructType):
+        fields = [exact(value.getField(f.name), f.dataType).alias(f.name) for f in kind]
+        form = F.struct(*fields)
+    else:
+        return value
+    return F.when(value.isNotNull(), form)
 
 
 _BEYOND_THE_ROW: Final = re.compile(

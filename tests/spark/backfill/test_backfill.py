@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import io
+import json
 import os
 import shutil
 import threading
@@ -31,6 +32,7 @@ from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.backfill.sources import DeadLetters, Selection, Table
 from rocket_sink.testing import Answer, FakeCluster
 from tests.run_command import run_command
+from tests.spark.settings import setting
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -403,20 +405,66 @@ class TestTables:
         assert (sent.resent, sent.found) == (1, 0)
         assert bodies(cluster) == ["0", "0"]
 
-    def test_its_ids_are_the_same_in_each_time_zone(self, spark: Any, options: SinkOptions) -> None:
-        frame = spark.sql("SELECT 'b' AS body, timestamp'2026-01-01 12:00:00Z' AS made")
+    def test_its_ids_are_the_same_in_each_time_zone_and_with_each_java(
+        self, spark: Any, options: SinkOptions
+    ) -> None:
+        """Java 17 prints 1.0E23 as 9.999999999999999E22, later ones print 1.0E23. The id below
+        was made with Java 17, and is the same with Java 25."""
+        frame = spark.sql(
+            "SELECT 'b' AS body, timestamp'2026-01-01 12:00:00.123456Z' AS made, 1.0E23D AS large,"
+            " map(1.1F, array(date'1500-02-28')) AS nested, "
+            " timestamp_ntz'1800-01-01 00:00:00.5' AS written, 1E-9BD AS number, x'00ff' AS raw, "
+            " named_struct('a b', CAST(NULL AS DOUBLE), 'c', true) AS leg"
+        )
         source = Table(frame, "rows", options.with_(topic=TOPIC))
-        setting, ids = "spark.sql.session.timeZone", set()
-        own = spark.conf.get(setting)
-        try:
-            for zone in ("UTC", "America/New_York"):
-                spark.conf.set(setting, zone)
+        ids = set()
+        for zone in ("UTC", "America/New_York"):
+            with setting(spark, "spark.sql.session.timeZone", zone):
                 letters = source.pending(spark, Ledger(options.ledger), Selection())
                 assert letters is not None
                 ids.add(letters.select("letter_id").collect()[0][0])
-        finally:
-            spark.conf.set(setting, own)
-        assert len(ids) == 1
+        assert ids == {"row-e658aba224e98f0bb8beaf515c5d348f-1"}
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            "timestamp'2026-01-01 00:00:00.000001Z', timestamp'2026-01-01 00:00:00.000002Z'",
+            "timestamp_ntz'2026-01-01 00:00:00.000001', timestamp_ntz'2026-01-01 00:00:00.000002'",
+            "-0.0D, 0.0D, CAST('NaN' AS DOUBLE), NULL",
+            "CAST('-0' AS FLOAT), CAST('0' AS FLOAT)",
+            "CAST(x'fe' AS STRING), CAST(x'ff' AS STRING), 'null', NULL",
+            "array(CAST(x'fe' AS STRING)), array(CAST(x'ff' AS STRING)), array(NULL), array()",
+            "named_struct('a b', 0.0D, 'c', NULL), named_struct('a b', -0.0D, 'c', NULL), NULL",
+            "map(timestamp'2026-01-01 00:00:00.000001Z', 1D), map()",
+        ],
+    )
+    def test_values_that_differ_are_different_rows(
+        self, spark: Any, options: SinkOptions, values: str
+    ) -> None:
+        frame = spark.sql(f"SELECT 'b' AS body, explode(array({values})) AS value")
+        source = Table(frame, "rows", options.with_(topic=TOPIC))
+        letters = source.pending(spark, Ledger(options.ledger), Selection())
+        assert letters is not None
+        ids = {row.letter_id for row in letters.select("letter_id").collect()}
+        assert len({name.rpartition("-")[0] for name in ids}) == len(ids) == frame.count() > 1
+
+    def test_rows_sent_under_another_digest_or_setting_are_not_sent_again(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        frame = spark.sql("SELECT 'a' AS body, timestamp'2026-01-01 12:00:00Z' AS at")
+        source = Table(frame, "in", options.with_(topic=TOPIC))
+        run(source, source.options)
+        with (
+            setting(spark, "spark.sql.parquet.int96TimestampConversion", "true"),
+            pytest.raises(ColumnError, match=r"int96TimestampConversion was false, is true"),
+        ):
+            run(source, source.options)
+        [note] = (Path(options.ledger) / "_notes" / "sources").glob("*.json")
+        noted = json.loads(note.read_text())
+        note.write_text(json.dumps({**noted, "digest": "text"}))
+        with pytest.raises(LedgerError, match=r"another digest.*name another ledger"):
+            run(source, source.options)
+        assert bodies(cluster) == ["a"]
 
     def test_rows_that_spark_reads_with_other_types_are_not_sent_again(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run, tmp_path: Path
@@ -453,24 +501,20 @@ class TestTables:
     def test_texts_are_other_times_in_another_zone(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run, tmp_path: Path
     ) -> None:
-        with_topic, setting = options.with_(topic=TOPIC), "spark.sql.session.timeZone"
+        with_topic, zone = options.with_(topic=TOPIC), "spark.sql.session.timeZone"
         (tmp_path / "in.json").write_text('{"body": "a", "at": "2026-01-01 12:00:00"}\n')
-        own = spark.conf.get(setting)
 
         def source() -> Table:
             frame = spark.read.schema("body STRING, at TIMESTAMP").json(str(tmp_path / "in.json"))
             return Table(frame, "in", with_topic, is_text=True)
 
-        try:
-            spark.conf.set(setting, "UTC")
+        with setting(spark, zone, "UTC"):
             run(source(), with_topic)
-            spark.conf.set(setting, "America/New_York")
-            with pytest.raises(
-                ColumnError, match=r"--spark-conf spark\.sql\.session\.timeZone=UTC"
-            ):
-                run(source(), with_topic)
-        finally:
-            spark.conf.set(setting, own)
+        with (
+            setting(spark, zone, "America/New_York"),
+            pytest.raises(ColumnError, match=r"--spark-conf spark\.sql\.session\.timeZone=UTC"),
+        ):
+            run(source(), with_topic)
         assert bodies(cluster) == ["a"]
 
     def test_a_filter_is_on_the_tables_own_columns_and_changes_no_id(
