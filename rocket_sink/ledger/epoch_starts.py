@@ -4,6 +4,9 @@
 
     <query>/<epoch>/<run>~<partition>~<stage>~<generation>-<unique>
 
+The note has the facts on which the ids of the attempt's rows depend (`IdFacts`), so that a replay
+that would give its rows other ids notices this.
+
 The attempt then reads the query's other notes. Its epoch may have left messages on the brokers in
 three cases: another run of the epoch has a note (a restart), another attempt at the partition or
 another stage has one (a retry), or a later epoch has one (the checkpoint was cut back). In all
@@ -31,8 +34,8 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
@@ -57,16 +60,34 @@ Brokers = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
+class IdFacts:
+    """Facts on which the ids of a task attempt's rows depend. An attempt in which they differ gives
+    the same rows other ids, so it does not find the rows that are stored.
+
+    Attributes:
+        planned_by: settings by which Spark cuts an epoch into partitions.
+        written_by: settings and options by which a row becomes a message.
+        first_ids: ids of the attempt's first rows.
+    """
+
+    planned_by: Mapping[str, str] = field(default_factory=dict)
+    written_by: Mapping[str, str] = field(default_factory=dict)
+    first_ids: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class PriorAttempts:
     """Earlier attempts at an epoch, which may have sent messages.
 
     Attributes:
         since_ms: start of the first attempt, in ms since 1970 by its worker's clock.
         brokers: the brokers that the attempts may have sent to.
+        facts: of the attempts of this epoch; `first_ids` only of those of this partition.
     """
 
     since_ms: int
     brokers: Brokers
+    facts: Sequence[IdFacts] = ()
 
 
 class _Note:
@@ -95,8 +116,9 @@ class EpochStarts:
         self._checked_s = 0.0
         self._own = ""
         self._at_ms = 0
+        self._facts = IdFacts()
 
-    def begin(self, brokers: Brokers) -> PriorAttempts | None:
+    def begin(self, brokers: Brokers, facts: IdFacts = IdFacts()) -> PriorAttempts | None:
         """Write this task attempt's note durably; return the earlier attempts, or None.
 
         Raises:
@@ -110,13 +132,14 @@ class EpochStarts:
         unique = f"{self._generation}-{uuid.uuid4().hex}"
         name = f"{self._run}~{ctx.partition}~{ctx.stage_id}~{unique}"
         self._own, self._at_ms = f"{self._folder}/{ctx.epoch}/{name}", now_ms()
+        self._facts = facts
         self.note_brokers(brokers)
         with self._saying(store):
             self.check()
             notes = self._notes(store)
             self._prune(store, {note.epoch for note in notes})
-            others = [note.path for note in notes if note.name != name and self._may_repeat(note)]
-            return _earlier(store, others) if others else None
+            others = [note for note in notes if note.name != name and self._may_repeat(note)]
+            return _earlier(store, ctx, others) if others else None
 
     def note_brokers(self, brokers: Brokers) -> None:
         """Note durably which brokers may get the next messages; replace the earlier note. Raise
@@ -124,7 +147,13 @@ class EpochStarts:
         topics = {topic: sorted(names) for topic, names in brokers.items()}
         store = NoteStore(self._place, _STARTS)
         with self._saying(store):
-            store.write(self._own, {"at_ms": self._at_ms, "topics": topics})
+            facts = asdict(self._facts)
+            store.write(self._own, {"at_ms": self._at_ms, "topics": topics, "facts": facts})
+
+    def withdraw(self) -> None:
+        """Remove this attempt's note, because the attempt has sent nothing and is refused."""
+        with contextlib.suppress(OSError):
+            NoteStore(self._place, _STARTS).remove(self._own)
 
     def _saying(self, store: NoteStore) -> contextlib.AbstractContextManager[None]:
         path = store.where(self._own)
@@ -333,20 +362,24 @@ def _end_name(query_id: str, epoch: int) -> str:
     return f"{folder_part(query_id)}~{epoch}"
 
 
-def _earlier(store: NoteStore, paths: Iterable[str]) -> PriorAttempts:
-    since_ms, brokers = now_ms(), dict[str, frozenset[str]]()
-    for path in paths:
+def _earlier(store: NoteStore, ctx: RunContext, notes: Iterable[_Note]) -> PriorAttempts:
+    since_ms, brokers, facts = now_ms(), dict[str, frozenset[str]](), list[IdFacts]()
+    for earlier in notes:
         try:
-            note = store.read(path)
+            note = store.read(earlier.path)
             if note is None:
                 continue
             since_ms = min(since_ms, int(note["at_ms"]))
             for topic, names in note.get("topics", {}).items():
                 brokers[topic] = brokers.get(topic, frozenset()).union(names)
+            if earlier.epoch == ctx.epoch:
+                noted = IdFacts(**note["facts"])
+                is_own = earlier.partition == str(ctx.partition)
+                facts.append(noted if is_own else replace(noted, first_ids=()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            path = store.where(path)
+            path = store.where(earlier.path)
             raise LedgerError(
                 f"{path} cannot be read ({error}): delete it if its epoch has sent nothing",
                 path=path,
             ) from error
-    return PriorAttempts(since_ms, brokers)
+    return PriorAttempts(since_ms, brokers, facts)

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from rocket_sink.ledger.epoch_starts import IdFacts
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.options import SinkOptions
@@ -151,6 +152,36 @@ _LOOK_S: Final = 0.005
 def streaming_query() -> str:
     """Return Spark's id of the running task's streaming query; empty without one."""
     return _local(TaskContext.get(), QUERY_ID)
+
+
+_PLANNING: Final = (
+    "spark.master",
+    "spark.default.parallelism",
+    "spark.cores.max",
+    "spark.executor.instances",
+    "spark.executor.cores",
+    "spark.sql.files.maxPartitionBytes",
+    "spark.sql.files.openCostInBytes",
+    "spark.sql.files.minPartitionNum",
+    "spark.sql.files.maxPartitionNum",
+    "spark.sql.leafNodeDefaultParallelism",
+    "spark.sql.shuffle.partitions",
+    "spark.sql.adaptive.enabled",
+    "spark.sql.adaptive.coalescePartitions.enabled",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes",
+)
+_WRITING: Final = ("spark.sql.session.timeZone", "spark.sql.legacy.timeParserPolicy")
+
+
+def id_settings() -> IdFacts:
+    """Return the settings on which the ids of effectively once depend, as the running task has
+    them: Spark sends the session's settings with each job, as local properties."""
+    task = TaskContext.get()
+    planned_by = {name: _local(task, name) for name in _PLANNING}
+    if not planned_by["spark.master"].startswith("local"):
+        # Only a local master names cores; a cluster's address may change.
+        planned_by["spark.master"] = ""
+    return IdFacts(planned_by, {name: _local(task, name) for name in _WRITING})
 
 
 def streaming_run(local: Callable[[str], str | None]) -> str:

@@ -37,7 +37,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark import lineage
-from rocket_sink.spark.context import run_context, streaming_query
+from rocket_sink.spark.context import id_settings, run_context, streaming_query
 from rocket_sink.spark.session_checks import (
     CONTINUOUS,
     FORMAT,
@@ -225,7 +225,7 @@ class _Writer:
         )
         with TaskRunner(
             self.options, ctx, token=self.token, streaming_query=streaming_query(),
-            hands_over=True,
+            hands_over=True, settings=id_settings(),
         ) as run:  # fmt: skip
             for batch in batches:
                 run.feed(batch, self.plan)

@@ -50,7 +50,13 @@ from rocket_sink.producer.process_end import micro_batches
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark import lineage
 from rocket_sink.spark.console import say_end, say_start, warn_of_losses
-from rocket_sink.spark.context import StreamRun, run_context, run_of, watched_stages
+from rocket_sink.spark.context import (
+    StreamRun,
+    id_settings,
+    run_context,
+    run_of,
+    watched_stages,
+)
 from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.session_checks import (
     append_token,
@@ -93,8 +99,9 @@ def _sent(
 
     # The runner also aborts after GeneratorExit: later tasks reuse a killed task's engine.
     with TaskRunner(
-        options, ctx, emit=rows.append, check_group=check_group, again=again, token=token
-    ) as runner:
+        options, ctx, emit=rows.append, check_group=check_group, again=again, token=token,
+        settings=id_settings(),
+    ) as runner:  # fmt: skip
         for batch in batches:
             runner.feed(batch, plan)
             yield from drained()
@@ -289,7 +296,7 @@ class BatchWriter:
             if append is not None:
                 _append(append.made_by_tasks(needed, send), append)
                 accounts = partial(append.accounts, _ACCOUNTS, query, run, epoch)
-                is_empty = append.is_own and not append.row_count()
+                is_empty = append.rows == 0
             else:
                 results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
                 rows = results.select(*_ACCOUNTS).collect()

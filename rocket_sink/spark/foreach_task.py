@@ -29,7 +29,7 @@ from rocket_sink.ledger.transport.accumulator import RowsByAccumulator
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.rows.row_batcher import FarTime, RowBatcher, RowBuffer
-from rocket_sink.spark.context import run_context, streaming_query
+from rocket_sink.spark.context import id_settings, run_context, streaming_query
 from rocket_sink.spark.session_checks import refuse_budget
 from rocket_sink.task.runner import TaskRunner
 
@@ -61,7 +61,7 @@ class ForeachTask:
         ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
         self._max_delay_s = options.gather_max_delay_ms / 1000
         self._run = TaskRunner(
-            options, ctx, token=token, streaming_query=streaming_query(),
+            options, ctx, token=token, streaming_query=streaming_query(), settings=id_settings(),
             timed=self._max_delay_s > 0, hands_over=handed is not None,
         )  # fmt: skip
         self._handed = handed

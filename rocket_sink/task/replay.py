@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.epoch_starts import EpochStarts, PriorAttempts
+from rocket_sink.errors import CheckpointError, ConfigurationError
+from rocket_sink.ledger.epoch_starts import EpochStarts, IdFacts, PriorAttempts
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.net import log
@@ -51,6 +52,14 @@ _TORN: Final = (
     "again. It may also have kept the body of the next message, without its id and other "
     "properties; docs/guarantees/effectively-once.md says how to prevent this"
 )
+_OTHER_PLAN: Final = (
+    "an epoch runs again under settings by which Spark may cut it into other partitions: %s. Rows "
+    "in another partition have other ids, so the rows of the epoch count as possible duplicates. "
+    "To prevent this, start the query with the old values until the epoch is done"
+)
+_WRITING: Final = ("body_format", "json_nulls", "columns", "namespace")
+"""Options by which a row becomes a message."""
+_FIRST_IDS: Final = 8
 _ANY_TIME: PriorAttempts = PriorAttempts(0, {})
 _LOG: Final = log.logger(__name__)
 
@@ -64,7 +73,9 @@ class ReplayCheck:
         LedgerError: the ledger's folder cannot be read or written.
     """
 
-    def __init__(self, options: SinkOptions, ctx: RunContext, engine: SendEngine) -> None:
+    def __init__(
+        self, options: SinkOptions, ctx: RunContext, engine: SendEngine, settings: IdFacts
+    ) -> None:
         if options.replay_check == "auto" and not options.ledger:
             raise ConfigurationError(
                 "delivery=effectively_once learns from the ledger which epochs run again; give "
@@ -77,6 +88,17 @@ class ReplayCheck:
         self._noted: dict[str, frozenset[str]] = {}
         """{topic: brokers that a later attempt will look at}, as noted in the ledger."""
         self._stored: StoredMessages | None = None
+        own = {name: str(getattr(options, name)) for name in _WRITING}
+        self._facts = replace(settings, written_by={**settings.written_by, **own})
+        self._is_other_plan = False
+        self._absent: set[str] = set()
+        """First ids of the partition's earlier attempts that no row had so far."""
+
+    @property
+    def may_double(self) -> bool:
+        """Whether, after all rows, some of them may be stored under ids that this attempt cannot
+        know: it has another plan, or lacks rows of an earlier attempt."""
+        return self._is_other_plan or bool(self._absent)
 
     def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
         """Return the rows that no broker has stored, with their ids; count the stored rows."""
@@ -86,14 +108,18 @@ class ReplayCheck:
             ids = self._ids.ids(rows)
             ids = ids if own is None else pc.coalesce(own, ids.cast(own.type))
             rows = rows.with_(message_id=ids)
+        ids = rows.message_id
+        assert ids is not None
         if not self._noted:
-            self._begin(topic, info)
+            if own is not None and not own.null_count:
+                self._facts = IdFacts()  # The rows' own ids depend on no setting.
+            self._begin(topic, info, ids[:_FIRST_IDS].to_pylist())
+        if self._absent:
+            self._absent -= set(ids.filter(_is_in(ids, self._absent)).to_pylist())
         self._noted.setdefault(topic, frozenset())
         if self._stored is None or not len(rows):
             return rows
         self._stored.settle(topic)
-        ids = rows.message_id
-        assert ids is not None
         timed = bool(rows.kinds()[0])
         stored_ids = self._stored.find(topic, ids.to_pylist(), timed=timed)
         if torn := self._stored.torn:
@@ -104,7 +130,7 @@ class ReplayCheck:
             totals.torn(len(torn.keys() - stored_ids))
         if not stored_ids:
             return rows
-        kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(stored_ids), ids.type)))
+        kept = pc.invert(_is_in(ids, stored_ids))
         unsent_rows = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
         totals.found_stored(len(rows) - len(unsent_rows))
         return unsent_rows
@@ -153,17 +179,53 @@ class ReplayCheck:
         missing.maybe_duplicate = False
         return [missing]
 
-    def _begin(self, topic: str, info: TopicPublishInfo) -> None:
-        """Note the attempt's start in the ledger; prepare look-ups after an earlier attempt."""
+    def _begin(self, topic: str, info: TopicPublishInfo, first_ids: list[str]) -> None:
+        """Note the attempt's start in the ledger; prepare look-ups after an earlier attempt. Raise
+        a CheckpointError if an earlier attempt wrote its messages under other settings."""
         self._noted[topic] = frozenset(info.masters)
-        earlier = self._starts.begin(self._noted) if self._starts is not None else None
+        facts, earlier = replace(self._facts, first_ids=first_ids), None
+        if self._starts is not None:
+            earlier = self._starts.begin(self._noted, facts)
         if self._mode == "always":
             earlier = earlier or _ANY_TIME
-        if earlier is None or self._mode == "never":
+        if earlier is None:
             return
+        if self._mode == "never":
+            self._is_other_plan = True
+            return
+        self._compare(earlier)
         self._stored = StoredMessages(
             self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
         )
+
+    def _compare(self, earlier: PriorAttempts) -> None:
+        """Compare the facts of earlier attempts with those of this one."""
+        for attempt in earlier.facts:
+            self._absent.update(attempt.first_ids)
+            if changes := _changes(attempt.written_by, self._facts.written_by):
+                assert self._starts is not None
+                self._starts.withdraw()
+                raise CheckpointError(
+                    f"an epoch runs again, and would write its messages otherwise: {changes}. So "
+                    "the rows that are stored already would be sent again. Start the query with "
+                    "the old values until the epoch is done, or set replayCheck=never for one "
+                    "run, which counts all rows of the epoch as possible duplicates"
+                )
+            if changes := _changes(attempt.planned_by, self._facts.planned_by):
+                if not self._is_other_plan:
+                    _LOG.warning(_OTHER_PLAN, changes)
+                self._is_other_plan = True
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return a text that names the settings that differ, with both values; empty if none does."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    pairs = ((name, before.get(name) or "not set", now.get(name) or "not set") for name in names)
+    return ", ".join(f"{name} was {old}, is {new}" for name, old, new in pairs)
+
+
+def _is_in(ids: pa.Array, wanted: set[str]) -> pa.Array:
+    return pc.is_in(ids, value_set=pa.array(sorted(wanted), ids.type))
 
 
 def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:

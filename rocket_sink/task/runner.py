@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rocket_sink.ledger.epoch_starts import claim_app_id
+from rocket_sink.ledger.epoch_starts import IdFacts, claim_app_id
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.query.pending_keys import PendingKeys
 from rocket_sink.ledger.records import RunContext
@@ -48,6 +48,7 @@ class TaskRunner:
             ledger rows in `handed` to Spark.
         token: checks, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
+        settings: Spark's settings on which the ids of effectively once depend.
 
     Raises, the last two from the first `feed`:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
@@ -67,6 +68,7 @@ class TaskRunner:
     hands_over: bool = False
     token: LedgerToken | None = None
     streaming_query: str = ""
+    settings: IdFacts = field(default_factory=IdFacts)
     handed: HandedRows | None = field(default=None, init=False)
     """Ledger rows that Spark must bring to the driver; set by `finish`."""
 
@@ -149,7 +151,7 @@ class TaskRunner:
         )  # fmt: skip
         replay = ids = None
         if self.options.delivery == "effectively_once":
-            replay = ReplayCheck(self.options, self.ctx, self._engine)
+            replay = ReplayCheck(self.options, self.ctx, self._engine, self.settings)
         elif self.options.delivery == "at_least_once":
             ids = task_ids(self.ctx, timed=self.timed)
         group, pending = self.check_group, self._pending_keys

@@ -162,6 +162,8 @@ class TaskSender:
 
     def _close(self, *, complete: bool) -> None:
         self._recorder.isolations(self._engine.isolations())
+        if self._replay is not None and self._replay.may_double:
+            self._totals.all_possible_duplicates()
         duration_s = self._clock() - self._started_s
         self._recorder.account(self.summary, complete=complete, duration_s=duration_s)
         self._letter_topic.close()

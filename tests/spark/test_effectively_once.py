@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from rocket_sink.errors import CheckpointError, ConfigurationError, DeliveryError
 from rocket_sink.ledger import epoch_starts
+from rocket_sink.ledger.epoch_starts import IdFacts
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
@@ -52,13 +54,14 @@ class World:
 
     def run(
         self, ctx: RunContext, *, cut: int = 100, crash_after: int | None = None, rows: Any = None,
-        each: Callable[[int], None] = lambda fed: None, **options: Any,
+        each: Callable[[int], None] = lambda fed: None, settings: IdFacts | None = None,
+        **options: Any,
     ) -> Any:  # fmt: skip
         """Run the task in batches of `cut` rows; it crashes after `crash_after` requests."""
         parsed = SinkOptions.parse({**self.settings, **options})
         table = rows or rows_of(ROWS)
         pool = ProducerPool()
-        run = TaskRunner(parsed, ctx, pool=pool)
+        run = TaskRunner(parsed, ctx, pool=pool, settings=settings or IdFacts())
         try:
             for number, batch in enumerate(table.to_batches(max_chunksize=cut)):
                 each(number * cut)
@@ -399,3 +402,51 @@ def test_at_least_once_doubles_what_this_is_for(cluster: FakeCluster, tmp_path: 
     world.run(CTX, delivery="at_least_once")
     world.run(RESTART, delivery="at_least_once")
     assert sum(world.stored().values()) == 2 * ROWS
+
+
+class TestOtherIds:
+    """A replay that gives its rows other ids than the attempt before it."""
+
+    def test_a_replay_under_settings_that_change_messages_is_refused(self, world: World) -> None:
+        world.run(CTX, settings=IdFacts(written_by={"zone": "UTC"}))
+        with pytest.raises(CheckpointError, match=r"zone was UTC, is Tokyo.*replayCheck=never"):
+            world.run(RESTART, settings=IdFacts(written_by={"zone": "Tokyo"}))
+        with pytest.raises(CheckpointError, match="json_nulls was drop, is keep"):
+            world.run(RESTART, settings=IdFacts(written_by={"zone": "UTC"}), jsonNulls="keep")
+        summary = world.run(RESTART, settings=IdFacts(written_by={"zone": "UTC"}))
+        assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
+        world.check()
+
+    def test_a_replay_under_another_plan_counts_its_rows(self, world: World) -> None:
+        world.run(CTX, settings=IdFacts({"spark.master": "local[8]"}))
+        moved = dataclasses.replace(RESTART, partition=1)
+        summary = world.run(moved, settings=IdFacts({"spark.master": "local[2]"}))
+        assert summary.duplicates_possible == sum(world.stored().values()) - ROWS == ROWS
+
+    def test_ids_of_the_rows_own_depend_on_no_setting(self, world: World) -> None:
+        table = rows_of(ROWS).append_column("message_id", pa.array(map(str, range(ROWS))))
+        world.run(CTX, rows=table, settings=IdFacts({"cores": "8"}, {"zone": "UTC"}))
+        moved = dataclasses.replace(RESTART, partition=1)
+        summary = world.run(moved, rows=table, settings=IdFacts({"cores": "2"}, {"zone": "Tokyo"}))
+        assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
+
+    def test_rows_that_are_computed_anew_are_counted(self, world: World) -> None:
+        """Nothing tells that a Python function uses a clock, but its rows match none before."""
+        world.run(CTX)
+        table = rows_of(ROWS)
+        bodies = pc.binary_join_element_wise(table["body"], b"again", b"")
+        anew = pa.table({"body": bodies, "sharding_key": table["sharding_key"]})
+        assert world.run(RESTART, rows=anew).duplicates_possible == ROWS
+
+    def test_the_same_rows_in_another_order_are_not(self, world: World) -> None:
+        world.run(CTX)
+        backwards = rows_of(ROWS).take(list(range(ROWS))[::-1])
+        summary = world.run(RESTART, rows=backwards, cut=70)
+        assert (summary.found_stored, summary.duplicates_possible) == (ROWS, 0)
+
+    def test_a_replay_without_look_ups_counts_its_rows(self, world: World) -> None:
+        world.run(CTX)
+        assert world.run(RESTART, replayCheck="never").duplicates_possible == ROWS
+        following = dataclasses.replace(RESTART, epoch=4)
+        summary = world.run(following, replayCheck="never", rows=rows_of(10))
+        assert summary.duplicates_possible == 0
