@@ -86,7 +86,7 @@ def run_of(df: DataFrame) -> StreamRun:
     if not is_classic(df.sparkSession):
         return StreamRun()
     session, context = df._jdf.sparkSession(), df.sparkSession.sparkContext
-    executions = _executions(session)
+    executions = streaming_executions(session)
     for execution in executions:
         batch = execution.lastExecution()
         if batch is not None and batch.sparkSession().equals(session):
@@ -96,7 +96,7 @@ def run_of(df: DataFrame) -> StreamRun:
     return StreamRun(is_unclear=bool(executions))
 
 
-def _executions(session: Any) -> list[Any]:
+def streaming_executions(session: Any) -> list[Any]:
     """Return the running streaming queries of the application. The method is internal to Spark; if
     a version lacks it, return none."""
     try:

@@ -66,7 +66,9 @@ from rocket_sink.spark.session_checks import (
     check_session,
     has_budget,
     over_budget,
+    refuse_chance,
     refused_runs,
+    running_plan,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import TransactionCommitter
@@ -177,6 +179,9 @@ class BatchWriter:
         if start is None or start.run != run:
             check_reachable(self._options, session)
             say_start(self._options, "foreachBatch", query)
+            plan = running_plan(df, stream.query_id) if stream.query_id else None
+            if plan is not None:
+                refuse_chance(self._options, plan_of(df, self._options), plan)
             start = None
         # A query that runs again is known here already, but its run is new.
         if run and lineage.is_on():
@@ -296,7 +301,7 @@ class BatchWriter:
             if append is not None:
                 _append(append.made_by_tasks(needed, send), append)
                 accounts = partial(append.accounts, _ACCOUNTS, query, run, epoch)
-                is_empty = append.rows == 0
+                is_empty = not append.rows
             else:
                 results = needed.mapInArrow(send, ledger_ddl()).where(f"kind = '{EPOCH}'")
                 rows = results.select(*_ACCOUNTS).collect()

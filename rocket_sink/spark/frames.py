@@ -9,10 +9,15 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.session_checks import refuse_own_input, session_setting
+from rocket_sink.spark.session_checks import (
+    refuse_chance,
+    refuse_own_input,
+    session_setting,
+)
 
 _LOG: Final = log.logger(__name__)
 _TIME: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
@@ -22,10 +27,13 @@ _PARSER: Final = "spark.sql.legacy.timeParserPolicy"
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
     """Return the plan, which maps the row contract's columns to the frame's. Raise a ColumnError if
-    the columns do not fit, a ConfigurationError if the frame reads a folder with the ledger."""
+    the columns do not fit, a ConfigurationError if the frame reads a folder with the ledger, or if
+    ids of effectively once would depend on chance."""
     refuse_own_input(df, options.ledger)
     is_case_sensitive = session_setting(df.sparkSession, _CASE).lower() == "true"
     plan = resolve_columns(df.schema, options, case_sensitive=is_case_sensitive)
+    if is_classic(df.sparkSession):
+        refuse_chance(options, plan, df._jdf.queryExecution().analyzed())
     if plan.source("keys") == "key" and plan.source("body") == "value":
         _warn_of_key(plan.source("sharding_key"))
     return plan

@@ -44,6 +44,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.context import streaming_executions
 from rocket_sink.task.totals import exceeds
 
 _LOG: Final = log.logger(__name__)
@@ -202,6 +203,9 @@ def refuse_query(
     lane = "datasource" if is_source else "foreach"
     options = _source_options(query) if is_source else foreach.options if foreach else None
     if options is not None and not reason:
+        with contextlib.suppress(ColumnError):  # the lane itself refuses wrong columns
+            reason = _chance(options, resolve_columns(schema_of(plan), options), plan)
+    if options is not None and not reason:
         try:
             check_reachable(options, session)
         except SendError as error:
@@ -217,6 +221,33 @@ def refuse_query(
     jobs = session.sparkContext._jsc.sc()
     jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
     return None
+
+
+def refuse_chance(options: SinkOptions, columns: ColumnPlan, plan: Any) -> None:
+    """Raise a ConfigurationError if the ids of effectively once would depend on chance: the plan
+    computes something anew in each run, and rows have no `message_id`."""
+    if reason := _chance(options, columns, plan):
+        raise ConfigurationError(reason)
+
+
+def _chance(options: SinkOptions, columns: ColumnPlan, plan: Any) -> str:
+    """Return an error text if a replay would give the rows other ids (`refuse_chance`)."""
+    is_known = options.delivery != "effectively_once" or columns.source("message_id") is not None
+    if is_known or plan.deterministic():
+        return ""
+    return (
+        "delivery=effectively_once knows a row again by its content, but this query computes it "
+        "anew in each run: uuid(), rand(), monotonically_increasing_id(), or a Python function "
+        "that is marked nondeterministic. After a crash all rows of the epoch would be sent again. "
+        "Compute such values before, or give each row a message_id that comes from the source"
+    )
+
+
+def running_plan(df: DataFrame, query_id: str) -> Any:
+    """Return the analyzed plan of a running streaming query; None if there is none. The frame of a
+    foreachBatch function does not show the plan that made its rows."""
+    queries = streaming_executions(df._jdf.sparkSession())
+    return next((q.analyzedPlan() for q in queries if q.id().toString() == query_id), None)
 
 
 def _source_options(query: Any) -> SinkOptions | None:
