@@ -108,7 +108,7 @@ class SinkOptions:
     ordering: str = option("ordering", Kind.CHOICE, "none", _D, "none; best_effort: a key moves when its broker is isolated; strict: a key never moves", choices=("none", "best_effort", "strict"))
     order_wait_ms: int = option("orderWaitMs", Kind.MILLISECONDS, 60_000, _D, "strict: longest wait for a key's own queue", low=1)
     delivery_timeout_ms: int = option("deliveryTimeoutMs", Kind.MILLISECONDS, 30_000, _D, "Spark lanes, unordered rows: total time for a request with all its attempts, in the place of sendMsgTimeout", low=1)
-    on_route_change: str = option("onRouteChange", Kind.CHOICE, "fail", _D, "strict: what to do when the topic's queues change under a query", choices=("fail", "allow"))
+    on_route_change: str = option("onRouteChange", Kind.CHOICE, "fail", _D, "what to do when the topic's queues change under an ordered query. fail: strict order fails, best_effort keeps the former queues and warns; allow: use the present queues", choices=("fail", "allow"))
     on_pending_key: str = option("onPendingKey", Kind.CHOICE, "pass", _D, "later rows of a sharding key that has pending dead letters in the ledger: send them, or hold them back as dead letters until a backfill has resolved those (needs an ordering and a ledger)", choices=("pass", "hold"))
     on_invalid: str = option("onInvalid", Kind.CHOICE, "dead_letter", _D, "a row that no broker would take", choices=("dead_letter", "fail"))
     on_failure: str = option("onFailure", Kind.CHOICE, "dead_letter", _D, "a row given up for transport reasons", choices=("dead_letter", "fail"))

@@ -443,10 +443,11 @@ class Producer:
             raise
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
-        """Return the route that gives keys their queues in strict order. While a broker is missing,
-        this is the last route that has the broker. So its keys wait, and other keys do not move."""
-        route = self._placed.get(info.topic)
-        if route is not None and not route.masters.keys() <= info.masters.keys():
+        """Return the route that gives keys their queues in strict order. While a queue is missing,
+        because its broker is down or takes no writes now, this is the last route that has the
+        queue. So keys of missing queues wait, and other keys do not move."""
+        route = self._placed.get(info.topic, info)
+        if route is not info and any(info.index_of(queue) is None for queue in route.queues):
             return route
         self._placed[info.topic] = info
         return info

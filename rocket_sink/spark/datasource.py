@@ -294,8 +294,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        from rocket_sink.task.queue_snapshot import forget_queues
+
         counts = self._confirm(messages)
         self._end(well=True)
+        forget_queues(self.options, self.query_id, counts)
         lineage.ended_elsewhere(self.run_id, self.lineage_run, counts)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -72,6 +72,7 @@ from rocket_sink.spark.session_checks import (
     with_task_rate,
 )
 from rocket_sink.spark.transactions import TransactionCommitter
+from rocket_sink.task.queue_snapshot import forget_queues
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.totals import COUNTS, WriteSummary, sums_of
 from rocket_sink.text import counted
@@ -267,6 +268,7 @@ class BatchWriter:
             counts = sent.counts()
             over = over_budget(self._options, counts)
             self._end_notes(place, query, well=over is None)
+            forget_queues(self._options, query, counts)
             if transactions is not None:
                 transactions.finish(query, 0)
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), lambda: counts)

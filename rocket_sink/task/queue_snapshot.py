@@ -1,30 +1,44 @@
-"""The queue list that a strictly ordered query keeps, even if the topic's route changes.
+"""The queue list that an ordered query keeps, even if the topic's route changes.
 
-A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once.
-The list would become shorter, and every key would move unnoticed. So the query pins the list of its
-first task: in memory for the task, and in a note beside the ledger (of the kind `queues`) for other
-tasks and epochs. Without a ledger each task pins the list of its own route.
+A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once,
+and new queues join it. If the list changed with the route, keys would move unnoticed. So the query
+pins the list of its first task: in memory for the task, and in a note beside the ledger (of the
+kind `queues`) for other tasks and epochs. All batch writes of an `appId` share a note, as the
+epochs of a query do. Without a ledger each task pins the list of its own route.
 
-If a pinned broker is missing, its keys wait (`orderWaitMs`). If there are new queues, another
-number of queues on a present broker, or another `shardingHash`, `onRouteChange` decides. A static
+If a pinned broker is missing, its keys wait (strict order, `orderWaitMs`), or move to other brokers
+and are counted (`best_effort`). If there are new queues, another number of queues on a present
+broker, or another `shardingHash`, `onRouteChange` decides: `allow` pins the present list. Otherwise
+strict order fails the task, and `best_effort` keeps the pinned list, with a warning. A static
 topic's queues are on a logical broker, so a move to another real broker is no change."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from rocket_sink.errors import DeliveryError
+from rocket_sink.errors import DeliveryError, LedgerError
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import failing, folder_part, resolve_path
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 
 _KIND: Final = "queues"
+_LOG: Final = log.logger(__name__)
+_WRITE: Final = re.compile(r"/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+"""The end of the query id of a batch write with an `appId`: `<appId>/<id of the write>`."""
+
+_STAYS: Final = (
+    "ordering=best_effort: the queues of the topic %s changed under the query (%s); its keys stay "
+    "in their %d queues. To use the present queues, let the consumers drain the topic, and set "
+    "onRouteChange=allow"
+)
 
 
 class Pinned(NamedTuple):
@@ -35,38 +49,52 @@ class Pinned(NamedTuple):
 
 
 Queues = Callable[[TopicPublishInfo], QueueList]
-"""Returns a topic's queues for strict order; the argument is the topic's present route."""
+"""Returns a topic's queues for ordered rows; the argument is the topic's present route."""
 
 
 class QueueSnapshots:
-    """Pinned queue lists of one task, shared with other tasks of the query (or batch) if there is a
-    ledger. All methods raise a LedgerError if the note cannot be read or written."""
+    """Pinned queue lists of one task. All methods raise a LedgerError if the note cannot be read or
+    written.
 
-    def __init__(self, options: SinkOptions, query_id: str) -> None:
+    Args:
+        shares: share the lists with other tasks of the query, by notes, if there is a ledger.
+    """
+
+    def __init__(self, options: SinkOptions, query_id: str, *, shares: bool = True) -> None:
         self._allow = options.on_route_change == "allow"
+        self._ordering = options.ordering
         self._hash = options.sharding_hash
-        self._place = resolve_path(options.ledger) if options.ledger else None
-        self._query_id = query_id
+        self._place = resolve_path(options.ledger) if options.ledger and shares else None
+        self._folder = _folder(query_id)
         self._pinned: dict[str, Pinned] = {}
+        self._warned: set[str] = set()
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
         """Return the pinned list of the topic's queues. If the queues have changed, pin the present
-        list first with `onRouteChange=allow`, else raise a DeliveryError."""
-        pinned = self._pinned.get(info.topic) or self.pin(info)
-        self._pinned[info.topic] = pinned
+        list first with `onRouteChange=allow`. Otherwise raise a DeliveryError, or with
+        `best_effort` order and the same hash warn once."""
+        topic = info.topic
+        pinned = self._pinned[topic] = self._pinned.get(topic) or self.pin(info)
         present = Pinned(queues_of(info), self._hash)
         change = _change(pinned, present)
         if not change:
             return pinned.queues
+        stays = self._ordering == "best_effort" and pinned.sharding_hash == self._hash
+        if stays and not self._allow:
+            if topic not in self._warned:
+                _LOG.warning(_STAYS, topic, change, len(pinned.queues))
+            self._warned.add(topic)
+            return pinned.queues
         if not self._allow:
             raise DeliveryError(
-                f"ordering=strict: the queues of the topic {info.topic!r} changed under the query "
-                f"({change}), so keys would move to other queues and lose their order. Restore the "
-                "former queues; or let the consumers drain the topic, and set onRouteChange=allow"
+                f"ordering={self._ordering}: the queues of the topic {topic!r} changed under the "
+                f"query ({change}), so keys would move to other queues and lose their order. "
+                "Restore the former queues; or let the consumers drain the topic, and set "
+                "onRouteChange=allow"
             )
         if self._place is not None:
-            NoteStore(self._place, _KIND).write(self._name(info.topic), self._note(info))
-        self._pinned[info.topic] = present
+            NoteStore(self._place, _KIND).write(self._name(topic), self._note(info))
+        self._pinned[topic] = present
         return present.queues
 
     def load(self, topic: str) -> Pinned | None:
@@ -100,7 +128,23 @@ class QueueSnapshots:
         return {"topic": info.topic, "queues": queues_of(info).spans, "shardingHash": self._hash}
 
     def _name(self, topic: str) -> str:
-        return f"{folder_part(self._query_id)}/{quote(topic, safe='')}"
+        return f"{self._folder}/{quote(topic, safe='')}"
+
+
+def forget_queues(options: SinkOptions, query_id: str, counts: Mapping[str, Any]) -> None:
+    """Remove the lists of a batch write that nobody needs any more: a write without an `appId` that
+    left no dead letters (`counts`). If that fails, only warn, because the rows are sent."""
+    is_needed = options.app_id or counts["dead"] or counts["unknown"]
+    if is_needed or not options.ledger or options.ordering == "none":
+        return
+    try:
+        NoteStore(resolve_path(options.ledger), _KIND).remove_folder(_folder(query_id))
+    except (LedgerError, OSError) as error:
+        _LOG.warning("cannot remove the pinned queues of the write %s: %s", query_id, error)
+
+
+def _folder(query_id: str) -> str:
+    return folder_part(_WRITE.sub("", query_id))
 
 
 def _parsed(topic: str, note: Any) -> Pinned:

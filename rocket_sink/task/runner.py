@@ -22,6 +22,7 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.task.message_ids import task_ids
+from rocket_sink.task.queue_snapshot import QueueSnapshots
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.task import TaskSender
@@ -154,12 +155,16 @@ class TaskRunner:
             replay = ReplayCheck(self.options, self.ctx, self._engine, self.settings)
         elif self.options.delivery == "at_least_once":
             ids = task_ids(self.ctx, timed=self.timed)
+        # Tasks whose rows Spark brings to the driver may have no way to notes in the ledger.
+        appends_locally = self.emit is not None and bool(ledger) and resolve_path(ledger).is_local
+        has_notes = rows.keeps_failed or appends_locally or bool(self.options.using_ledger_files)
+        queues = QueueSnapshots(self.options, self.ctx.query_id, shares=has_notes).queues
         group, pending = self.check_group, self._pending_keys
         return TaskSender(
             self.options, plan, engine=self._engine, recorder=recorder, ids=ids, replay=replay,
             held=pending.held_for(self.ctx) if pending is not None else {},
             half_properties=half_properties(self.ctx, group) if group else "",
-            keeps_dead_letters=self.keeps_dead_letters,
+            keeps_dead_letters=self.keeps_dead_letters, queues=queues,
         )  # fmt: skip
 
     def _release(self) -> None:

@@ -60,7 +60,7 @@ class TaskSender:
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
         keeps_dead_letters: the recorder keeps dead letters even if there is no ledger.
-        queues: gives the topics' queues for strict order; None: the queues pinned for the query.
+        queues: gives the topics' queues for ordered rows; None: the queues pinned for the query.
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail, or a row is unaccounted for.
@@ -215,7 +215,7 @@ class TaskSender:
             self._dead_letters.rows(rows, error)
             return None
         self._limit_batches(info)
-        if self._options.ordering != "strict":
+        if self._options.ordering == "none":
             return info
         queues = self._queues(info)
         return info if queues == info.queues else with_queues(info, queues)

@@ -130,6 +130,8 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None
     epochs = world.epochs()
     assert sum(e.rows_in for e in epochs) == sum(e.acked for e in epochs) == 3000
     assert all(e.adds_up for e in epochs)
+    notes = [*(world.folder / "ledger/_notes/queues").rglob("*.json")]
+    assert len(notes) == world.lane.streams, "a batch write without dead letters leaves no note"
     plain = world.spark.read.format("delta").load(str(world.folder / "ledger"))
     assert plain.where("kind = 'send'").count() > 0
     sent = "SELECT sum(message_count) AS count FROM sends WHERE outcome = 'acked'"

@@ -14,6 +14,7 @@ import pytest
 from rocket_sink.errors import (
     AuthenticationError,
     ConnectError,
+    InvalidQueueError,
     MessageError,
     NoRouteError,
     NotSentError,
@@ -32,7 +33,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, Drop
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.codes import PermName, RequestCode
 from tests.producer.waiting import until
 
 
@@ -411,6 +412,27 @@ def test_with_strict_order_no_key_moves_while_a_broker_has_no_master(cluster, ma
                 producer.send(message)
         else:
             assert producer.send(message).queue == home
+
+
+def test_with_strict_order_no_key_moves_while_a_broker_takes_no_writes(cluster, make_producer):
+    """The broker stays in the route, but its queues leave it (`mqadmin wipeWritePerm`)."""
+    producer = make_producer(ordering="strict", orderWaitMs=300)
+    keys = [f"key {number}" for number in range(12)]
+    homes = {key: producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys}
+    closed = cluster.brokers[0].name
+    cluster.create_topic("orders", 4, perm=PermName.READ, brokers=[closed])
+    producer._session.engine.fresh_route("orders")
+    for key, home in homes.items():
+        message = Message("orders", b"x", sharding_key=key)
+        if home.broker_name == closed:
+            with pytest.raises(InvalidQueueError):
+                producer.send(message)
+        else:
+            assert producer.send(message).queue == home
+    cluster.create_topic("orders", 4, brokers=[closed])
+    producer._session.engine.fresh_route("orders")
+    for key, home in homes.items():
+        assert producer.send(Message("orders", b"x", sharding_key=key)).queue == home
 
 
 def test_namespace(cluster, make_producer):

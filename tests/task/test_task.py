@@ -709,6 +709,34 @@ class TestMoves:
         assert [queue and queue.broker_name for queue in tried] == ["a", "b", "a", "b"]
         assert choose(info, lambda name: True) == MessageQueue("t", "a", 1)
 
+    def test_keys_stay_where_they_are_when_their_topic_grows(
+        self, tmp_path: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Over 12 queues, the hash would give most keys another queue, in which nobody counts them
+        as moved.
+        """
+        engine, keys = StubEngine(), [f"k{i}" for i in range(40)]
+        settings = {"ordering": "best_effort", "ledger": str(tmp_path)}
+        homes = {key: home(engine, key) for key in keys}
+        Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
+        engine.spans = [("a", 8), ("b", 4)]
+        later = Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
+        for queue, messages in engine.stored.items():
+            assert {homes[m.property("__SHARDINGKEY") or ""] for m in messages} == {queue}
+        assert later.summary.moved_keys == 0
+        (warning,) = [record.getMessage() for record in caplog.records]
+        assert "a has 8 queues, not 4" in warning and "onRouteChange=allow" in warning
+        with pytest.raises(DeliveryError, match="shardingHash is rendezvous, not java"):
+            Run(engine, **settings, shardingHash="rendezvous").feed(body=[b"x"], sharding_key=["k"])
+
+    def test_and_move_where_the_user_allows_it(self, tmp_path: Any) -> None:
+        engine, keys = StubEngine(), [f"k{i}" for i in range(40)]
+        settings = {"ordering": "best_effort", "ledger": str(tmp_path), "onRouteChange": "allow"}
+        Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
+        engine.spans = [("a", 8), ("b", 4)]
+        Run(engine, **settings).feed(body=bodies(40), sharding_key=keys).finish()
+        assert any(queue.queue_id > 3 for queue in engine.stored)
+
     def test_strict_keys_stay(self) -> None:
         engine = StubEngine()
         engine.unavailable = {"a"}

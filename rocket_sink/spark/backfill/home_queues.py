@@ -2,8 +2,8 @@
 
 A key's hash is an index into a list of queues (`task.queue_snapshot`). While a broker is away the
 route has fewer queues, and keys would move unnoticed. So a dead letter uses its query's list and
-hash, and waits while its queue's broker is in no route. A query without strict order has noted no
-list; its dead letters use the task's first route. A table's rows use the first backfill's list."""
+hash, and waits while its queue's broker is in no route. A query without an order has noted no list;
+its dead letters use the task's first route. A table's rows use the first backfill's list."""
 
 from __future__ import annotations
 
