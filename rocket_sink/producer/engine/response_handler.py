@@ -212,16 +212,18 @@ class ResponseHandler:
             if feedback:
                 self._apply_feedback(attempt, decision, error)
             self._recorded(attempt, error.outcome, error=error)
-        elif self.records:
+        elif self.records and not attempt.wire_bytes:
             _note_wait(attempt, history, error)
         if verifies:
             return NextStep(attempt, Wait.VERIFY)
         return self._next_step(attempt, decision, error)
 
     def verified(self, attempt: SendAttempt, result: CheckResult) -> Completion | NextStep:
-        """Handle the end of a check whether the broker has stored an unanswered attempt."""
-        message, error = result.message, result.error
+        """Handle the end of a check whether the broker has stored an unanswered attempt. The
+        attempt's record gets the outcome that the check has found."""
+        message, error, history = result.message, result.error, attempt.known_history()
         if message is not None:
+            del history.records[-1:]
             code = int(ResponseCode.SUCCESS)
             answer = SendAnswer(
                 code, SEND_STATUS[code], message.offset_message_id, message.queue_id,
@@ -237,8 +239,10 @@ class ResponseHandler:
             # The broker says that the message is not stored, so this is a rejection.
             error.facts["outcome"] = Outcome.REJECTED
             vars(error)["outcome"] = Outcome.REJECTED
+            for record in history.records[-1:]:
+                record.outcome = Outcome.REJECTED
+                record.remark = f"{record.remark}; its id is not stored"
             return self.failed(attempt, error)
-        history = attempt.known_history()
         history.unknown = history.unknown or error
         return self._failed_completion(attempt, error)
 
