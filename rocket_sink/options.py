@@ -20,6 +20,8 @@ from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
 from rocket_sink.text import nearest
 
+NO_TEMPLATE: Final = "createTopicKey is empty, as it is by default with ordering=strict"
+"""The reason why no topic is created (`SinkOptions.template_topic`), for messages."""
 _C, _M, _S, _R, _D, _L, _K = (
     "connection", "message", "sending", "routing", "delivery", "ledger", "spark",
 )  # fmt: skip
@@ -56,7 +58,7 @@ class SinkOptions:
     tls_server_name: str = option("tlsServerName", Kind.TEXT, "", _C, "name to verify in the server's certificate instead of the address")
 
     topic: str = option("topic", Kind.TEXT, "", _M, "topic of all rows; wins over the topic column")
-    create_topic_key: str = option("createTopicKey", Kind.TEXT, "TBW102", _M, "template topic whose route is used for a topic that does not exist yet; empty: never create", java="createTopicKey")
+    create_topic_key: str = option("createTopicKey", Kind.TEXT, "auto", _M, "template topic whose route is used for a topic that does not exist yet; empty: never create; auto: TBW102, or with ordering=strict never create, because the first send makes a topic on one broker only", java="createTopicKey")
     default_topic_queue_nums: int = option("defaultTopicQueueNums", Kind.INTEGER, 4, _M, "most queues per broker of a topic made on the fly", low=1, high=65536, java="defaultTopicQueueNums")
     max_message_size_bytes: int = option("maxMessageSize", Kind.BYTES, 4_194_304, _M, "largest body, before compression", low=1, high=16_000_000, java="maxMessageSize")
     compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; those in batches with compressBatches only", low=0, java="compressMsgBodyOverHowmuch")
@@ -109,9 +111,9 @@ class SinkOptions:
     order_wait_ms: int = option("orderWaitMs", Kind.MILLISECONDS, 60_000, _D, "strict: longest wait for a key's own queue", low=1)
     delivery_timeout_ms: int = option("deliveryTimeoutMs", Kind.MILLISECONDS, 30_000, _D, "Spark lanes, unordered rows: total time for a request with all its attempts, in the place of sendMsgTimeout", low=1)
     on_route_change: str = option("onRouteChange", Kind.CHOICE, "fail", _D, "what to do when the topic's queues change under an ordered query. fail: strict order fails, best_effort keeps the former queues and warns; allow: use the present queues", choices=("fail", "allow"))
-    on_pending_key: str = option("onPendingKey", Kind.CHOICE, "pass", _D, "later rows of a sharding key that has pending dead letters in the ledger: send them, or hold them back as dead letters until a backfill has resolved those (needs an ordering and a ledger)", choices=("pass", "hold"))
+    on_pending_key: str = option("onPendingKey", Kind.CHOICE, "auto", _D, "later rows of a sharding key that has pending dead letters in the ledger. pass: send them; hold: hold them back as dead letters until a backfill has resolved those (needs an ordering and a ledger); auto: hold with ordering=strict and a ledger, else pass", choices=("auto", "pass", "hold"))
     on_invalid: str = option("onInvalid", Kind.CHOICE, "dead_letter", _D, "a row that no broker would take", choices=("dead_letter", "fail"))
-    on_failure: str = option("onFailure", Kind.CHOICE, "dead_letter", _D, "a row given up for transport reasons", choices=("dead_letter", "fail"))
+    on_failure: str = option("onFailure", Kind.CHOICE, "dead_letter", _D, "a row given up for transport reasons. A task fails in any case if no broker of its topics took any of its rows", choices=("dead_letter", "fail"))
     on_degraded: str = option("onDegraded", Kind.CHOICE, "accept", _D, "stored without the durability asked for", choices=("accept", "retry", "fail"))
     max_failures: int = option("maxFailures", Kind.INTEGER, -1, _D, "error budget: dead letters per task before it fails; -1: no limit", low=-1)
     max_failure_ratio: float = option("maxFailureRatio", Kind.NUMBER, 1.0, _D, "error budget: share of a task's rows before it fails", low=0, high=1)
@@ -174,6 +176,19 @@ class SinkOptions:
                     option="nameServer",
                 )
         return addresses
+
+    @property
+    def holds_pending_keys(self) -> bool:
+        """Whether rows wait for the pending dead letters of their key."""
+        is_default = self.on_pending_key == "auto" and self.ordering == "strict" and self.ledger
+        return self.on_pending_key == "hold" or bool(is_default)
+
+    @property
+    def template_topic(self) -> str:
+        """The topic whose route is used for a topic that does not exist; empty: none is created."""
+        if self.create_topic_key != "auto":
+            return self.create_topic_key
+        return "" if self.ordering == "strict" else "TBW102"
 
     @property
     def using_ledger_files(self) -> tuple[str, ...]:

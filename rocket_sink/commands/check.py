@@ -22,7 +22,7 @@ from rocket_sink.java import find_java
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import NO_TEMPLATE, SinkOptions
 from rocket_sink.text import counted
 from rocket_sink.wire.route import BrokerData, TopicRoute, broker_addresses
 
@@ -220,9 +220,13 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
 
 def _missing(admin: Any, options: SinkOptions) -> Finding:
     subject = f"topic {options.topic}"
-    template = options.create_topic_key
+    template = options.template_topic
     if not template:
-        return Finding(subject, "fail", "does not exist, and createTopicKey is empty")
+        return Finding(
+            subject,
+            "fail",
+            f"does not exist, and {NO_TEMPLATE}",
+        )
     try:
         route = admin.topic_route(template)
     except RocketSinkError:

@@ -207,7 +207,7 @@ class BatchWriter:
                 if transactions is not None:
                     transactions.end_earlier(query)
                 self._starts[query] = start
-            if self._options.on_pending_key == "hold":
+            if self._options.holds_pending_keys:
                 release(session, place)
             group = transactions.group if transactions is not None else ""
             again = not place.problem and begin_epoch(place, query, epoch)
@@ -314,7 +314,7 @@ class BatchWriter:
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
         """Release the keys that a failed write holds, because no later write would release them."""
-        if self._options.on_pending_key != "hold" or not is_classic(session):
+        if not self._options.holds_pending_keys or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the write's own error is being raised
             if last_txn_version(session, place, txn_app_id(query)) is None:

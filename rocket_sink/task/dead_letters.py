@@ -231,6 +231,7 @@ class DeadLetterWriter:
         self._held.setdefault(rows.topic, set()).update(keys)
         self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
+        self._totals.failed_otherwise()
 
     def without_held(self, rows: RowBatch) -> RowBatch:
         """Return the rows whose keys are not held back. The other rows become dead letters."""
@@ -248,12 +249,15 @@ class DeadLetterWriter:
                 self._note(topic, back.order_keys())
                 self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
                 self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
+                if text is _HELD_BEFORE:
+                    self._totals.failed_otherwise()
                 rows = without_rows(rows, indices)
         return rows
 
     def _home(self, request: PendingRequest) -> str | None:
-        """Return the broker to which strict order binds the request, or None."""
-        return request.queue.broker_name if self._strict and request.queue is not None else None
+        """Return the broker to which strict order, or the rows themselves, bind the request."""
+        is_bound = self._strict or request.fixed
+        return request.queue.broker_name if request.queue is not None and is_bound else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
         """Hold back later messages of the request's keys; return the keys."""
@@ -291,11 +295,16 @@ class DeadLetterWriter:
 
     def _write(self, request: PendingRequest, error: SendError, outcome: Outcome) -> None:
         messages, first = list(request.messages()), request.first_error or error
+        reason = _reason(error, outcome)
+        if reason == "transport":
+            self._totals.failed_at(self._home(request))
+        elif reason in ("data", "permission"):
+            self._totals.failed_otherwise()
         batch = pa.RecordBatch.from_pylist([*map(_row, messages)], schema=_MESSAGE_SCHEMA)
         columns = {
             **dict(zip(batch.schema.names, batch.columns, strict=True)),
             "topic": request.topic,
-            "reason": _reason(error, outcome),
+            "reason": reason,
             "outcome": outcome.value,
             "attempts": request.attempts,
             "maybe_duplicate": outcome is Outcome.UNKNOWN,

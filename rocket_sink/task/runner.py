@@ -44,7 +44,7 @@ class TaskRunner:
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
         timed: the caller cuts its batches by the clock, so another attempt makes other batches.
         again: an earlier attempt that left no record may have sent the rows.
-        keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
+        keeps_dead_letters: `emit` keeps dead letters, as `TaskSender` says.
         hands_over: if this process cannot reach the ledger (`ledgerVia`), the caller gives the
             ledger rows in `handed` to Spark.
         token: checks, before anything is sent, that this process has the driver's ledger.
@@ -82,7 +82,7 @@ class TaskRunner:
         self._body: TaskSender | None = None
         self._rows: RowTransport | None = None
         self._pending_keys: PendingKeys | None = None
-        if self.options.on_pending_key == "hold":
+        if self.options.holds_pending_keys:
             self._pending_keys = PendingKeys(resolve_path(self.options.ledger))
 
     def __enter__(self) -> Self:

@@ -34,7 +34,7 @@ from rocket_sink.task.encode import encode_requests, parts_of, place_rows, split
 from rocket_sink.task.message_ids import FreshIds, MessageIds
 from rocket_sink.task.ordering import OrderedQueues
 from rocket_sink.task.pending import PendingRequest
-from rocket_sink.task.queue_snapshot import Queues, QueueSnapshots, with_queues
+from rocket_sink.task.queue_snapshot import Queues, QueueSnapshots, queues_of, with_queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.request_factory import RequestFactory
@@ -59,7 +59,8 @@ class TaskSender:
         replay: gives all rows ids, and removes rows that an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: properties of half messages (`delivery=transactional`).
-        keeps_dead_letters: the recorder keeps dead letters even if there is no ledger.
+        keeps_dead_letters: the caller keeps dead letters, so that no source loses them: the task
+            needs no ledger for them, and does not fail if all rows fail.
         queues: gives the topics' queues for ordered rows; None: the queues pinned for the query.
 
     Raises, from `feed` and `finish`:
@@ -82,9 +83,9 @@ class TaskSender:
         self._replay = replay
         self._clock = clock
         self._started_s = clock()
-        self._totals = RowTotals(
-            options, keeps_dead_letters=keeps_dead_letters or bool(options.ledger)
-        )
+        self._totals = RowTotals(options, is_source=not keeps_dead_letters)
+        self._brokers: set[str] = set()
+        """The brokers of the topics that the task has sent to."""
         self.summary = self._totals.summary
         self._requests = RequestFactory(options, half_properties)
         self._ordered = OrderedQueues(
@@ -142,7 +143,7 @@ class TaskSender:
             self._send(rows)
         while self._awaits_answers or self._ordered.waiting:
             self._poll(_POLL_S)
-        self._totals.check_balance()
+        self._totals.check_balance(self._brokers)
         self._close(complete=True)
         return self.summary
 
@@ -215,10 +216,10 @@ class TaskSender:
             self._dead_letters.rows(rows, error)
             return None
         self._limit_batches(info)
-        if self._options.ordering == "none":
-            return info
-        queues = self._queues(info)
-        return info if queues == info.queues else with_queues(info, queues)
+        queues = queues_of(info) if self._options.ordering == "none" else self._queues(info)
+        self._brokers.update(queues.by_broker)
+        is_pinned = self._options.ordering != "none" and queues != info.queues
+        return with_queues(info, queues) if is_pinned else info
 
     def _limit_batches(self, info: TopicPublishInfo) -> None:
         """Make smaller batches from now on if the route is a proxy's."""

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -154,11 +154,15 @@ def sums_of(accounts: Sequence[Any]) -> dict[str, Any]:
 
 class RowTotals:
     """Counts rows. Methods that count dead letters raise DeliveryError if the options say that such
-    a row, or so many rows, must fail the task."""
+    a row, or so many rows, must fail the task. `is_source` is False if the caller keeps rows that
+    are not sent, so that they are not consumed."""
 
-    def __init__(self, options: SinkOptions, *, keeps_dead_letters: bool) -> None:
+    def __init__(self, options: SinkOptions, *, is_source: bool) -> None:
         self._options = options
-        self._keeps_dead_letters = keeps_dead_letters
+        self._is_source = is_source
+        self._failed_at: set[str | None] = set()
+        """The brokers at which rows failed for reasons of transport."""
+        self._has_other_failures = False
         self.summary = TaskSummary()
 
     def delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
@@ -205,8 +209,19 @@ class RowTotals:
         elif outcome is Outcome.UNKNOWN:
             self.summary.unknown += rows
 
-    def check_balance(self) -> None:
-        """Raise if a row is not accounted for, or if the share of dead letters is too large."""
+    def failed_at(self, broker: str | None) -> None:
+        """Note that a row failed for reasons of transport at the only broker to which it may go;
+        None: at all brokers of its topic."""
+        self._failed_at.add(broker)
+
+    def failed_otherwise(self) -> None:
+        """Note that a row failed for another reason, so nothing says that all brokers are down."""
+        self._has_other_failures = True
+
+    def check_balance(self, brokers: Collection[str] = ()) -> None:
+        """Raise if a row is not accounted for, if the share of dead letters is too large, or if
+        none of the `brokers` of the task's topics took a row: the query would go on, and turn its
+        whole source into dead letters."""
         summary, options = self.summary, self._options
         if summary.rows_in != summary.accounted:
             raise self._error(
@@ -218,6 +233,15 @@ class RowTotals:
                 f"{summary.given_up} of {summary.rows_in} rows could not be sent, more than "
                 f"maxFailureRatio={options.max_failure_ratio:g} allows"
             )
+        was_useful = summary.acked or summary.degraded or summary.filtered
+        is_down = None in self._failed_at or (bool(brokers) and self._failed_at >= {*brokers})
+        if self._is_source and is_down and not (was_useful or self._has_other_failures):
+            raise self._error(
+                f"no broker took any of {summary.given_up - summary.invalid} rows. The task fails, "
+                "because the query would turn its whole source into dead letters: mend the brokers "
+                f"({', '.join(sorted(brokers)[:8])}), and start the query again. The first error: "
+                f"{summary.first_error}"
+            )
 
     def _give_up(self, codes: Mapping[str, int], example: str, *, policy: str, option: str) -> None:
         summary, options = self.summary, self._options
@@ -228,7 +252,7 @@ class RowTotals:
             return
         if policy == "fail":
             raise self._error(f"{option}=fail: {example}")
-        if not self._keeps_dead_letters:
+        if self._is_source and not options.ledger:
             raise self._error(
                 "a row cannot be sent and there is no ledger for dead letters (give the option "
                 f"ledger=PATH): {example}"

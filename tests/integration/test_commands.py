@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s", "-O", "mqClientApiTimeout=20s")
 """Options by which a busy machine does not make a healthy broker look slow."""
 
-ONE_QUEUE = ("-O", "ordering=strict", "-O", "pollNameServerInterval=10min")
+ONE_QUEUE = (
+    "-O", "ordering=strict", "-O", "createTopicKey=TBW102", "-O", "pollNameServerInterval=10min",
+)  # fmt: skip
 """Options that keep all messages in one queue.
 
 A slow first message isolates its broker, and best effort would avoid it. The route of a topic that
@@ -126,6 +128,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[st
     rows += [{"id": n, "key": f"l{n % 3}", "text": str(n), "topic": CLOSED} for n in range(LATE)]
     (folder / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
     permit(name_server, PermName.READ)
+    with Admin(nameServer=name_server, mqClientApiTimeout="20s") as tool:
+        tool.create_topic("story", queues=4)  # strict order creates no topic
     return {"folder": str(folder), "ledger": str(folder / "ledger"), "ns": name_server}
 
 

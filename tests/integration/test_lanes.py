@@ -45,6 +45,7 @@ class World:
     def __init__(self, spark: Any, cluster: FakeCluster, folder: Path, lane: Lane) -> None:
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        cluster.create_topic(self.topic)
         self.ledger = Ledger(str(folder / "ledger"))
 
     @property
@@ -183,6 +184,24 @@ def test_moments_of_all_years_are_sent_as_they_are(
     world.run(ordering="strict", orderBy="event_time")
     sent = [message.properties[EVENT_TIME_PROPERTY] for message in world.stored()]
     assert sorted(map(int, sent)) == [moment // 1000 for moment in moments]
+    assert world.letters() == {}
+
+
+# The two lanes fail in a stream and in a batch.
+@lanes_of("foreach", "write")
+def test_a_source_is_not_turned_into_dead_letters_while_all_brokers_are_down(world: World) -> None:
+    world.put(flights(30))  # one task: Spark lets others run on when the first has failed
+    try:
+        for broker in world.cluster.brokers:
+            broker.kill()
+        with pytest.raises(Exception, match="no broker took any of"):
+            world.run(deliveryTimeoutMs=500)
+    finally:
+        for broker in world.cluster.brokers:
+            broker.restart()
+    assert not world.stored()
+    world.run()
+    assert sorted(m.body for m in world.stored()) == [f"{i:06d}".encode() for i in range(30)]
     assert world.letters() == {}
 
 

@@ -696,7 +696,7 @@ PRODUCER = (
     Defect(
         "brokers-without-the-topic-are-never-asked",
         "rocket_sink/producer/admin/stored_messages.py",
-        "            engine.routes.get(engine.options.create_topic_key, now_s)\n",
+        "            engine.routes.get(engine.options.template_topic, now_s)\n",
         "",
         ("tests/producer/admin/test_stored_messages.py::test_a_broker_without_the_topic_is_asked",),
         "a replay waits for a broker that no message has reached, and no restart helps",

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from rocket_sink.errors import BrokerBusyError, RequestTimeoutError
+from rocket_sink.errors import BrokerBusyError, NoRouteError, RequestTimeoutError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
@@ -107,6 +107,17 @@ def test_topics_made_on_the_fly(cluster, make_producer):
     sends = requests_of(cluster, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     assert [(r.ext["c"], r.ext["d"]) for r in sends] == [("template", "2")] * 3
     assert len(producer.fetch_publish_message_queues("new")) == 4
+
+
+def test_strict_order_makes_no_topic_unless_it_is_told_to(cluster, make_producer):
+    """A topic that its first send makes is on one broker, and keys of the other one are lost."""
+    message = Message("new", b"x", sharding_key="k")
+    with pytest.raises(NoRouteError, match="does not exist"):
+        make_producer(ordering="strict", sendMsgTimeout=500).send(message)
+    assert cluster.messages("new") == []
+    make_producer(ordering="strict", createTopicKey="TBW102").send(message)
+    make_producer(ordering="best_effort").send(Message("newer", b"x", sharding_key="k"))
+    assert len(cluster.messages("new")) == len(cluster.messages("newer")) == 1
 
 
 def test_client_id(cluster, make_producer):

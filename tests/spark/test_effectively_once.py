@@ -113,6 +113,7 @@ def _crash_at(body: Any, requests: int) -> None:
 @pytest.fixture
 def cluster() -> Any:
     with FakeCluster(brokers=2) as fake:
+        fake.create_topic("t")
         yield fake
 
 

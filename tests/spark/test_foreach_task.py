@@ -29,6 +29,7 @@ LONG_S = 60.0
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     with FakeCluster() as fake:
+        fake.create_topic("t")
         yield fake
 
 

@@ -23,6 +23,8 @@ CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 @pytest.fixture
 def cluster() -> Any:
     with FakeCluster(brokers=2) as fake:
+        for topic in ("t", "dead"):
+            fake.create_topic(topic)
         yield fake
 
 

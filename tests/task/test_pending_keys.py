@@ -23,7 +23,7 @@ NEXT = dataclasses.replace(CTX, epoch=4, task_attempt_id=8)
 
 def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **options: Any) -> Any:
     defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
-             "ordering": "strict", "onPendingKey": "hold", "requestMaxMessages": 1}  # fmt: skip
+             "ordering": "strict", "requestMaxMessages": 1}  # fmt: skip
     columns = {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
     return run_task(SinkOptions.parse({**defaults, **options}), ctx, columns)
 
@@ -36,6 +36,7 @@ def refuse(cluster: FakeCluster, times: int) -> None:
 @pytest.fixture
 def cluster() -> Any:
     with FakeCluster(brokers=1) as fake:
+        fake.create_topic("t")
         yield fake
 
 
@@ -137,6 +138,20 @@ def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: P
     send(cluster, tmp_path, CTX, "abc")
     assert not (tmp_path / "_notes" / "pending").exists()
     assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "holds"),
+    [
+        ({"ordering": "strict", "ledger": "/l"}, True),
+        ({"ordering": "strict", "ledger": "/l", "onPendingKey": "pass"}, False),
+        ({"ordering": "best_effort", "ledger": "/l"}, False),
+        ({"ordering": "best_effort", "ledger": "/l", "onPendingKey": "hold"}, True),
+        ({"ordering": "strict"}, False),
+    ],
+)
+def test_strict_order_with_a_ledger_holds_by_default(settings: dict[str, str], holds: bool) -> None:
+    assert SinkOptions.parse(settings).holds_pending_keys is holds
 
 
 @pytest.mark.parametrize("missing", [{"ordering": "none"}, {"ledger": ""}])

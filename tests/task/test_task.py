@@ -23,7 +23,9 @@ from rocket_sink.errors import (
     MessageIllegalError,
     NoRouteError,
     Outcome,
+    PermissionDeniedError,
     RequestTimeoutError,
+    SendError,
 )
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.message import MessageQueue
@@ -690,6 +692,61 @@ class TestStrict:
         run = Run(StubEngine(), ordering="strict")
         run.feed(body=bodies(2), sharding_key=["k", None]).finish()
         assert run.codes() == {b"00001": "MISSING_SHARDING_KEY"}
+
+
+class TestAllBrokersDown:
+    """A query must not turn its whole source into dead letters."""
+
+    @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
+    def test_the_task_fails(self, ordering: str) -> None:
+        engine = StubEngine()
+        engine.judge = lambda r, q: ConnectError("refused")
+        keys = [f"k{i}" for i in range(40)] * 2
+        run = Run(engine, ordering=ordering).feed(body=bodies(80), sharding_key=keys)
+        with pytest.raises(
+            DeliveryError, match=r"no broker took any of 80 rows.*\(a, b\).*refused"
+        ):
+            run.finish()
+
+    @pytest.mark.parametrize(
+        ("ordering", "columns"),
+        [
+            ("strict", {"sharding_key": ["k1"] * 2}),
+            ("none", {"queue_id": [1] * 2, "broker_name": ["a"] * 2}),
+        ],
+    )
+    def test_rows_that_are_bound_to_one_broker_say_nothing_of_the_other(
+        self, ordering: str, columns: Any
+    ) -> None:
+        engine = StubEngine()
+        engine.judge = lambda r, q: ConnectError("refused")
+        run = Run(engine, ordering=ordering).feed(body=bodies(2), **columns).finish()
+        assert run.summary.dead == 2
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            MessageIllegalError("poison", response_code=13, remark=""),
+            PermissionDeniedError("closed", response_code=16, remark=""),
+            RequestTimeoutError("late"),
+        ],
+    )
+    def test_other_failures_make_dead_letters(self, error: SendError) -> None:
+        engine = StubEngine()
+        engine.judge = lambda r, q: error
+        assert Run(engine).feed(body=bodies(2)).finish().summary.given_up == 2
+
+    def test_and_so_do_those_beside_a_stored_row(self) -> None:
+        engine = StubEngine()
+        engine.judge = lambda r, q: None if r.token.number == 2 else ConnectError("refused")
+        run = Run(engine, requestMaxMessages=1).feed(body=bodies(9)).finish()
+        assert (run.summary.acked, run.summary.dead) == (1, 8)
+
+    def test_a_topic_without_a_route_among_others_is_a_row_of_its_own(self) -> None:
+        engine = StubEngine()
+        engine.unknown_topics = {"nowhere"}
+        run = Run(engine, topic=None).feed(body=[b"x"], topic=["nowhere"]).finish()
+        assert run.codes() == {b"x": "NO_ROUTE"}
 
 
 class TestMoves:

@@ -66,6 +66,7 @@ def send(
 @pytest.fixture
 def cluster() -> Any:
     with FakeCluster(brokers=2) as fake:
+        fake.create_topic("t")
         yield fake
 
 
@@ -124,14 +125,16 @@ def test_no_name_server_fails_the_task_and_names_each(pool: ProducerPool, tmp_pa
         send_to(address, tmp_path, pool)
 
 
-def test_dead_brokers_make_dead_letters(
+def test_dead_brokers_fail_the_task_and_its_letters_are_on_record(
     cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
 ) -> None:
     send(cluster, tmp_path / "warm", pool, count=10)
     for broker in cluster.brokers:
         broker.kill()
-    summary = send(cluster, tmp_path, pool, count=100, deliveryTimeoutMs=300)
-    assert summary.dead == 100 and summary.acked == 0
+    with pytest.raises(DeliveryError, match="no broker took any of 100 rows"):
+        send(cluster, tmp_path, pool, count=100, deliveryTimeoutMs=300)
+    (account,) = [r for r in spooled(tmp_path) if r["kind"] == "epoch"]
+    assert (account["dead"], account["complete"]) == (100, False)
     letters = [r for r in spooled(tmp_path) if r["kind"] == "dead_letter"]
     assert sorted(r["body"] for r in letters) == [f"{i:06d}".encode() for i in range(100)]
     assert {r["reason"] for r in letters} == {"transport"}

@@ -26,7 +26,7 @@ from rocket_sink.message_rules import (
     without_namespace,
 )
 from rocket_sink.net.client import NetworkClient, invoke
-from rocket_sink.options import SinkOptions, constructor_options
+from rocket_sink.options import NO_TEMPLATE, SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers
 from rocket_sink.producer.engine.stored_check import LACKS_SUB
@@ -82,8 +82,8 @@ class Admin:
             self.topic_route(topic or requests.AUTO_CREATE_TOPIC)
         except NoRouteError:
             text = "the first send creates it where brokers allow that (autoCreateTopicEnable)"
-            if not self.options.create_topic_key:
-                text = "no send creates it, because createTopicKey is empty"
+            if not self.options.template_topic:
+                text = f"no send creates it, because {NO_TEMPLATE}"
             text = f"no name server knows the topic {topic} yet: {text}"
             return text + self.name_hint(topic) if topic else ""
         return ""

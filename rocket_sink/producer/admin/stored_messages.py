@@ -116,7 +116,7 @@ class StoredMessages:
         address = engine.routes.addresses().get(name)
         if address is None:
             # Get the template topic's route for a broker that has not created the topic yet.
-            engine.routes.get(engine.options.create_topic_key, now_s)
+            engine.routes.get(engine.options.template_topic, now_s)
             self._again.append(query)
             return
 

@@ -51,7 +51,7 @@ class HeaderTemplates:
                 topic=topic,
                 batch=batch,
                 reply=reply,
-                default_topic=self._options.create_topic_key,
+                default_topic=self._options.template_topic,
                 default_topic_queue_nums=self._options.default_topic_queue_nums,
                 namespace=self._options.namespace_v2,
                 serialize=serialize,

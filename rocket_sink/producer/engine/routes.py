@@ -211,7 +211,7 @@ class Routes:
         self._shared = shared
         self.look_ups = 0
         self._interval_s = options.poll_name_server_interval_ms / 1000
-        self._template = options.create_topic_key
+        self._template = options.template_topic
         self._queue_nums = options.default_topic_queue_nums
         self._vip = options.vip_channel_enabled
         self._topics: dict[str, _Topic] = {}

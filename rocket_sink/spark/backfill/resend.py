@@ -307,7 +307,7 @@ class Resender:
             return
         body = TaskSender(
             options, resolve_columns(chunk.schema, options), engine=self.engine,
-            recorder=self._recorder, queues=queues,
+            recorder=self._recorder, queues=queues, keeps_dead_letters=True,
         )  # fmt: skip
         try:
             body.feed(chunk)
