@@ -153,6 +153,7 @@ CONTRACT: Final = (
 )
 
 
+DELAY_COLUMNS: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 _NAMES: Final = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
 """{name or alias: the column's name}"""
 _PREFIX: Final = "__rmq_"

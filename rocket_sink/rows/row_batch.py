@@ -95,8 +95,14 @@ class RowBatch:
                 kinds[~nulls_of(column)] = kind
         return kinds
 
+    @property
+    def is_delayed(self) -> bool:
+        """Whether the rows, which are of one kind, have a delay level, a delay or delivery time."""
+        return len(self) > 0 and int(self.kinds()[0]) in DELAYED
+
     def order_keys(self) -> pa.Array | None:
-        """Return the keys whose rows stay in order: the sharding key, else the lite topic."""
+        """Return the keys whose rows stay in order: the sharding key, else the lite topic. Delayed
+        rows have no place in that order, so callers leave them out (`is_delayed`)."""
         if self.sharding_key is None or self.lite_topic is None:
             return self.lite_topic if self.sharding_key is None else self.sharding_key
         return pc.coalesce(self.sharding_key, self.lite_topic.cast(self.sharding_key.type))
@@ -176,6 +182,8 @@ class RowBatch:
 
 
 KINDS: Final = 5
+DELAYED: Final = (1, 2)
+"""The kinds of rows that the broker itself keeps until their time."""
 _PROPERTY_COLUMNS: Final = (
     "properties", "tags", "keys", "sharding_key", "wait_store", "delay_level", "delay_ms",
     "delivery_timestamp_ms", "event_time_ms", "priority", "lite_topic",

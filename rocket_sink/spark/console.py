@@ -4,6 +4,7 @@ the ledger rows that arrived since its start, so a task that ran twice counts tw
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any, Final
 from rocket_sink.ledger.path import plain_path
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import DELAY_COLUMNS, ColumnPlan
 from rocket_sink.tables import html_table
 from rocket_sink.text import clean, counted
 
@@ -27,6 +29,22 @@ def say_start(options: SinkOptions, lane: str, query: str) -> None:
         LOG, "the query %s sends to %s by %s, delivery %s, ledger %s", query,
         f"the topic {options.topic}" if options.topic else "the topics of its rows", lane,
         options.delivery, plain_path(options.ledger) or "none",
+    )  # fmt: skip
+
+
+def warn_of_delays(options: SinkOptions, plan: ColumnPlan) -> None:
+    """Warn once if ordered rows may have delays, because the order cannot be kept for them."""
+    columns = [name for name in DELAY_COLUMNS if plan.source(name) is not None]
+    if columns and options.ordering != "none":
+        _warn_of_delays(options.ordering, " and ".join(columns))
+
+
+@functools.cache
+def _warn_of_delays(ordering: str, columns: str) -> None:
+    LOG.warning(
+        "ordering=%s does not hold for rows with a delay (%s): consumers get such a row at its "
+        "time, perhaps behind later rows of its key, so it is sent outside of the key's order. See "
+        "docs/guarantees/order.md", ordering, columns,
     )  # fmt: skip
 
 

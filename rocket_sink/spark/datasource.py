@@ -158,6 +158,8 @@ class RocketMQDataSource(DataSource):
         return kind(options, plan, token=spool_token(options), folded=folded)
 
     def _checked(self, schema: StructType) -> tuple[SinkOptions, ColumnPlan]:
+        from rocket_sink.spark.console import warn_of_delays
+
         if self.storage:
             remember(self.storage)
         options = read_options(self.options)
@@ -166,6 +168,7 @@ class RocketMQDataSource(DataSource):
         check_rights(options)
         options = with_task_rate(without_files(options), slots=self.task_slots)
         plan = resolve_columns(schema, options)
+        warn_of_delays(options, plan)
         if plan.needs_to_json:
             raise ColumnError(
                 'bodyFormat=json is not possible in format("rocketmq"): a data source sees no '

@@ -13,6 +13,7 @@ from rocket_sink.ledger.storage import is_classic
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.console import warn_of_delays
 from rocket_sink.spark.session_checks import (
     refuse_chance,
     refuse_own_input,
@@ -36,6 +37,7 @@ def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
         refuse_chance(options, plan, df._jdf.queryExecution().analyzed())
     if plan.source("keys") == "key" and plan.source("body") == "value":
         _warn_of_key(plan.source("sharding_key"))
+    warn_of_delays(options, plan)
     return plan
 
 

@@ -199,7 +199,7 @@ class DeadLetterWriter:
         assert error is not None
         outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome
         self._write(request, error, outcome)
-        if not self._in_order or request.queue is None:
+        if not self._in_order or request.queue is None or request.delayed:
             return
         keys = self._hold_keys(request)
         if self._strict and not isinstance(error, _POISON):
@@ -227,16 +227,20 @@ class DeadLetterWriter:
     def rows(self, rows: RowBatch, error: SendError) -> None:
         """Give up rows without a route, and later rows of their keys: the topic may get a route."""
         assert isinstance(rows.topic, str)
-        keys = self._note(rows.topic, rows.order_keys())
-        self._held.setdefault(rows.topic, set()).update(keys)
+        if not rows.is_delayed:
+            keys = self._note(rows.topic, rows.order_keys())
+            self._held.setdefault(rows.topic, set()).update(keys)
         self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
         self._totals.failed_otherwise()
 
     def without_held(self, rows: RowBatch) -> RowBatch:
-        """Return the rows whose keys are not held back. The other rows become dead letters."""
+        """Return the rows whose keys are not held back. The other rows become dead letters. Delayed
+        rows, which have no place in their key's order, are not held back."""
         topic = rows.topic
         assert isinstance(topic, str)
+        if rows.is_delayed:
+            return rows
         for keys, text in ((self._held, _HELD_HERE), (self._pending, _HELD_BEFORE)):
             held, order_keys = keys.get(topic), rows.order_keys()
             if not held or order_keys is None:

@@ -20,7 +20,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import LITE_TOPIC_HASH, queues_for_keys
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused, lacks_keys
-from rocket_sink.rows.row_batch import KINDS, RowBatch
+from rocket_sink.rows.row_batch import DELAYED, KINDS, RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
 from rocket_sink.task.request_factory import compressed_column
@@ -66,7 +66,8 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
     """Yield groups of rows with one topic, one value of WAIT and one kind (`RowBatch.kinds`): a
     batch must not mix these (MessageBatch.generateFromList). A group is in row order.
     With `in_order`, the groups of a topic follow each other in row order, too: a new group begins
-    where WAIT or the kind changes."""
+    where WAIT or the kind changes. Delayed rows come first and together: consumers get them at
+    their time, whatever their place among the other rows, so they must not cut these."""
     for group in _by_topic(rows):
         kinds: np.ndarray[Any, Any] = group.kinds()
         if group.wait_store is not None:
@@ -75,12 +76,24 @@ def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
         if not kinds.any():
             yield group
         elif in_order:
+            is_delayed = np.isin(kinds % KINDS, DELAYED)
+            if is_delayed.any():
+                yield from _by_kind(group, kinds, is_delayed)
+                group, kinds = group.take(np.flatnonzero(~is_delayed)), kinds[~is_delayed]
             cuts = (np.flatnonzero(np.diff(kinds)) + 1).tolist()
             for first, last in itertools.pairwise((0, *cuts, len(group))):
-                yield group.slice(first, last)
+                if last > first:
+                    yield group.slice(first, last)
         else:
-            for kind in np.unique(kinds):
-                yield group.take(np.flatnonzero(kinds == kind))
+            yield from _by_kind(group, kinds, np.full(len(group), True))
+
+
+def _by_kind(
+    rows: RowBatch, kinds: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]
+) -> Iterator[RowBatch]:
+    """Yield the rows of the mask, those of a kind together."""
+    for kind in np.unique(kinds[mask]):
+        yield rows.take(np.flatnonzero(mask & (kinds == kind)))
 
 
 def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
@@ -159,7 +172,7 @@ def encode_requests(
     assert isinstance(rows.topic, str)
     if not len(rows):
         return []
-    timed = bool(rows.kinds()[0])
+    timed, is_delayed = bool(rows.kinds()[0]), rows.is_delayed
     alone = alone or options.delivery == "transactional"
     ids_made = ids.ids(rows)
     rows, sys_flags = _with_compressed_bodies(rows, options, is_single=timed or alone)
@@ -200,6 +213,7 @@ def encode_requests(
             fixed=place > queue_count,
             sharded=place < queue_count,
             timed=timed,
+            delayed=is_delayed,
             alone=alone,
             waits_for_store=waits,
             columns=singles.slice(first, last) if singles and last - first > 1 else None,
@@ -207,7 +221,7 @@ def encode_requests(
             sys_flag=int(flags[first]),
         )
         requests.append(request)
-    if singles is None or options.ordering == "none":
+    if singles is None or is_delayed or options.ordering == "none":
         return requests
     # A broker handles the requests of one connection in several threads, so messages of a group
     # could be stored out of order. Therefore split groups that have a queue.

@@ -116,6 +116,7 @@ class PendingRequest:
         fixed: the rows name the queue (`queue_id`), so it never changes.
         sharded: `queue` is a home queue.
         timed: a delay, delivery time, priority or lite topic keeps the messages out of batches.
+        delayed: the messages have a delay or delivery time, so no order per key counts for them.
         alone: the messages are sent one by one: half messages, or messages of a refused batch.
         waits_for_store: the property WAIT of all messages.
         lacks_keys: at least one message of a batch has no keys.
@@ -140,6 +141,7 @@ class PendingRequest:
     parked: SpillState = SpillState.NOT
     number: int = 0
     """The request's number in the task attempt; for a group, the number of its first message."""
+    delayed: bool = False
     columns: SingleColumns | None = None
     """The messages as columns, if they are a group of single messages, or have left a group."""
     waits_since_s: float = 0.0
@@ -230,5 +232,5 @@ class PendingRequest:
         return PendingRequest(
             self.topic, self.queue, pieces, self.fixed, self.sharded, self.timed, alone,
             self.waits_for_store, self.attempts, 0, self.maybe_duplicate, self.first_error,
-            lacks_keys=self.lacks_keys, sys_flag=self.sys_flag,
+            delayed=self.delayed, lacks_keys=self.lacks_keys, sys_flag=self.sys_flag,
         )  # fmt: skip

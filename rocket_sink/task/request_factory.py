@@ -107,7 +107,7 @@ class RequestFactory:
 
     def _place(self, send: SendRequest, request: PendingRequest) -> None:
         ordering = self._options.ordering
-        send.ordered = ordering != "none" and request.queue is not None
+        send.ordered = ordering != "none" and request.queue is not None and not request.delayed
         if not send.ordered:
             send.timeout_s = self._options.delivery_timeout_ms / 1000
         if request.queue is None:

@@ -254,7 +254,8 @@ class TaskSender:
 
     def _ordered_queue(self, request: PendingRequest) -> MessageQueue | None:
         """Return the queue whose requests are sent one after another; None without an order."""
-        return request.queue if self._options.ordering != "none" else None
+        in_order = self._options.ordering != "none" and not request.delayed
+        return request.queue if in_order else None
 
     def _submit(self, request: PendingRequest | None) -> None:
         if request is None:

@@ -85,7 +85,7 @@ def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
     keys = PendingKeys(place)
     ledger.create(spark)
     ctx = context(epoch=2)
-    keys.note(ctx, {"t": {"refused", "illegal"}})
+    keys.note(ctx, {"t": {"refused", "illegal", "delayed"}})
     behind = {"reason": "held_back", "outcome": "not_sent"}
     refused = {"reason": "data", "outcome": "rejected"}
     ledger.append(
@@ -94,9 +94,10 @@ def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
         letter(ctx, **behind, sharding_key="refused"),
         letter(ctx, **refused, attempts=0, sharding_key="illegal"),
         letter(ctx, **behind, sharding_key="illegal"),
-        accounts(ctx, dead=4),
+        letter(ctx, sharding_key="delayed", delay_ms=1000),
+        accounts(ctx, dead=5),
     )
-    assert release(spark, place) == 1
+    assert release(spark, place) == 2
     assert keys.held_for(context(epoch=9)) == {"t": {"refused"}}
     for query in readers(spark, ledger):
         assert _pending(query) == {"t": {"refused"}}

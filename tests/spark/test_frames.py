@@ -13,6 +13,7 @@ from rocket_sink.errors import ColumnError
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.normalise import normalise
+from rocket_sink.spark import console
 from rocket_sink.spark.backfill.sources import Selection, Table
 from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.spark.frames import plan_of, select_needed
@@ -21,6 +22,20 @@ from tests.spark.settings import setting
 ZONE = "spark.sql.session.timeZone"
 NOON = "timestamp_ntz'2026-07-01 12:00:00.000001'"
 AS_WRITTEN = '"2026-07-01T12:00:00.000001"'
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("ordering", "warnings"), [("strict", 1), ("none", 0)])
+def test_a_start_says_that_delayed_rows_have_no_order(
+    spark: Any, caplog: pytest.LogCaptureFixture, ordering: str, warnings: int
+) -> None:
+    console._warn_of_delays.cache_clear()
+    frame = spark.sql("SELECT 'x' AS body, 'k' AS sharding_key, 3 AS delay_level")
+    for _ in range(2):
+        plan_of(frame, SinkOptions.parse(topic="t", ordering=ordering))
+    texts = [text for text in caplog.messages if "does not hold for rows with a delay" in text]
+    assert len(texts) == warnings
+    assert all("(delay_level)" in text for text in texts)
 
 
 @pytest.fixture

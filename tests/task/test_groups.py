@@ -214,7 +214,10 @@ def test_no_group_where_order_counts(
     cluster: FakeCluster, tmp_path: Path, groups: list[int]
 ) -> None:
     """Brokers handle the frames of one connection in several threads."""
-    columns = delayed(60, sharding_key=["key"] * 60)
+    for broker in cluster.brokers:
+        broker.version = mq_version(5, 5, 0)
+    columns = delayed(60, lite_topic=["key"] * 60)
+    del columns["delay_level"]
     total = run_task(options(cluster, tmp_path, ordering="strict"), CTX, columns)
     assert total.acked == 60 and not groups
     [stored] = [b.store.messages(TOPIC) for b in cluster.brokers if b.store.messages(TOPIC)]

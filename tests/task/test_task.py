@@ -802,6 +802,46 @@ class TestMoves:
         assert {q.broker_name for q in engine.stored} == {"a", "b"}
 
 
+class TestDelaysInOrder:
+    """A broker keeps a delayed message until its time, so no order per key holds for it."""
+
+    @pytest.mark.parametrize("ordering", ["strict", "best_effort"])
+    @pytest.mark.parametrize("delay", [{"delay_level": 3}, {"delay_ms": 1000}])
+    def test_delayed_rows_do_not_cut_the_lines_of_the_others(
+        self, ordering: str, delay: dict[str, int]
+    ) -> None:
+        engine, count = StubEngine(), 2000
+        keys = [f"k{i % 40}" for i in range(count)]
+        ((column, value),) = delay.items()
+        values = pa.array([value if i % 20 == 7 else None for i in range(count)], pa.int64())
+        run = Run(engine, ordering=ordering)
+        run.feed(body=bodies(count), sharding_key=keys, **{column: values}).finish()
+        assert run.summary.acked == count
+        batches = [request for request in engine.requests if request.batch]
+        assert len(batches) == 8, "one per home queue"
+        groups = {request.token.number for request in engine.requests if not request.batch}
+        assert len(groups) == count // 20
+        assert not any(request.ordered for request in engine.requests if not request.batch)
+        for queue, messages in engine.stored.items():
+            assert {home(engine, m.property("__SHARDINGKEY") or "") for m in messages} == {queue}
+            at_once = [m.body for m in messages if int(m.body) % 20 != 7]
+            assert at_once == sorted(at_once)
+
+    def test_they_hold_nobody_and_nobody_holds_them(self) -> None:
+        engine = StubEngine()
+        delays = pa.array([3, None, None, 3], pa.int64())
+        engine.judge = lambda r, q: ConnectError("down") if r.token.delayed else None
+        run = Run(engine, ordering="strict")
+        run.feed(body=bodies(4), sharding_key=["k"] * 4, delay_level=delays).finish()
+        assert (run.summary.acked, run.summary.dead, run.summary.held_back) == (2, 2, 0)
+        assert run.body is not None and not run.body.letter_keys
+        engine.judge = lambda r, q: None if r.token.delayed else ConnectError("down")
+        run = Run(engine, ordering="strict", requestMaxMessages=1)
+        run.feed(body=bodies(4), sharding_key=["k"] * 4, delay_level=delays).finish()
+        run.feed(body=bodies(1), sharding_key=["k"], delay_level=[3]).finish()
+        assert (run.summary.acked, run.summary.dead, run.summary.held_back) == (3, 2, 1)
+
+
 class TestOrderBy:
     # With 4,000 bytes, four parts go to files, and two are still in memory at the end.
     @pytest.mark.parametrize("memory_bytes", [1 << 25, 1000, 4000])

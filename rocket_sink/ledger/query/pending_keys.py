@@ -13,8 +13,9 @@ pending dead letter, and removes a note without such keys. If the note's attempt
 note is removed. If the attempt is not in the ledger yet, the note stays as it is.
 
 Rows that were refused for their content (reason `data`) hold no key, because they are never sent as
-they are. Rows that were held back (`held_back`) hold their key only if another dead letter of the
-key was sent, failed and counts. Otherwise they would hold their own key for ever.
+they are. Delayed rows hold no key, because no order counts for them. Rows that were held back
+(`held_back`) hold their key only if another dead letter of the key was sent, failed and counts.
+Otherwise they would hold their own key for ever.
 
 All functions and methods raise LedgerError if the ledger's folder cannot be read or written."""
 
@@ -187,15 +188,16 @@ def _known(query: Query, notes: list[_Note], unfolded: set[tuple[str, str]]) -> 
 
 def _pending(query: Query) -> Keys:
     """Return the keys that pending dead letters hold. A letter that was refused for its content
-    (`data`) holds no key. Another pending letter holds its key if a letter of the key, settled or
-    not, was neither held back nor refused unsent."""
-    pending = query("""
-        SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
-        SEMI JOIN (
-            SELECT topic, sharding_key FROM counted_letters
-            WHERE reason <> 'held_back' AND (reason <> 'data' OR attempts > 0)
-        ) g ON p.topic = g.topic AND p.sharding_key = g.sharding_key
-        WHERE p.reason <> 'data'""")
+    (`data`) holds no key, nor does a delayed message. Another pending letter holds its key if a
+    letter of the key, settled or not, was neither held back nor refused unsent."""
+    in_order = "coalesce(delay_level, 0) = 0 AND delay_ms IS NULL AND delivery_timestamp IS NULL"
+    pending = query(f"""
+        SELECT DISTINCT p.topic, p.sharding_key FROM (
+            SELECT topic, sharding_key FROM pending_letters WHERE reason <> 'data' AND {in_order}
+        ) p SEMI JOIN (
+            SELECT topic, sharding_key FROM counted_letters WHERE reason <> 'held_back'
+            AND (reason <> 'data' OR attempts > 0) AND {in_order}
+        ) g ON p.topic = g.topic AND p.sharding_key = g.sharding_key""")  # noqa: S608
     keys = Keys()
     for row in rows_of(pending):
         keys.setdefault(row["topic"], set()).add(row["sharding_key"])

@@ -52,7 +52,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.producer.pool import worker_pool
-from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.contract import DELAY_COLUMNS, resolve_columns
 from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
 from rocket_sink.spark.context import run_context
 from rocket_sink.task.queue_snapshot import Queues
@@ -63,8 +63,6 @@ _ADVICE: Final = (
     "Start the brokers that they may be on; if these never come back, delivery=at_least_once sends "
     "the dead letters without them."
 )
-_TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
-
 
 CHUNK: Final = 2000
 """Dead letters per chunk; fewer if a rate limit would make the chunk take more than a second."""
@@ -265,11 +263,11 @@ class Resender:
         """
         ids: dict[tuple[str, bool], list[str]] = {}
         options, stored_ids = self.options, set[str]()
-        names = ("topic", "message_id", "unknown_at", *_TIMES)
+        names = ("topic", "message_id", "unknown_at", *DELAY_COLUMNS)
         present = [name for name in names if name in letters.schema.names]
         for letter in letters.select(present).to_pylist():
             topic = self._homes.topic_of(letter["topic"])
-            timed = any(letter.get(time) is not None for time in _TIMES)
+            timed = any(letter.get(time) is not None for time in DELAY_COLUMNS)
             ids.setdefault((topic, timed), []).append(letter["message_id"])
             broker = letter.get("unknown_at")
             if broker and options.delivery == "effectively_once" and not options.topic:
