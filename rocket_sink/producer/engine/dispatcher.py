@@ -131,11 +131,13 @@ class Dispatcher:
                 if queue.broker_name not in info.masters:
                     raise NoRouteError(
                         f"broker {queue.broker_name} is not in the route of the topic now: start "
-                        "it, or create the topic there (its first send made it at one broker only)",
+                        "it, or if it runs, create the topic there (a topic that was made by its "
+                        "first send may be on one broker only)",
                         topic=request.topic,
                     )
                 raise InvalidQueueError(
-                    f"{queue} is not in the route of the topic any more",
+                    f"{queue} is not in the route of the topic any more: its broker takes no "
+                    "writes now (wipeWritePerm), or the topic has fewer queues",
                     topic=request.topic, response_code=0, remark="",
                 )  # fmt: skip
             return brokers.target(info, queue)
