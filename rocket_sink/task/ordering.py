@@ -28,6 +28,9 @@ import pyarrow as pa
 
 from rocket_sink.errors import SendError
 from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.routing.topic_publish_info import LOGICAL_PREFIX
 from rocket_sink.rows.sort import scratch_folder
 from rocket_sink.task.pending import PendingRequest, Piece, SpillState
 
@@ -216,3 +219,56 @@ class OrderedQueues:
         """Drop all requests and delete the file."""
         self._lanes.clear()
         self._overflow.close()
+
+
+class AbsentBrokers:
+    """Brokers for which rows in strict order have waited in vain, as one task sees them.
+
+    `orderWaitMs` is the time for which a topic's rows wait while their broker is away, over all
+    tasks and epochs of an executor. Once rows have waited so long, later rows wait for what remains
+    of that time, at least for `sendMsgTimeout`: so there is one try to find the broker back. A
+    stored message ends the absence. So does a time of `orderWaitMs` without a try, because the
+    broker may have been back. A static topic's queues name a logical broker, which several brokers
+    serve, so its absences are not shared. `clock` counts from the boot."""
+
+    def __init__(
+        self, options: SinkOptions, shared: SharedBrokerState, clock: Callable[[], float]
+    ) -> None:
+        self._wait_s = options.order_wait_ms / 1000
+        self._least_s = min(self._wait_s, options.send_msg_timeout_ms / 1000)
+        self._shared = shared
+        self._clock = clock
+        self._absent: set[str] = set()
+
+    def wait_s(self, queue: MessageQueue) -> float:
+        """Return how long a request waits for its queue from now on."""
+        absence = self._absence(queue)
+        if absence is None:
+            return self._wait_s
+        self._absent.add(_name(queue))
+        return max(absence + self._wait_s - self._clock(), self._least_s)
+
+    def note_failure(self, queue: MessageQueue) -> None:
+        """Note that a request for the queue has used up its wait."""
+        if queue.broker_name.startswith(LOGICAL_PREFIX):
+            return
+        now_s, since_s = self._clock(), self._absence(queue)
+        since_s = now_s - self._wait_s if since_s is None else since_s
+        self._shared.put_absence(_name(queue), since_s, now_s)
+
+    def note_stored(self, queue: MessageQueue) -> None:
+        """Note that the queue's broker has stored a message."""
+        if _name(queue) in self._absent:
+            self._absent.discard(_name(queue))
+            self._shared.end_absence(_name(queue))
+
+    def _absence(self, queue: MessageQueue) -> float | None:
+        """Return the begin of the broker's absence; None if it is not known to be absent."""
+        absence, now_s = self._shared.absence(_name(queue)), self._clock()
+        if absence is None or not now_s - self._wait_s <= absence[1] <= now_s:
+            return None
+        return absence[0]
+
+
+def _name(queue: MessageQueue) -> str:
+    return f"{queue.broker_name}\n{queue.topic}"

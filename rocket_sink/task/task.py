@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import DeliveryError, MessageError, NoRouteError, Outcome
+from rocket_sink.errors import DeliveryError, InvalidQueueError, MessageError, NoRouteError, Outcome
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_no_system_topic, with_namespace
 from rocket_sink.options import SinkOptions
@@ -32,7 +32,7 @@ from rocket_sink.rows.sort import RowSorter
 from rocket_sink.task.dead_letters import DeadLetterTopic, DeadLetterWriter
 from rocket_sink.task.encode import encode_requests, parts_of, place_rows, split_rows
 from rocket_sink.task.message_ids import FreshIds, MessageIds
-from rocket_sink.task.ordering import OrderedQueues
+from rocket_sink.task.ordering import AbsentBrokers, OrderedQueues
 from rocket_sink.task.pending import PendingRequest
 from rocket_sink.task.queue_snapshot import Queues, QueueSnapshots, queues_of, with_queues
 from rocket_sink.task.recorder import LedgerRecorder
@@ -101,6 +101,7 @@ class TaskSender:
         """{topic: sharding keys} of this task's dead letters, whose later rows must wait."""
         self._sorter = RowSorter()
         self._queues = queues or QueueSnapshots(options, recorder.ctx.query_id).queues
+        self._absent = AbsentBrokers(options, engine.shared, clock)
         self._limited = is_limited(options)
         self._unbatched: set[str] = set()
         """Topics for which a proxy has refused a batch because of the topic's type."""
@@ -257,6 +258,11 @@ class TaskSender:
         in_order = self._options.ordering != "none" and not request.delayed
         return request.queue if in_order else None
 
+    def _strict_queue(self, request: PendingRequest) -> MessageQueue | None:
+        """Return the queue for which the request waits in strict order, or None."""
+        is_strict = self._options.ordering == "strict"
+        return self._ordered_queue(request) if is_strict else None
+
     def _submit(self, request: PendingRequest | None) -> None:
         if request is None:
             return
@@ -268,7 +274,10 @@ class TaskSender:
         if self._limited:
             # `submit` may wait for the rate limit, so first record the requests on the wire.
             self._recorder.flush_intents()
-        self._engine.submit(self._requests.send_request(request))
+        send = self._requests.send_request(request)
+        if (queue := self._strict_queue(request)) is not None:
+            send.timeout_s = self._absent.wait_s(queue)
+        self._engine.submit(send)
 
     def _poll(self, timeout_s: float) -> None:
         self._recorder.flush_intents()
@@ -312,6 +321,8 @@ class TaskSender:
             raise DeliveryError(f"onDegraded=fail: {completion.error}")
         if completion.found_stored:
             self.summary.found_stored += request.message_count
+        if (queue := self._strict_queue(request)) is not None:
+            self._absent.note_stored(queue)
         if completion.result is not None:
             self._requests.note_move(request, completion.result.queue, self.summary)
         if self._traces is not None:
@@ -334,4 +345,8 @@ class TaskSender:
             request.first_error = request.first_error or error
             return request.split()
         self._dead_letters.request(request, completion)
+        # A broker that is only silent may be frozen, and store the request when it thaws.
+        is_absent = completion.outcome is Outcome.NOT_SENT or isinstance(error, InvalidQueueError)
+        if is_absent and (queue := self._strict_queue(request)) is not None:
+            self._absent.note_failure(queue)
         return []

@@ -9,6 +9,7 @@ from typing import Any
 from rocket_sink.errors import NoRouteError, Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
 from rocket_sink.producer.engine.attempt import AttemptRecord, Completion, SendRequest
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.task.pending import DecodedMessage, PendingRequest
 
@@ -36,6 +37,7 @@ class StubEngine:
         self.routes: dict[str, TopicPublishInfo] = {}
         self.most_in_flight: dict[MessageQueue, int] = {}
         self.broken = False
+        self.shared = SharedBrokerState.in_process()
         self._waiting: deque[tuple[SendRequest, MessageQueue]] = deque()
         self._ended_groups: list[Completion] = []
         self._turn = 0

@@ -802,6 +802,47 @@ class TestMoves:
         assert {q.broker_name for q in engine.stored} == {"a", "b"}
 
 
+class TestAbsentBrokers:
+    """Epochs do not wait for `orderWaitMs` again and again while a broker stays away."""
+
+    def _epoch(self, engine: StubEngine, now_s: float, **options: Any) -> list[float | None]:
+        """Send a row of broker a and a row of broker b; return the waits of a's requests."""
+        first = len(engine.requests)
+        keys = [key_on(engine, MessageQueue("t", broker, 0)) for broker in "ab"]
+        run = Run(engine, lambda: now_s, ordering="strict", requestMaxMessages=1, **options)
+        run.feed(body=bodies(2), sharding_key=keys).finish()
+        assert (run.summary.acked, run.summary.dead) == ((2, 0) if self.is_up else (1, 1))
+        sent = {request.token.queue.broker_name: request for request in engine.requests[first:]}
+        assert sent["b"].timeout_s == run.options.order_wait_ms / 1000
+        return [request.timeout_s for request in engine.requests[first:] if request is sent["a"]]
+
+    def test_the_wait_is_shared(self) -> None:
+        engine = StubEngine()
+        engine.judge = self._judge
+        self.is_up = False
+        assert self._epoch(engine, 1000.0) == [60.0], "it is away since 940"
+        assert self._epoch(engine, 1010.0) == [3.0], "a try that finds it back"
+        assert self._epoch(engine, 1020.0, orderWaitMs=100_000) == [20.0], "what is left"
+        self.is_up = True
+        assert self._epoch(engine, 1030.0) == [3.0]
+        assert self._epoch(engine, 1031.0) == [60.0]
+        self.is_up = False
+        assert self._epoch(engine, 1040.0) == [60.0]
+        assert self._epoch(engine, 1101.0) == [60.0], "without a try it may have been back"
+        assert self._epoch(engine, 1102.0, orderWaitMs=2000) == [2.0]
+
+    def test_a_silent_broker_may_be_frozen_so_it_keeps_its_time(self) -> None:
+        engine = StubEngine()
+        engine.judge = lambda r, q: RequestTimeoutError("late")
+        for _ in range(2):
+            run = Run(engine, ordering="strict").feed(body=bodies(1), sharding_key=["k"])
+            assert run.finish().summary.unknown == 1
+        assert [request.timeout_s for request in engine.requests] == [60.0] * 2
+
+    def _judge(self, request: Any, queue: MessageQueue) -> SendError | None:
+        return None if self.is_up or queue.broker_name == "b" else ConnectError("refused")
+
+
 class TestDelaysInOrder:
     """A broker keeps a delayed message until its time, so no order per key holds for it."""
 

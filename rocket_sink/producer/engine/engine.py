@@ -92,7 +92,7 @@ class SendEngine:
         self.options = options
         self.clock = clock
         self.identity = Identity(options)
-        self._shared = shared or SharedBrokerState.in_process()
+        self.shared = shared or SharedBrokerState.in_process()
         self._limits = RequestLimits(options)
         self._headers = HeaderTemplates(options, self.identity.group, credentials)
         self.client = NetworkClient(
@@ -103,11 +103,11 @@ class SendEngine:
             on_request=on_request,
             hooks=rpc_hooks,
         )
-        self.brokers = Brokers(options, self._shared, rng)
+        self.brokers = Brokers(options, self.shared, rng)
         self.name_servers = NameServers(
             options.name_servers, self.client, rng, options.mq_client_api_timeout_ms / 1000
         )
-        self.routes = Routes(options, self.name_servers, self._shared)
+        self.routes = Routes(options, self.name_servers, self.shared)
         self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)
         self.stored_checks = StoredChecks(
             options.stored_check_delay_ms / 1000, self._limits.stored_check_s, self.client,
@@ -292,7 +292,7 @@ class SendEngine:
         self.closed = True
         self.heartbeats.unregister(timeout_s)
         self.client.close()
-        self._shared.close()
+        self.shared.close()
 
     def abandon(self) -> None:
         """Close the connections without sending anything, for example in a forked child."""

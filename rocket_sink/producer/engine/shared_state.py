@@ -1,4 +1,5 @@
-"""The fault table and the route cache that all workers of an executor share in a mapped file.
+"""The fault table, the route cache and the absences of brokers (`task.ordering`) that all
+workers of an executor share in a mapped file.
 
 PySpark forks one worker per task slot. When one worker learns that a broker is slow, all workers
 know at once, and new workers from the start. The file is in the executor's own local directory
@@ -29,34 +30,40 @@ from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.routing.fault import FaultItem
 from rocket_sink.routing.topic_publish_info import TopicCache
 
-_LAYOUT: Final = 4
+_LAYOUT: Final = 5
 _FAULTS: Final = 512
 _FAULT_BYTES: Final = 512
 _ROUTES: Final = 32
 _ROUTE_BYTES: Final = 65_536
 """Size of a slot. Each worker itself fetches a route that is larger (some hundred brokers)."""
+_ABSENCES: Final = 128
+_ABSENCE_BYTES: Final = 512
 _ORPHAN_S: Final = 3600.0
 _TIME: Final = struct.Struct("<d")
+_ABSENCE: Final = struct.Struct("<dd")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedBrokerState:
-    """A `routing.fault.FaultStore` and a cache of route bodies."""
+    """A `routing.fault.FaultStore`, a cache of route bodies, and the absences of brokers."""
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
         self._memory: dict[str, FaultItem] = {}
         self._memory_routes: TopicCache[str, tuple[bytes, float]] = TopicCache()
+        self._memory_absences: TopicCache[str, tuple[float, float]] = TopicCache()
         if file is not None:
             self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
             self._routes = MappedTable(file, _FAULTS * _FAULT_BYTES, _ROUTES, _ROUTE_BYTES)
+            offset = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
+            self._absences = MappedTable(file, offset, _ABSENCES, _ABSENCE_BYTES)
 
     @classmethod
     def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
         """Return the executor's state for the name servers; without a file, the process's own."""
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
-            size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
+            size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES + _ABSENCES * _ABSENCE_BYTES
             return cls(MappedFile.shared(folder / _file_name(options), size))
         return cls.in_process()
 
@@ -111,6 +118,26 @@ class SharedBrokerState:
             self._memory_routes[topic] = (body, now_s)
         else:
             self._routes.put(topic, _TIME.pack(now_s) + body)
+
+    def absence(self, name: str) -> tuple[float, float] | None:
+        """Return since when a broker is absent, and the time (s) of the last failure; or None."""
+        if self._file is None:
+            return self._memory_absences.get(name)
+        value = self._absences.get(name)
+        return _ABSENCE.unpack(value) if value and len(value) == _ABSENCE.size else None
+
+    def put_absence(self, name: str, since_s: float, last_s: float) -> None:
+        """Share an absence with other workers. Do nothing if the table is full."""
+        if self._file is None:
+            self._memory_absences[name] = since_s, last_s
+        else:
+            self._absences.put(name, _ABSENCE.pack(since_s, last_s))
+
+    def end_absence(self, name: str) -> None:
+        if self._file is None:
+            self._memory_absences.pop(name, None)
+        else:
+            self._absences.put(name, b"")
 
     def close(self) -> None:
         """Close the file. It stays on disk for other workers until its directory is removed."""

@@ -57,6 +57,16 @@ def test_routes_are_shared_with_their_time(tmp_path):
     assert second.route("other") is None
 
 
+def test_absences_are_shared_and_end_for_all(tmp_path):
+    first = open_in(tmp_path)
+    second = elsewhere(tmp_path)
+    name = f"{'b' * 127}\n{'t' * 255}"
+    first.put_absence(name, 940.5, 1000.25)
+    assert second.absence(name) == (940.5, 1000.25) and second.absence("other") is None
+    second.end_absence(name)
+    assert first.absence(name) is None and first.values() == []
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells the mappings")
 def test_a_process_maps_a_store_once(tmp_path):
     """A worker that serves many queries has an engine for each."""
