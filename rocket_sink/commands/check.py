@@ -222,11 +222,7 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
     subject = f"topic {options.topic}"
     template = options.template_topic
     if not template:
-        return Finding(
-            subject,
-            "fail",
-            f"does not exist, and {NO_TEMPLATE}",
-        )
+        return Finding(subject, "fail", f"does not exist, and {NO_TEMPLATE}")
     try:
         route = admin.topic_route(template)
     except RocketSinkError:
