@@ -10,12 +10,15 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import Outcome, RocketSinkError
+from rocket_sink.message_rules import host_and_port
+from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rocket_sink.message import SendResult
 
+_LOG: Final = log.logger(__name__)
 DURATION: Final = "messaging.client.operation.duration"
 SENT: Final = "messaging.client.sent.messages"
 _SCOPE: Final = "rocket_sink"
@@ -58,22 +61,25 @@ class ClientMetrics:
         result: SendResult | None,
         error: RocketSinkError | None,
     ) -> None:
-        """Record the end of a send. `address` is the `host:port` of the last attempt's broker."""
+        """Record the end of a send, and raise nothing: an error in an SDK or its views is logged.
+        `address` is the last attempt's broker as its route names it, so it may be malformed."""
         attributes: dict[str, str | int] = {
             "messaging.system": "rocketmq",
             "messaging.operation.name": "send",
             "messaging.destination.name": topic,
         }
-        host, _, port = (result.broker_address if result else address or "").rpartition(":")
-        if host:
-            attributes["server.address"] = host
-            attributes["server.port"] = int(port)
+        server = host_and_port(result.broker_address if result else address or "")
+        if server is not None:
+            attributes["server.address"], attributes["server.port"] = server
         if error is not None:
             attributes["error.type"] = error.code
-        # Pass two dictionaries, because SDK 1.30 keeps a dictionary without copying it.
-        self._duration.record(duration_s, {**attributes, "messaging.operation.type": "send"})
-        if getattr(error, "outcome", Outcome.ACKED) is not Outcome.NOT_SENT:
-            self._sent.add(messages, attributes)
+        try:
+            # Pass two dictionaries, because SDK 1.30 keeps a dictionary without copying it.
+            self._duration.record(duration_s, {**attributes, "messaging.operation.type": "send"})
+            if getattr(error, "outcome", Outcome.ACKED) is not Outcome.NOT_SENT:
+                self._sent.add(messages, attributes)
+        except Exception:
+            _LOG.exception("OpenTelemetry did not take the measurement of a send, which goes on")
 
 
 def trace_context() -> Mapping[str, str]:

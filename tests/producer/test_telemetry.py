@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,14 +23,23 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rocket_sink import Message, Producer, TableProducer
-from rocket_sink.errors import NoRouteError, NotSentError, RejectedError, WindowFullError
+from rocket_sink.errors import (
+    ConnectError,
+    NoRouteError,
+    NotSentError,
+    Outcome,
+    RejectedError,
+    WindowFullError,
+)
+from rocket_sink.message import MessageQueue
 from rocket_sink.net import telemetry
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import SubmissionQueue
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer, Delay, FakeCluster
 from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.route import TopicRoute
 
 
 @pytest.fixture
@@ -145,6 +156,56 @@ def test_each_message_of_a_group_that_fails_is_measured(reader: InMemoryMetricRe
     requests = failures(reader)
     assert sum(requests.values()) == 60, requests
     assert sent == {None: 1}
+
+
+def test_an_address_without_a_port_costs_no_other_request_its_result(
+    reader: InMemoryMetricReader, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may register any text as its address (brokerIP1 and listenPort)."""
+    bad, good = cluster.brokers
+    route, address = cluster.route, f"[{bad.address}]:listenPort"
+
+    def malformed(topic: str) -> TopicRoute:
+        ours = route(topic)
+        brokers = [
+            replace(broker, addresses={0: address}) if broker.name == bad.name else broker
+            for broker in ours.brokers
+        ]
+        return replace(ours, brokers=tuple(brokers))
+
+    monkeypatch.setattr(cluster, "route", malformed)
+    good.on_send(Delay(200), times=None)
+    with Producer(nameServer=cluster.name_server, retryTimesWhenSendFailed=0) as producer:
+        futures = [
+            producer.send_async(Message("orders", b"x"), queue=MessageQueue("orders", name, 0))
+            for name in [good.name] * 9 + [bad.name] + [good.name] * 9
+        ]
+        errors = [future.exception(30) for future in futures]
+    assert [type(error) for error in errors if error is not None] == [ConnectError]
+    assert len(cluster.messages("orders")) == 18
+    assert counts(reader) == {None: 18}, "what was not sent is no sent message"
+
+
+class _BrokenInstrument:
+    def record(self, *values: Any) -> None:
+        raise RuntimeError("a view of this SDK is wrong")
+
+    add = record
+
+
+def test_an_sdk_that_raises_costs_no_request_its_result(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter = SimpleNamespace(
+        create_histogram=lambda *args, **more: _BrokenInstrument(),
+        create_counter=lambda *args, **more: _BrokenInstrument(),
+    )
+    monkeypatch.setattr(metrics, "get_meter", lambda name: meter)
+    with Producer(nameServer=cluster.name_server) as producer:
+        assert producer.send(Message("orders", b"x")).outcome is Outcome.ACKED
+        futures = [producer.send_async(Message("orders", b"x")) for _ in range(40)]
+        assert {future.result(30).outcome for future in futures} == {Outcome.ACKED}
+    assert "OpenTelemetry did not take the measurement" in caplog.text
 
 
 def test_failures_without_an_attempt_are_measured(

@@ -472,12 +472,12 @@ class SendEngine:
 
     def _complete(self, attempt: SendAttempt, completion: Completion) -> None:
         attempt.done = True
-        if self._metrics is not None:
-            self._measure(self._metrics, attempt, completion)
+        self._done.append(completion)  # first, so that no error of a later line can lose it
         self.window.give_back(attempt.body_bytes, attempt.places)
-        self._done.append(completion)
         if attempt.turn is not None:
             self.waiting.leave(attempt, attempt.ended_s)
+        if self._metrics is not None:
+            self._measure(self._metrics, attempt, completion)
 
     def _measure(
         self, metrics: ClientMetrics, attempt: SendAttempt, completion: Completion
@@ -521,10 +521,10 @@ class SendEngine:
             if not attempt.done:
                 completion = self._handler.part_ended(attempt)
                 if completion.stored is not None:
+                    self._done.append(completion)
+                    self.window.give_back(*attempt.give_back(completion.stored))
                     if self._metrics is not None:
                         self._measure(self._metrics, attempt, completion)
-                    self.window.give_back(*attempt.give_back(completion.stored))
-                    self._done.append(completion)
         answered.clear()
 
     def _move_unsent(self, broker_name: str, now_s: float) -> None:
