@@ -17,7 +17,7 @@ from typing import Final
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.message import Message
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES, RETRY_PREFIX
-from rocket_sink.wire.headers import utf8_text
+from rocket_sink.wire.headers import stored_text
 from rocket_sink.wire.properties import decode_properties
 
 INNER_OVERHEAD_BYTES: Final = 22
@@ -34,6 +34,8 @@ class InnerMessage:
     flag: int
     body: bytes
     properties: dict[str, str]
+    replaced: bool = False
+    """Whether bytes of the properties are not UTF-8, and U+FFFD replaces them."""
 
 
 def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
@@ -80,7 +82,7 @@ def check_batch(messages: Sequence[Message]) -> None:
 
 def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
     """Yield the messages of a batch body one by one, because 8 MiB can hold 380,000. Raise
-    RemoteProtocolError if lengths contradict each other, or properties are not UTF-8."""
+    RemoteProtocolError if lengths contradict each other."""
     view = memoryview(data)
     while remaining := len(view):
         if remaining < INNER_OVERHEAD_BYTES:
@@ -95,7 +97,7 @@ def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
         properties_at = body_end + _SHORT.size
         if properties_at + length != size:
             raise RemoteProtocolError(f"properties of {length} bytes in a message of {size}")
-        properties = utf8_text(view[properties_at:size], "properties are")
+        properties, replaced = stored_text(view[properties_at:size])
         body = bytes(view[_HEAD.size : body_end])
-        yield InnerMessage(flag, body, decode_properties(properties))
+        yield InnerMessage(flag, body, decode_properties(properties), replaced)
         view = view[size:]

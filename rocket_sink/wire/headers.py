@@ -135,6 +135,15 @@ def utf8_text(data: bytes | memoryview, what: str) -> str:
         raise RemoteProtocolError(f"{what} not UTF-8: {error.reason}") from None
 
 
+def stored_text(data: bytes | memoryview) -> tuple[str, bool]:
+    """Return a text of a stored message, and whether it is not UTF-8. Some clients write another
+    encoding, and the message stays stored, so replace these bytes by U+FFFD, as Java does."""
+    try:
+        return str(data, "utf-8"), False
+    except UnicodeDecodeError:
+        return str(data, "utf-8", "replace"), True
+
+
 _STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*\\?(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
 _STRING_OR_NUMERIC_KEY: Final = re.compile(
     r'"(?:[^"\\]|\\.)*\\?(?:"|\Z)|(?<=[{,])\s*(-?\d{1,20})(?=\s*:)', re.DOTALL

@@ -26,7 +26,7 @@ from rocket_sink.text import clean
 from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers import Body, Limits, utf8_text
+from rocket_sink.wire.headers import Body, Limits, stored_text
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import (
     PROPERTY_SEPARATOR,
@@ -47,7 +47,8 @@ _INT: Final = struct.Struct(">i")
 class StoredMessage:
     """A stored message; `body` is inflated, `properties` are decoded. Hosts are `(numeric address,
     port)`. `sys_flag` has the compression bits of the stored body. `torn`: the broker was killed
-    while it wrote the properties, and some are missing."""
+    while it wrote the properties, and some are missing. `replaced`: bytes of the topic or of the
+    properties are not UTF-8, and U+FFFD replaces them."""
 
     topic: str
     body: bytes
@@ -65,6 +66,7 @@ class StoredMessage:
     body_crc: int = 0
     properties: dict[str, str] = field(default_factory=dict)
     torn: bool = False
+    replaced: bool = False
 
     @property
     def message_id(self) -> str | None:
@@ -197,8 +199,10 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
     if torn:
         # Cut the zeros before decoding, because they may begin inside a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
+    topic_text, replaced = stored_text(topic)
+    properties_text, more = stored_text(properties)
     message = StoredMessage(
-        topic=utf8_text(topic, "a stored text is"),
+        topic=topic_text,
         body=b"",
         queue_id=queue_id,
         queue_offset=queue_offset,
@@ -212,8 +216,9 @@ def _decode_one(view: memoryview) -> tuple[StoredMessage, bytes]:
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared_offset,
         body_crc=crc,
-        properties=decode_properties(utf8_text(properties, "a stored text is")),
+        properties=decode_properties(properties_text),
         torn=torn,
+        replaced=replaced or more,
     )
     return message, body
 
@@ -241,13 +246,15 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
             body=inner.body,
             flag=inner.flag,
             properties=inner.properties,
+            replaced=message.replaced or inner.replaced,
             queue_offset=message.queue_offset + position,
         )
 
 
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
     """Return the bytes of a message in a broker's answer, for fake brokers. `stored_body` is
-    compressed if `sys_flag` has COMPRESSED. The CRC is over the stored bytes."""
+    compressed if `sys_flag` has COMPRESSED. The CRC is over the stored bytes. A lone surrogate in a
+    property stands for a byte that is not UTF-8 (the error handler surrogateescape)."""
     body = message.body if stored_body is None else stored_body
     born = ip_address(message.born_host[0]).packed
     host = ip_address(message.store_host[0]).packed
@@ -255,7 +262,8 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
     sys_flag |= SysFlag.BORNHOST_V6 if len(born) == 16 else 0
     sys_flag |= SysFlag.STOREHOST_V6 if len(host) == 16 else 0
     topic = message.topic.encode()
-    properties = encode_properties(message.properties).encode() + b"\0" * message.torn
+    properties = encode_properties(message.properties).encode("utf-8", "surrogateescape")
+    properties += b"\0" * message.torn
     long_topic = len(topic) > 127
     tail = b"".join(
         (

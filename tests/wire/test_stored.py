@@ -107,6 +107,24 @@ def test_an_inner_batch_is_unwrapped():
     ]
 
 
+def test_properties_in_another_encoding_are_replaced_as_in_java():
+    """A C++ client may write GBK; separators and other properties are read nevertheless."""
+    gbk = "订单".encode("gbk").decode("utf-8", "surrogateescape")
+    foreign = StoredMessage("t", b"x", properties={"KEYS": gbk, "UNIQ_KEY": "ID"})
+    inner = encode_inner(b"in", "TAGS\x01b\x02")
+    marker = encode_inner(b"in", "TAGS\x01marker\x02").replace(
+        b"marker", gbk.encode("utf-8", "surrogateescape") + b".."
+    )
+    flags = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
+    batch = StoredMessage("t", inner + marker, sys_flag=flags)
+    plain = StoredMessage("t", b"y", properties={"KEYS": "订单"})
+    messages = decode_stored(b"".join(map(encode_stored, (foreign, batch, plain))))
+    assert [message.replaced for message in messages] == [True, False, True, False]
+    assert messages[0].properties == {"KEYS": "����", "UNIQ_KEY": "ID"}
+    assert messages[2].properties == {"TAGS": "����.."}
+    assert messages[3].properties == {"KEYS": "订单"}
+
+
 def test_cut_and_lying_messages_are_refused():
     data = encode_stored(StoredMessage("topic", b"body", properties={"k": "v"}))
     for cut in range(1, len(data)):

@@ -29,7 +29,7 @@ from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import NO_TEMPLATE, SinkOptions, constructor_options
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.routes import Answers, NameServers
-from rocket_sink.producer.engine.stored_check import LACKS_SUB
+from rocket_sink.producer.engine.stored_check import LACKS_SUB, warn_of_replaced
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.text import nearest
 from rocket_sink.wire import requests, responses
@@ -196,7 +196,10 @@ class Admin:
             max_msg_bytes=PULL_BYTES,
         )
         answer = self._invoke(queue, frame, responses.PULL_CODES)
-        return responses.decode_pull_answer(answer, begin=offset)
+        messages, following = responses.decode_pull_answer(answer, begin=offset)
+        for message in messages:
+            warn_of_replaced(message, queue.broker_name)
+        return messages, following
 
     def read_queue(
         self, queue: MessageQueue, begin: int | None = None, end: int | None = None
@@ -274,9 +277,12 @@ class Admin:
                 answer = self._call(broker_name, address, frame, {ResponseCode.QUERY_NOT_FOUND})
             except PermissionDeniedError as error:
                 raise type(error)(f"{error}. {LACKS_SUB}", **error.facts) from error
-            messages += decode_stored(
+            of_broker = decode_stored(
                 answer.body, allowance=allowance, wanted=wanted, bodies=bodies
             )
+            for message in of_broker:
+                warn_of_replaced(message, broker_name)
+            messages += of_broker
         return messages
 
     # --- topics ------------------------------------------------------------------------------

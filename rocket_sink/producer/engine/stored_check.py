@@ -42,6 +42,7 @@ from rocket_sink.errors import (
     RocketSinkError,
     SendError,
 )
+from rocket_sink.net import log
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.producer.engine.attempt import CheckResult, SendAttempt
 from rocket_sink.producer.engine.routes import Routes
@@ -52,6 +53,7 @@ from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.requests import query_message
 from rocket_sink.wire.stored import StoredMessage, decode_stored
 
+_LOG: Final = log.logger(__name__)
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]
 
 CLOCKS_APART_MS: Final = 86_400_000
@@ -81,6 +83,17 @@ def topics_of(topic: str, *, timed: bool) -> tuple[str, ...]:
     return (topic, *_HIDDEN) if timed else (topic,)
 
 
+def warn_of_replaced(message: StoredMessage, broker: str) -> None:
+    """Log the place of a message whose properties are not UTF-8: the broker, queue and offset."""
+    if message.replaced:
+        _LOG.warning(
+            "the message at offset %d of queue %d of topic %s on %s has properties that are not "
+            "UTF-8: U+FFFD replaces their bytes here. The client that sent it (id %s) has to "
+            "encode properties as UTF-8",
+            message.queue_offset, message.queue_id, message.topic, broker, message.message_id,
+        )  # fmt: skip
+
+
 def look_up(
     client: NetworkClient,
     address: str,
@@ -101,6 +114,8 @@ def look_up(
         if answer is not None:
             try:
                 message = _message_in(answer, message_id)
+                if message is not None:
+                    warn_of_replaced(message, address)
             except SendError as refused:
                 error = refused
             except RocketSinkError as broken:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import BrokerError, RemoteProtocolError
+from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_runtime_info
+from rocket_sink.wire.stored import StoredMessage
 from tests.clusters import read_topic
 
 
@@ -69,3 +71,35 @@ def test_the_brokers_figures_are_texts() -> None:
     assert decode_runtime_info(answer)["dispatchBehindBytes"] == "12"
     with pytest.raises(RemoteProtocolError):
         decode_runtime_info(Frame(0, {}, b'{"table":{"dispatchBehindBytes":12}}'))
+
+
+GBK = "订单".encode("gbk").decode("utf-8", "surrogateescape")
+"""A property value as a C++ client with another encoding stores it."""
+
+
+def test_a_property_in_another_encoding_is_replaced_and_its_place_named(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = "%DLQ%billing"
+    broker = cluster.brokers[0]
+    for topic in ("orders", group):
+        cluster.create_topic(topic, 1, brokers=[broker.name])
+        for number in range(3):
+            properties = {"UNIQ_KEY": f"ID{number}", "TAGS": GBK if number == 1 else "t"}
+            broker.store.append(StoredMessage(topic, b"%d" % number, properties=properties))
+
+    def warnings() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text.partition(" has properties")[0] for text in texts]
+
+    place = f"the message at offset 1 of queue 0 of topic %s on {broker.name}"
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert [m.body for m in admin.read_topic("orders")] == [b"0", b"1", b"2"]
+        assert warnings() == [place % "orders"]
+        (copy,) = admin.query_by_unique_key("orders", "ID1")
+        assert (copy.body, set(copy.properties["TAGS"])) == (b"1", {"\ufffd"})
+        assert warnings() == [place % "orders"]
+        assert admin.query_by_unique_key("orders", "ID0")[0].properties["TAGS"] == "t"
+        assert len(list(dlq.read(admin, dlq.DlqQuery("billing")))) == 3
+        assert warnings() == [place % group]

@@ -16,6 +16,7 @@ from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.stored import StoredMessage
 from tests.producer.conftest import request
 
 QUICK = {
@@ -228,3 +229,23 @@ def test_a_late_refusal_leaves_time_for_another_attempt(cluster, make_engine):
         broker.thaw()
     (completion,) = engine.drain()
     assert completion.outcome is Outcome.ACKED and bodies(cluster) == [b"body-1"]
+
+
+def test_a_message_with_properties_in_another_encoding_is_found(cluster, make_engine, caplog):
+    """The user's properties may be in any encoding; the id is found by its ASCII text."""
+    broker = cluster.brokers[0]
+    engine = make_engine(**QUICK)
+    engine.publish_info("orders")
+    gbk = "订单".encode("gbk").decode("utf-8", "surrogateescape")
+    properties = {"UNIQ_KEY": "ID1", "KEYS": gbk}
+    stored = broker.store.append(StoredMessage("orders", b"x", queue_id=2, properties=properties))
+    results = []
+    stored_check.look_up(
+        engine.client, broker.address, "orders", "ID1", lambda *end: results.append(end),
+        since_ms=0, deadline_s=engine.clock() + 60, now_s=engine.clock(),
+    )  # fmt: skip
+    while not results:
+        engine.drive()
+    message, error, _ = results[0]
+    assert error is None and message.queue_offset == stored.queue_offset
+    assert f"offset 0 of queue 2 of topic orders on {broker.address}" in caplog.text
