@@ -209,6 +209,7 @@ def _topic(options: SinkOptions, *, behind_proxy: bool) -> Iterator[Finding]:
             yield _routed(topic, route, len(route.brokers if behind_proxy else admin.cluster()))
             if behind_proxy:
                 return
+            yield from _unread_queues(topic, route)
             if options.ledger:
                 yield from _missing_brokers(options, route)
             yield from _type(admin, options)
@@ -282,6 +283,15 @@ def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
         f"topic {topic}", "note" if away else "ok",
         text + (f"; {away} without master or write permission" if away else ""),
     )  # fmt: skip
+
+
+def _unread_queues(topic: str, route: TopicRoute) -> Iterator[Finding]:
+    """Report queues that get messages and that no consumer can read."""
+    from rocket_sink.producer.admin.admin import closed_queues
+
+    for data in route.queues:
+        if data.writable and data.write > data.read:
+            yield Finding(f"topic {topic}", "fail", closed_queues(topic, data))
 
 
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:

@@ -22,11 +22,17 @@ _HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": 
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic on one broker. `attributes`: {name: value}, such as cleanup.policy."""
+    """A topic on one broker. `attributes`: {name: value}, such as cleanup.policy. `read_queues`:
+    the number of queues that may be read, if it is not `queues`."""
 
     queues: int = 4
     perm: int = PermName.READ | PermName.WRITE
     attributes: Mapping[str, str] = field(default_factory=dict)
+    read_queues: int | None = None
+
+    @property
+    def readable(self) -> int:
+        return self.queues if self.read_queues is None else self.read_queues
 
 
 _WRITES = SEND_CODES | {RequestCode.END_TRANSACTION}
@@ -62,7 +68,7 @@ class FakeBroker(Scripted):
             RequestCode.GET_MAX_OFFSET: self.store.max_offset,
             RequestCode.GET_MIN_OFFSET: self.store.min_offset,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.store.offset_by_time,
-            RequestCode.PULL_MESSAGE: self.store.pull,
+            RequestCode.PULL_MESSAGE: self._pull,
             RequestCode.QUERY_MESSAGE: self.store.query,
             RequestCode.VIEW_MESSAGE_BY_ID: self.store.view,
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._create_topic,
@@ -197,6 +203,14 @@ class FakeBroker(Scripted):
                 "TRACE_ON": "true",
             },
         )
+
+    def _pull(self, request: Frame) -> Frame:
+        ext = request.ext or {}
+        topic = self.topics.get(ext["topic"])
+        if topic is not None and int(ext["queueId"]) >= topic.readable:
+            remark = f"queueId[{ext['queueId']}] is illegal, topic:[{ext['topic']}]"
+            return response_to(request, ResponseCode.INVALID_PARAMETER, remark=remark)
+        return self.store.pull(request)
 
     def _reply(self, request: Frame) -> Frame:
         """Store the reply and push it to every client, as ReplyMessageProcessor does to the

@@ -76,10 +76,12 @@ class FakeCluster:
         perm: int = PermName.READ | PermName.WRITE,
         brokers: list[str] | None = None,
         attributes: Mapping[str, str] | None = None,
+        read_queues: int | None = None,
     ) -> None:
-        """Create or change a topic on some brokers (by default on all)."""
+        """Create or change a topic on some brokers (by default on all), with the same number of
+        queues for reading unless `read_queues` is set."""
         for broker in self.brokers if brokers is None else map(self.broker, brokers):
-            broker.topics[topic] = TopicConfig(queues, perm, attributes or {})
+            broker.topics[topic] = TopicConfig(queues, perm, attributes or {}, read_queues)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages."""
@@ -126,7 +128,7 @@ class FakeCluster:
         brokers = [b for b in self._registered_brokers() if topic in b.topics]
         settings = [(b.name, b.topics[topic]) for b in brokers]
         return TopicRoute(
-            queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in settings),
+            queues=tuple(QueueData(n, c.readable, c.queues, c.perm) for n, c in settings),
             brokers=tuple(
                 BrokerData(CLUSTER_NAME, b.name, {0 if b.is_master else 1: b.address})
                 for b in brokers

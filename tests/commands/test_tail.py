@@ -138,3 +138,17 @@ def test_a_queue_that_comes_later_is_followed_too(capsys: pytest.CaptureFixture[
             assert cli.main(["tail", *options, "--limit", "1", "--json"]) == 0
             grown.result()
     assert json.loads(capsys.readouterr().out)["body"] == "late"
+
+
+@pytest.mark.parametrize("command", [["tail", "--from-start", "--no-follow"], ["check"]])
+def test_queues_that_nobody_may_read_are_named(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 8, read_queues=4)
+        for queue_id in range(8):
+            cluster.brokers[0].store.append(StoredMessage("t", b"x", queue_id=queue_id))
+        assert cli.main([*command, "-n", cluster.name_server, "-t", "t"]) == 1
+    output = capsys.readouterr()
+    text = " ".join((output.out + output.err).split())
+    assert "8 write queues and 4 read queues" in text and "-r 8 -w 8" in text

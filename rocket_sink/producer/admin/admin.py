@@ -36,7 +36,7 @@ from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
-from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
+from rocket_sink.wire.route import QueueData, TopicRoute, broker_addresses, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage, decode_stored
 
 _GROUP: Final = "TOOLS_CONSUMER"
@@ -144,7 +144,8 @@ class Admin:
 
     def queues(self, topic: str, *, to_read: bool = True) -> list[MessageQueue]:
         """Return the topic's queues on all brokers with a master, sorted. With `to_read`, raises
-        PermissionDeniedError if a broker does not allow to read the topic."""
+        PermissionDeniedError if a broker does not let anybody read the topic, or not each queue
+        with messages: brokers refuse to read queues from readQueueNums on, for consumers, too."""
         topic = with_namespace(self.options.namespace, topic)
         route = self.topic_route(topic)
         masters = _masters(route)
@@ -158,12 +159,22 @@ class Admin:
                 f"Open it with mqadmin updateTopicPerm -t '{topic}' -p {closed[0].perm | 4}",
                 topic=topic, broker_name=closed[0].broker_name,
             )  # fmt: skip
+        settings = [data for data in route.queues if data.broker_name in masters]
+        if to_read:
+            for data in settings:
+                self._check_readable(topic, data)
         return sorted(
             MessageQueue(topic, data.broker_name, queue_id)
-            for data in route.queues
-            if data.broker_name in masters
-            for queue_id in range(data.read)
+            for data in settings
+            for queue_id in range(data.read if to_read else max(data.read, data.write))
         )
+
+    def _check_readable(self, topic: str, data: QueueData) -> None:
+        for queue_id in range(data.read, data.write):
+            queue = MessageQueue(topic, data.broker_name, queue_id)
+            if self.max_offset(queue) > self.min_offset(queue):
+                text = f"queue {queue_id} has messages: {closed_queues(topic, data)}"
+                raise PermissionDeniedError(text, topic=topic, broker_name=data.broker_name)
 
     # --- offsets and messages ----------------------------------------------------------------
 
@@ -361,6 +372,15 @@ class Admin:
         if error is not None:
             raise error
         return answers
+
+
+def closed_queues(topic: str, data: QueueData) -> str:
+    """Return the text about a broker on which a topic has more write queues than read queues."""
+    return (
+        f"{data.broker_name} has {data.write} write queues and {data.read} read queues of the "
+        f"topic, and lets nobody read the queues from {data.read} on, consumers neither. Open them "
+        f"with mqadmin updateTopic -t '{topic}' -r {data.write} -w {data.write}"
+    )
 
 
 _LACKING: Final = {

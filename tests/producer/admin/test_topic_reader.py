@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rocket_sink.errors import BrokerError, RemoteProtocolError
+from rocket_sink.errors import (
+    BrokerError,
+    InvalidQueueError,
+    PermissionDeniedError,
+    RemoteProtocolError,
+)
+from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import FakeCluster
@@ -103,3 +109,25 @@ def test_a_property_in_another_encoding_is_replaced_and_its_place_named(
         assert admin.query_by_unique_key("orders", "ID0")[0].properties["TAGS"] == "t"
         assert len(list(dlq.read(admin, dlq.DlqQuery("billing")))) == 3
         assert warnings() == [place % group]
+
+
+def test_a_queue_with_messages_that_nobody_may_read_ends_a_read(cluster: FakeCluster) -> None:
+    """Brokers refuse pulls from readQueueNums on, and sends go to all write queues."""
+    name = cluster.brokers[0].name
+    cluster.create_topic("orders", 8, brokers=[name], read_queues=4)
+    store = cluster.brokers[0].store
+    for number in range(8):
+        queue_id = number % 4
+        store.append(StoredMessage("orders", b"%d" % number, queue_id=queue_id))
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert len(list(admin.read_topic("orders"))) == admin.count("orders") == 8
+        store.append(StoredMessage("orders", b"unread", queue_id=5))
+        for read in (admin.queues, lambda topic: list(admin.read_topic(topic))):
+            with pytest.raises(PermissionDeniedError) as caught:
+                read("orders")
+            text = str(caught.value)
+            assert f"{name} has 8 write queues and 4 read queues" in text
+            assert "queue 5 has messages" in text and "-r 8 -w 8" in text
+        assert admin.count("orders") == 9
+        with pytest.raises(InvalidQueueError):
+            admin.pull(MessageQueue("orders", name, 5), 0)
