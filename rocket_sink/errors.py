@@ -302,9 +302,15 @@ class RequesterGoneError(RejectedError):
 class MessageIllegalError(RejectedError):
     """MESSAGE_ILLEGAL (13): the broker's own limits refuse this message."""
 
-    response_codes = (13,)
+    response_codes: ClassVar[tuple[int, ...]] = (13,)
     isolates = Isolate.NOTHING
     retriable = False
+
+
+class BatchTooLargeError(MessageIllegalError):
+    """SYSTEM_ERROR (1): the batch is larger than the broker's maxMessageSize."""
+
+    response_codes = ()
 
 
 class PermissionDeniedError(RejectedError):

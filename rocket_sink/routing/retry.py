@@ -17,6 +17,7 @@ from tenacity.wait import wait_exponential
 
 from rocket_sink.errors import (
     AuthenticationError,
+    BatchTooLargeError,
     BrokerError,
     BrokerTooOldError,
     ConnectError,
@@ -301,8 +302,10 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         # master sends the second.
         (1, r"broker unable to service, until|no master available along with",
          ServiceNotAvailableError),
-        # The broker's encoder throws this before the message is appended.
-        (1, r"message body size exceeded|size of messageExtBatch exceeded", MessageIllegalError),
+        # The broker's encoder throws this before the batch is appended; DLedger's says "message
+        # size". A single message that is too large gets MESSAGE_ILLEGAL instead.
+        (1, r"message (body )?size exceeded", BatchTooLargeError),
+        (1, r"size of messageExtBatch exceeded", MessageIllegalError),
         # 4.x answers with SYSTEM_ERROR where 5.x has INVALID_PARAMETER.
         (1, r"request queueId\[-?\d+\] is illegal", InvalidQueueError),
         (1, _TOPIC_TEXT, MessageIllegalError),

@@ -129,7 +129,7 @@ class OrderedQueues:
 
     Args:
         max_messages, max_bytes: limits of a request into which waiting requests are joined. The
-            caller lowers the attribute `max_messages` if there is a proxy.
+            caller lowers these attributes for a proxy, and for brokers that refuse large batches.
         memory_bytes: limit of the bytes that wait in memory; more bytes go to a temporary file.
     """
 
@@ -138,7 +138,7 @@ class OrderedQueues:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.max_messages = max_messages
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lanes: dict[MessageQueue, _Lane] = {}
         self._overflow = SpillBuffer(memory_bytes)
         self._flow_bytes = min(_FLOW_BYTES, memory_bytes)
@@ -170,7 +170,7 @@ class OrderedQueues:
         lane = self._lanes.setdefault(request.queue, _Lane())
         if lane.in_flight is None and not lane.waiting:
             return lane.give_out(request, self._clock())
-        limits = {"max_messages": self.max_messages, "max_bytes": self._max_bytes}
+        limits = {"max_messages": self.max_messages, "max_bytes": self.max_bytes}
         if not (lane.waiting and lane.waiting[-1].absorbs(request, **limits)):
             self._overflow.park(request)
             request.waits_since_s = self._clock()

@@ -207,6 +207,27 @@ class PendingRequest:
         """Return a request per message, in order, marked `alone`."""
         return [self._like([single], alone=True) for single in self._singles()]
 
+    def parts(self, max_bytes: int) -> list[PendingRequest]:
+        """Return requests of at most `max_bytes` each, in order. A request of one message is marked
+        `alone`, because brokers count fewer bytes of a single message than of a batch."""
+        parts: list[list[Piece]] = [[]]
+        size = 0
+        for piece in self.pieces:
+            first, offsets = 0, piece.offsets
+            while first < piece.message_count:
+                end = offsets[first] + max_bytes - size
+                last = int(offsets.searchsorted(end, side="right")) - 1
+                if last <= first and size:
+                    parts.append([])
+                    size = 0
+                    continue
+                last = max(last, first + 1)
+                parts[-1].append(Piece(piece.data, offsets[first : last + 1]))
+                size += parts[-1][-1].byte_count
+                first = last
+        counts = [sum(piece.message_count for piece in pieces) for pieces in parts]
+        return [self._like(p, alone=count == 1) for p, count in zip(parts, counts, strict=True)]
+
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
         """Return a request of the messages whose flag is true; None if no flag is."""
         kept = list(itertools.compress(self._singles(), wanted))

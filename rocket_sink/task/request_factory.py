@@ -32,13 +32,15 @@ class RequestFactory:
 
     def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
         self._options = options
+        self.max_bytes = options.request_max_bytes
+        """Size above which a message is sent alone; the caller lowers it with its batches'."""
         self._half_properties = half_properties
         self._once = options.delivery == "effectively_once"
         self._moved: set[tuple[str, str | None]] = set()
 
     def send_request(self, request: PendingRequest) -> SendRequest:
         """Return the engine's request: a batch, a single message, or a group of single messages."""
-        too_big = request.byte_count > self._options.request_max_bytes
+        too_big = request.byte_count > self.max_bytes
         if request.columns is not None and request.message_count > 1:
             send = self._group(request, request.columns)
         elif request.message_count == 1 and (request.timed or request.alone or too_big):

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import DeliveryError, InvalidQueueError, MessageError, NoRouteError, Outcome
+from rocket_sink.errors import (
+    BatchTooLargeError,
+    DeliveryError,
+    InvalidQueueError,
+    MessageError,
+    NoRouteError,
+    Outcome,
+)
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_no_system_topic, with_namespace
 from rocket_sink.options import SinkOptions
@@ -223,11 +230,19 @@ class TaskSender:
         return with_queues(info, queues) if is_pinned else info
 
     def _limit_batches(self, info: TopicPublishInfo) -> None:
-        """Make smaller batches from now on if the route is a proxy's."""
+        """Make smaller batches from now on if the route is a proxy's, or if one of its brokers has
+        refused a larger batch."""
+        self._limit_bytes(info.topic)
         options = self._options
         if options.request_max_messages > PROXY_BATCH and info.proxy(options.name_servers):
             self._options = options.with_(requestMaxMessages=PROXY_BATCH)
             self._ordered.max_messages = PROXY_BATCH
+
+    def _limit_bytes(self, topic: str) -> None:
+        limit = self._engine.batch_limit(topic)
+        if limit is not None and limit < self._options.request_max_bytes:
+            self._options = self._options.with_(requestMaxBytes=limit)
+            self._ordered.max_bytes = self._requests.max_bytes = limit
 
     def _is_system(self, rows: RowBatch, info: TopicPublishInfo) -> bool:
         """Refuse the rows and return True if the topic column names a system topic of brokers."""
@@ -337,6 +352,10 @@ class TaskSender:
             raise error
         if self._replay is not None and (broker := error.facts.get("partly_stored")):
             return self._replay.rest_of(request, broker, self._totals)
+        if isinstance(error, BatchTooLargeError) and not request.alone:
+            request.first_error = request.first_error or error
+            self._limit_bytes(request.topic)
+            return request.parts(min(request.byte_count // 2, self._options.request_max_bytes))
         is_fifo = _FIFO in error.text and not (request.alone or request.timed)
         if is_fifo:
             self._unbatched.add(request.topic)

@@ -79,7 +79,8 @@ ANSWERS = [
     (1, "broker unable to service, until 2026-01-01 00:00:00,000", "SERVICE_NOT_AVAILABLE"),
     (1, "no master available along with 10.0.0.1", "SERVICE_NOT_AVAILABLE"),
     # RemotingHelper.exceptionSimpleDesc of what the encoder throws before the append
-    (1, "java.lang.RuntimeException: message body size exceeded, org.apache...", "MESSAGE_ILLEGAL"),
+    (1, "java.lang.RuntimeException: message body size exceeded, org.apache...", "BATCH_TOO_LARGE"),
+    (1, "java.lang.RuntimeException: message size exceeded, DLedgerCommitLog", "BATCH_TOO_LARGE"),
     (1, "RuntimeException: Properties size of messageExtBatch exceeded!", "MESSAGE_ILLEGAL"),
     # AclAuthorizationHandler and PlainPermissionManager: a missing right is no wrong password
     (16, "User:u has no permission to access Topic:t from 10.0.0.1, no matched policies.",

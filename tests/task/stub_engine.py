@@ -47,6 +47,9 @@ class StubEngine:
             raise NoRouteError(f"no route of the topic {topic!r}", topic=topic)
         return self.routes.get(topic) or publish_info(topic, self.spans)
 
+    def batch_limit(self, topic: str) -> int | None:
+        return None
+
     def submit(self, request: SendRequest) -> None:
         if request.group is not None:
             # An engine does the same for a busy broker: each message goes by itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -17,7 +18,10 @@ from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, P
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.transport.files import sealed_files
 from rocket_sink.testing import Answer, Drop, FakeCluster
+from rocket_sink.testing.broker import FakeBroker
+from rocket_sink.testing.script import is_send
 from rocket_sink.wire.codes import RequestCode, ResponseCode
+from rocket_sink.wire.headers import Frame
 from tests.ledger.values import spool_rows
 
 
@@ -245,3 +249,68 @@ def test_a_trace_context_goes_into_each_message_and_an_ill_formed_one_into_the_l
     assert make(propertyPolicy="drop").send(rows).summary.acked == 8
     (dropped,) = (dict(m.properties) for m in cluster.messages("orders") if m.body == b"4")
     assert dropped["own"] == "1" and "traceparent" not in dropped
+
+
+def limit_bodies(broker: FakeBroker, most: int, remark: str) -> None:
+    """Refuse larger requests, as a broker does whose maxMessageSize is `most`."""
+
+    def is_larger(frame: Frame) -> bool:
+        return is_send(frame) and len(frame.body or b"") > most
+
+    broker.script.add(
+        Answer(1, f"java.lang.RuntimeException: {remark}"), matches=is_larger, times=None
+    )
+
+
+ENCODERS = ("message body size exceeded", "message size exceeded")
+"""The texts of a broker's own encoder and of DLedger's."""
+
+
+@pytest.mark.parametrize("remark", ENCODERS)
+@pytest.mark.parametrize("ordering", ["none", "strict"])
+def test_batches_shrink_to_the_size_that_a_broker_takes(
+    cluster: FakeCluster, make: Callable[..., TableProducer], caplog: pytest.LogCaptureFixture,
+    ordering: str, remark: str,
+) -> None:  # fmt: skip
+    small = cluster.brokers[1]
+    limit_bodies(small, 20_000, remark)
+    producer = make(ordering=ordering, requestMaxBytes=200_000)
+    rows = 8000
+    for repetition in range(2):
+        before = sum(map(is_send, small.requests))
+        assert producer.send(table(rows)).summary.all_delivered
+        requests = sum(map(is_send, small.requests)) - before
+        stored = cluster.messages("orders")
+        assert len(stored) == (repetition + 1) * rows
+        # 4,000 rows of some 100 bytes are 20 requests of 20,000 bytes.
+        assert requests <= 300, "a refused batch is halved and not sent row by row"
+        assert ("requestMaxBytes" in caplog.text) == (repetition == 0), "it is remembered"
+        caplog.clear()
+    if ordering == "strict":
+        for key in range(7):
+            own = [m for m in stored if m.properties["__SHARDINGKEY"] == f"s{key}"]
+            numbers = [int(m.body) for m in own]
+            assert numbers == [*range(key, rows, 7)] * 2
+
+
+def test_a_row_that_is_too_large_does_not_shrink_later_batches(
+    cluster: FakeCluster, make: Callable[..., TableProducer]
+) -> None:
+    """A broker before 5.0 refuses a batch with the same text for the size of one message."""
+    poison = random.Random(1).randbytes(30_000)  # does not shrink when it is compressed
+
+    def has_poison(frame: Frame) -> bool:
+        return is_send(frame) and poison in bytes(frame.body or b"")
+
+    for broker in cluster.brokers:
+        answer = Answer(1, "java.lang.RuntimeException: message size exceeded")
+        broker.script.add(answer, matches=has_poison, times=None)
+    producer = make()
+    assert producer.send(table()).summary.all_delivered
+    bodies = [poison if n == 700 else b"%d" % n for n in range(3000)]
+    result = producer.send(pa.table({"body": bodies}))
+    assert (result.summary.acked, result.summary.dead) == (2999, 1)
+    before = sum(is_send(r) for broker in cluster.brokers for r in broker.requests)
+    assert before <= 60, "the row is found by halving"
+    assert producer.send(table()).summary.all_delivered
+    assert sum(is_send(r) for broker in cluster.brokers for r in broker.requests) <= before + 8

@@ -64,6 +64,7 @@ _ADVICE: Final = {
     "GO_AWAY": "nothing: the broker was being restarted in good order",
     "TOPIC_NOT_FOUND": "create the topic on the broker: autoCreateTopicEnable is off",
     "MESSAGE_ILLEGAL": "compare maxMessageSize here and on the broker; look at the dead letters",
+    "BATCH_TOO_LARGE": "set requestMaxBytes to the broker's maxMessageSize, or raise that",
     "NO_PERMISSION": "the topic is not writable there: its perm has no W",
     "AUTH_FAILED": "compare accessKey and secretKey with the broker's ACL",
     "BROKER_TOO_OLD": "timed messages need a broker from 5.0 on",

@@ -17,6 +17,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from rocket_sink.message import MessageQueue
+from rocket_sink.net import log
 from rocket_sink.net.channel import HEARD_RECENTLY_S
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
@@ -36,8 +37,11 @@ from rocket_sink.routing.rate_limit import PROXY_PLACES, AimdWindow, batch_place
 from rocket_sink.routing.selectors import Ranking, RouteBroker, selector_named
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicCache, TopicPublishInfo
 
+_LOG: Final = log.logger(__name__)
 VIEW_S: Final = 0.02
 """Age at which the view of the fault table is read again."""
+BATCH_LIMIT_LEAST: Final = 1024
+"""Smallest limit of a batch's bytes (that of the option requestMaxBytes)."""
 _DEVIATIONS: Final = 4.0
 _EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
@@ -74,6 +78,10 @@ class Broker:
     deviation_s: float = 0.0
     stored_sent_s: float = 0.0
     """Time at which the latest stored request was written."""
+    largest_batch: int = 0
+    """Bytes of the largest batch that the broker has stored."""
+    batch_limit: int | None = None
+    """Limit of a batch's bytes, after the broker has refused a larger batch."""
     suspect: bool = False
     silent: bool = False
     """Whether the broker does not answer heartbeats either: it is frozen, or cut off."""
@@ -117,6 +125,16 @@ class Broker:
             self.window.stored()
             if self.proxy is None and self.window.limit >= full_size:
                 self.window = None
+
+    def batch_refused(self, size: int) -> bool:
+        """Halve the limit after the refusal of a batch for its size; return whether the limit is
+        new. A refused batch that is no larger than a stored one has one message that is too large,
+        so it says nothing about other batches."""
+        limit = max(size // 2, self.largest_batch, BATCH_LIMIT_LEAST)
+        is_lower = size > self.largest_batch and limit < (self.batch_limit or size)
+        if is_lower:
+            self.batch_limit = limit
+        return is_lower
 
     def measure(self, rtt_s: float) -> None:
         if not self.latency_s:
@@ -346,6 +364,23 @@ class Brokers:
             self._note(
                 self.table.update(name, rtt_ms, now_s, rank=rank, reachable=reachable, cause=cause)
             )
+
+    def note_batch_refused(self, name: str, size: int) -> None:
+        """Remember that a batch of `size` bytes is too large for the broker."""
+        broker = self.of(name)
+        if broker.batch_refused(size):
+            _LOG.warning(
+                "%s refused a batch of %d bytes, because its maxMessageSize is smaller: batches of "
+                "its topics have at most %d bytes from now on. Set requestMaxBytes to the broker's "
+                "maxMessageSize, or raise maxMessageSize there",
+                name, size, broker.batch_limit,
+            )  # fmt: skip
+
+    def batch_limit(self, info: TopicPublishInfo) -> int | None:
+        """Return the smallest `Broker.batch_limit` of the route's brokers; None if none is set."""
+        brokers = (self._brokers.get(name) for name in info.masters)
+        limits = [b.batch_limit for b in brokers if b is not None and b.batch_limit]
+        return min(limits, default=None)
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
         """Isolate a broker for one topic, because the broker does not take the topic."""

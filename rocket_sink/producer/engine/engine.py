@@ -263,6 +263,12 @@ class SendEngine:
             raise NoRouteError(f"no route of topic {topic!r} within the time", topic=topic)
         return None
 
+    def batch_limit(self, topic: str) -> int | None:
+        """Return the limit of a batch's bytes that fits all brokers of the topic; None: no broker
+        has refused a batch for its size."""
+        info = self.routes.get(topic, self.clock())
+        return None if info is None else self.brokers.batch_limit(info)
+
     def reread_credentials(self, signed_s: float) -> bool:
         """Read the credentials again; return whether they have changed since `signed_s`."""
         return self._headers.reread(signed_s, self.clock())

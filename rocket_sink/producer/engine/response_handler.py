@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import (
     AuthenticationError,
+    BatchTooLargeError,
     ConnectError,
     DegradedError,
     InvalidAnswerError,
@@ -120,6 +121,8 @@ class ResponseHandler:
             return self.failed(attempt, error)
         if broker.window is not None:
             broker.stored(self._options.max_in_flight)
+        if attempt.request.batch and attempt.body_bytes > broker.largest_batch:
+            broker.largest_batch = attempt.body_bytes
         try:
             answer = decode_send_answer(frame)
         except InvalidAnswerError as error:
@@ -318,8 +321,11 @@ class ResponseHandler:
         )
 
     def _apply_feedback(self, attempt: SendAttempt, decision: Decision, error: SendError) -> None:
-        """Isolate the broker, and replace the connection, as the decision demands."""
+        """Isolate the broker, and replace the connection, as the decision demands. Remember the
+        size of a batch that is too large for the broker."""
         home, channel, now_s = attempt.home, attempt.channel, attempt.ended_s
+        if isinstance(error, BatchTooLargeError):
+            self._brokers.note_batch_refused(home, attempt.body_bytes)
         if not self.stopping and decision.isolate is Isolate.BROKER:
             # A broker that has answered other requests in the meantime is slow, not dead.
             heard = channel is not None and channel.heard_s > attempt.handed_s
