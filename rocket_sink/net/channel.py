@@ -8,7 +8,7 @@ gets several answers (`Connection.open_group`). Times are monotonic seconds."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from rocket_sink.errors import (
@@ -60,12 +60,14 @@ class WriteQueue:
     decides between NOT_SENT and UNKNOWN: a frame is written if the kernel took its last byte, and
     untouched if the kernel took none."""
 
-    __slots__ = ("_entries", "_first_done", "size")
+    __slots__ = ("_entries", "_first_done", "size", "unowned_bytes")
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque()
         self._first_done = 0
         self.size = 0
+        self.unowned_bytes = 0
+        """Total size of the queued frames without an owner, such as answers to the peer."""
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -84,10 +86,13 @@ class WriteQueue:
         for position, (entry_owner, buffers, size) in enumerate(self._entries):
             if entry_owner is owner:
                 self._entries[position] = (None, buffers, size)
+                self.unowned_bytes += size
 
     def put(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
         self._entries.append((owner, buffers, size))
         self.size += size
+        if owner is None:
+            self.unowned_bytes += size
 
     def gather(self) -> list[Any]:
         """Return the buffers of the next `sendmsg`."""
@@ -111,26 +116,29 @@ class WriteQueue:
         while entries and done >= entries[0][2]:
             owner, _, size = entries.popleft()
             done -= size
-            if owner is not None:
+            if owner is None:
+                self.unowned_bytes -= size
+            else:
                 complete.append(owner)
         self._first_done = done
         return complete
 
-    def withdraw(self, owner: Any = None) -> list[Any]:
-        """Remove the untouched frames of `owner` (None: of all owners), and return their owners in
+    def withdraw(self, owners: Iterable[Any] | None = None) -> list[Any]:
+        """Remove the untouched frames of `owners` (None: of all owners), and return their owners in
         order. Frames without an owner stay."""
+        chosen = None if owners is None else set(map(id, owners))
         kept: deque[Entry] = deque()
-        owners = []
+        withdrawn = []
         for position, entry in enumerate(self._entries):
             touched = position == 0 and self._first_done > 0
-            chosen = entry[0] is not None if owner is None else entry[0] is owner
-            if touched or not chosen:
+            owner = entry[0]
+            if touched or owner is None or not (chosen is None or id(owner) in chosen):
                 kept.append(entry)
             else:
                 self.size -= entry[2]
-                owners.append(entry[0])
+                withdrawn.append(owner)
         self._entries = kept
-        return owners
+        return withdrawn
 
 
 class Channel:
@@ -257,16 +265,19 @@ class Channel:
         not wait behind the unwritten request."""
         connecting, is_alive = not self.is_open, now_s - self.heard_s <= HEARD_RECENTLY_S
         extended_s = now_s + _EXTENSION_S if is_alive else now_s
-        for expired in self.connection.expire(now_s, extended_s=extended_s):
+        expired_requests = self.connection.expire(now_s, extended_s=extended_s)
+        # Withdraw all at once, because each withdrawal goes through the whole queue.
+        unwritten = [expired.token for expired in expired_requests if not expired.written]
+        withdrawn = set(map(id, self.write_queue.withdraw(unwritten) if unwritten else ()))
+        for expired in expired_requests:
             owner = expired.token
             error: SendError
             if expired.written:
                 text = f"no answer from {self.address} before the attempt's deadline"
                 error = RequestTimeoutError(text)
             elif connecting:
-                self.write_queue.withdraw(owner)
                 error = self.transport.timed_out()
-            elif self.write_queue.withdraw(owner):
+            elif id(owner) in withdrawn:
                 error = UnwrittenError(f"{self.address} took no more bytes before the deadline")
             else:
                 # The request is written in part. The rest must follow, because other frames come

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocket_sink.errors import ConnectError, SendError, TlsError, UnwrittenError
+from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
@@ -25,7 +26,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.wire.answers import AnswerShapes
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.single_frames import fill_frames
-from rocket_sink.wire.connection import Connection
+from rocket_sink.wire.connection import OPAQUES, Connection
 from rocket_sink.wire.headers import Frame, Serialize
 
 _TICK_S: Final = 0.02
@@ -34,6 +35,10 @@ FLUSH_BYTES: Final = 131_072
 """Number of queued bytes at which `send` writes at once, without waiting for the next poll."""
 _CHECK_IDLE_S: Final = 0.05
 """Idle time after which a channel is read before its next use, in case the peer has closed it."""
+UNREAD_ANSWERS_BYTES: Final = 1 << 20
+"""Bytes of answers to a peer's requests, queued and not taken by the kernel, above which further
+requests of the peer get no answer."""
+_LOG: Final = log.logger(__name__)
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 Signer = Callable[[Mapping[str, str], Any], Mapping[str, str]]
@@ -208,8 +213,7 @@ class NetworkClient:
                 Transport(address, self._security, self._resolver),
                 Connection(
                     # Begin with a random id, because a proxy gives its error answers ids from 0 on.
-                    # Use at most nine digits: `wire.answers` does not read longer ids as columns.
-                    first_opaque=secrets.randbits(29),
+                    first_opaque=secrets.randbelow(OPAQUES // 2),
                     serialize=self.serializer,
                     sign=self._sign,
                     hide=self._hide,
@@ -320,8 +324,17 @@ class NetworkClient:
     def respond(
         self, channel: Channel, request: Frame, code: int, remark: str | None = None
     ) -> None:
-        """Answer a peer's request; do nothing if the channel is closed, or about to close."""
+        """Answer a peer's request; do nothing if the channel is closed, or about to close. Drop the
+        answer if the peer does not read earlier ones: they would grow without end, and the peer has
+        to expect that an answer is lost."""
         if channel.connection.error is not None:
+            return
+        if channel.write_queue.unowned_bytes > UNREAD_ANSWERS_BYTES:
+            log.about(channel.address, _LOG).warning(
+                "%s sends requests and does not read the answers: its request with code %d gets "
+                "none. Look at the process there, which may be stopped or out of memory",
+                channel.address, request.code,
+            )  # fmt: skip
             return
         data = channel.connection.respond(request, code, remark=remark)
         if data:

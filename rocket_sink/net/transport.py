@@ -126,6 +126,8 @@ class Transport:
                 self._leave_target(code)
                 self._next_target()
                 return False
+            if not self._is_connected():
+                return False  # The event was not of this socket, or came too early.
             self._connected()
         if self.state is StreamState.HANDSHAKING:
             self._handshake()
@@ -273,6 +275,13 @@ class Transport:
         raise ConnectError(
             f"cannot connect to {self.address}: {_text(self._failure)}", address=self.address
         ) from self._failure
+
+    def _is_connected(self) -> bool:
+        try:
+            self._socket.getpeername()
+        except OSError:
+            return False
+        return True
 
     def _connected(self) -> None:
         if self._security is None:

@@ -71,8 +71,9 @@ class Pending:
     settled: bool = False
 
 
-OPAQUES: Final = 2**31
-"""Number of opaque ids, which are the non-negative ints of Java."""
+OPAQUES: Final = 10**9
+"""Number of opaque ids. Java uses all non-negative ints; `wire.answers` reads ids of at most nine
+digits only, so an answer to a longer id would take its slow path."""
 
 
 def free_opaque(first: int, in_flight: Mapping[int, object], count: int = 1) -> int:
@@ -312,7 +313,8 @@ class Connection:
             self._settle(pending)
         if not all(pending.written for pending in due):
             # Drop expired requests: `mark_written` would stop at one whose token is used again.
-            self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
+            expired = set(due)
+            self._unwritten = deque(p for p in self._unwritten if p not in expired)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=math.inf)
         return due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from rocket_sink.errors import ConnectionLostError
 from rocket_sink.net.client import Call, NetworkClient, invoke
+from rocket_sink.net.transport import StreamState
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing.server import Loop, Port
 from rocket_sink.wire.frame import encode_frame
@@ -127,3 +129,33 @@ def test_connections_begin_with_request_ids_of_their_own(serve):
         invoke(client, address, Frame(1), 10)
         client.close()
     assert len(set(opaques)) == 3 and 1000 < min(opaques) < max(opaques) < 10**9
+
+
+def expiry_cpu_s(count: int) -> float:
+    """Return the CPU time in which so many unwritten requests expire together."""
+    client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
+    ends: list[object] = []
+    channel = client.channel("127.0.0.1:9", client.clock())
+    for _ in range(count):
+        client.call_on(
+            channel, Frame(1), Call(lambda *end: ends.append(end)), deadline_s=1.0, now_s=0.0
+        )
+    channel.transport.state = StreamState.OPEN
+    gc.collect()
+    gc.disable()  # A collection takes the longer, the more objects other tests have left.
+    try:
+        began_s = time.process_time()
+        channel.expire(2.0)
+        took_s = time.process_time() - began_s
+    finally:
+        gc.enable()
+    assert len(ends) == count and not channel.write_queue and not channel.connection.in_flight
+    client.close()
+    return took_s
+
+
+def test_requests_that_expire_together_take_linear_time():
+    """8,000 requests took 2.4 s under the lock of the producer."""
+    few = min(expiry_cpu_s(1000) for _ in range(3))
+    many = min(expiry_cpu_s(16_000) for _ in range(3))
+    assert many <= 80 * few, "16 times as many take some 16 times as long, not 256 times"

@@ -26,9 +26,15 @@ from rocket_sink.message import Message
 from rocket_sink.message_rules import host_and_port
 from rocket_sink.net import tls
 from rocket_sink.net.channel import FLOOD_READ_BYTES
-from rocket_sink.net.client import NetworkClient, invoke
+from rocket_sink.net.client import READ, UNREAD_ANSWERS_BYTES, WRITE, NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import PATIENCE_S, READ_BYTES, StreamEnded, Transport
+from rocket_sink.net.transport import (
+    PATIENCE_S,
+    READ_BYTES,
+    StreamEnded,
+    StreamState,
+    Transport,
+)
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
@@ -267,6 +273,37 @@ def test_a_request_of_a_peer_that_is_gone_is_not_answered(serve, client):
     client.respond(channel, Frame(9), 3)
     assert not channel.write_queue
     assert Asked(client, address).wait() == b"hello"
+
+
+def test_answers_that_a_peer_does_not_read_are_dropped(serve, client, caplog, monkeypatch):
+    """A stopped broker whose requests are in the kernel's buffers, or an unfriendly peer."""
+    address = serve()
+    assert Asked(client, address).wait() == b"hello"
+    channel = client.peek(address)
+    write, channel.transport.write = channel.transport.write, lambda buffers: 0
+    asked = Asked(client, address, deadline_s=60)
+    for _ in range(20_000):
+        client.respond(channel, Frame(9), 3, "x" * 100)
+    assert UNREAD_ANSWERS_BYTES <= channel.write_queue.size <= UNREAD_ANSWERS_BYTES + 1000
+    assert "code 9 gets none" in caplog.text
+    channel.transport.write = write
+    assert asked.wait() == b"hello", "requests of our own still go"
+    assert (channel.write_queue.size, channel.write_queue.unowned_bytes) == (0, 0)
+    client.respond(channel, Frame(9), 3)
+    assert channel.write_queue, "a peer that reads again gets answers again"
+
+
+def test_a_spurious_event_does_not_open_a_connecting_socket(serve, client, holes):
+    """The connection counted as open: connect time-out and next address did not apply any more."""
+    port = serve().rpartition(":")[2]
+    holes(port)
+    channel = client.channel(f"127.0.0.2:{port}", client.clock())
+    for mask in (WRITE, READ, READ | WRITE):
+        client.process([(channel, mask)])
+        assert channel.transport.state is StreamState.CONNECTING and not client.opened
+    asked = Asked(client, f"127.0.0.2:{port}", deadline_s=60)
+    channel.connect_deadline_s = client.clock()
+    assert isinstance(asked.wait(), ConnectError)
 
 
 @pytest.mark.parametrize("is_request", [True, False])

@@ -53,8 +53,8 @@ def test_withdraw_one_owner():
     write_queue, owners = WriteQueue(), [object(), object(), object()]
     for owner in owners:
         write_queue.put(owner, [b"12345"], 5)
-    assert write_queue.withdraw(owners[1]) == [owners[1]]
-    assert write_queue.withdraw(owners[1]) == []
+    assert write_queue.withdraw([owners[1]]) == [owners[1]]
+    assert write_queue.withdraw([owners[1]]) == []
     assert write_queue.wrote(10) == [owners[0], owners[2]]
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.acl import Credentials
+from rocket_sink.wire.answers import AnswerShape
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.connection import (
+    OPAQUES,
     Answered,
     Connection,
     PeerRequest,
@@ -16,7 +18,7 @@ from rocket_sink.wire.connection import (
     Violation,
     free_opaque,
 )
-from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.frame import encode_frame, encode_head
 from rocket_sink.wire.headers import Frame, response_to
 
 from .feeding import whole
@@ -246,16 +248,16 @@ def test_the_oldest_unanswered_request_makes_a_broker_suspect():
 
 
 def test_opaque_ids_wrap_and_skip_those_in_flight():
-    connection = Connection(first_opaque=2**31 - 2)
+    connection = Connection(first_opaque=OPAQUES - 2)
     opaques = [connection.open_request(deadline_s=9.0, token=n) for n in range(3)]
-    assert opaques == [2**31 - 2, 2**31 - 1, 0]
+    assert opaques == [OPAQUES - 2, OPAQUES - 1, 0]
     assert isinstance(
         connection.receive_data(encode_frame(Frame(0, opaque=0, flag=1)), 0.0)[0], Answered
     )
 
 
 def test_an_id_in_flight_is_not_given_twice():
-    """On a connection that lives for 2**31 requests an id comes round that is still in use."""
+    """On a connection that lives for OPAQUES requests an id comes round that is still in use."""
     assert free_opaque(8, {8: None, 9: None}) == 10
     connection = Connection(first_opaque=7)
     assert connection.open_request(deadline_s=9.0, token=1) == 7
@@ -354,12 +356,12 @@ class TestGroups:
 
     def test_ids_are_consecutive_and_not_in_flight(self) -> None:
         in_flight: dict[int, object] = {3: None}
-        assert free_opaque(2**31 - 5, in_flight, 5) == 2**31 - 5
-        assert free_opaque(2**31 - 5, in_flight, 6) == 4
+        assert free_opaque(OPAQUES - 5, in_flight, 5) == OPAQUES - 5
+        assert free_opaque(OPAQUES - 5, in_flight, 6) == 4
         assert free_opaque(0, in_flight, 3) == 0
         assert free_opaque(3, in_flight, 3) == 4
-        connection = Connection(first_opaque=2**31 - 5)
-        assert connection.open_group(5, deadline_s=3.0, token="a") == 2**31 - 5
+        connection = Connection(first_opaque=OPAQUES - 5)
+        assert connection.open_group(5, deadline_s=3.0, token="a") == OPAQUES - 5
         assert connection.open_group(3, deadline_s=3.0, token="b") == 0
 
 
@@ -373,3 +375,11 @@ def test_a_oneway_request_leaves_the_table_when_it_is_written():
     assert connection.written_oneway and connection.take_written_oneway() == ["oneway"]
     assert not connection.written_oneway and connection.in_flight == 2
     assert [lost.token for lost in connection.close()] == ["before", "after"]
+
+
+def test_ids_stay_short_enough_for_the_fast_path():
+    """A connection lives for weeks; an answer that is not read by its shape costs five times."""
+    answer = response_to(Frame(310, opaque=OPAQUES - 1), 0)
+    answer.ext = {"msgId": "A", "queueId": "0", "queueOffset": "0"}
+    header = encode_head(answer, 0)[8:]
+    assert AnswerShape.of(answer, header) is not None
