@@ -3,10 +3,11 @@
 An unknown topic gets the route of the template topic (TBW102). A known route is dropped only after
 two answers "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name
 server knows some of its brokers: a restarted name server knows no topic until brokers register,
-which may take 30 s. While all name servers are down, known routes stay in use. A new topic then
-takes the route that another worker has cached, even an old one. A route without a master, or an
-answer of a name server that knows no broker, is no result. The client then asks again each second
-while messages are sent to the topic.
+which may take 30 s. A proxy does not say which brokers it knows, so its answers must repeat for
+`PROXY_MISSING_S`. While all name servers are down, known routes stay in use. A new topic then takes
+the route that another worker has cached, even an old one. A route without a master, or an answer of
+a name server that knows no broker, is no result. The client then asks again each second while
+messages are sent to the topic.
 
 The client asks one name server after another, first the one that answered last, for at most `TRY_S`
 each, until one knows the topic. "Does not exist" counts only after all servers were asked, because
@@ -71,15 +72,23 @@ class NameServers:
     def __repr__(self) -> str:
         return f"<NameServers {';'.join(self._addresses)}>"
 
-    def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
+    def ask(
+        self,
+        frame: Frame,
+        done: Done,
+        now_s: float,
+        *,
+        of_all: bool = False,
+        codes: Collection[int] = ANSWERS,
+    ) -> None:
         """Ask the servers in turn until one knows the topic; with `of_all`, ask all of them. Then
         call `done(answers, error, now)`, with the answer of the server that knows the topic; with
         `of_all`, or if no server knows the topic, with all answers. The error is set if no server
-        answered. It is a TlsRefusedError if each server refused TLS: then look-ups are useless."""
+        answered. It is a TlsRefusedError if each server refused TLS: then look-ups are useless.
+        `codes` are the codes that count as an answer."""
         addresses = sorted(self._addresses, key=lambda address: self._is_silent(address, now_s))
-        _Question(self, self._client, addresses, frame, done, now_s + self._timeout_s, of_all).next(
-            now_s
-        )
+        deadline_s = now_s + self._timeout_s
+        _Question(self, self._client, addresses, frame, done, deadline_s, of_all, codes).next(now_s)
 
     def _is_silent(self, address: str, now_s: float) -> bool:
         """Return whether an answer is due (at a proxy: also to a send) and the server is silent."""
@@ -102,6 +111,7 @@ class _Question:
     done: Done
     deadline_s: float
     of_all: bool
+    codes: Collection[int]
     in_flight: int = 0
     is_done: bool = False
     answers: Answers = field(default_factory=dict)
@@ -135,7 +145,7 @@ class _Question:
             self.answers = {address: answer}
             self._end(now_s)
             return
-        if answer is not None and answer.code in ANSWERS:
+        if answer is not None and answer.code in self.codes:
             self.answers[address] = answer
         elif answer is not None:
             hint = PROXY_HINT if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else ""
@@ -171,6 +181,9 @@ class _Question:
 REFRESH_S: Final = 1.0
 """Shortest time between two look-ups of a topic."""
 MISSES_MAX: Final = 2
+PROXY_MISSING_S: Final = 60.0
+"""Time for which a proxy must answer "does not exist" until a known route is dropped. The proxy's
+name server may have restarted: brokers register within 30 s, and the proxy asks it each 20 s."""
 
 
 @dataclass(slots=True)
@@ -183,6 +196,8 @@ class _Topic:
     wanted: bool = False
     """Whether a look-up starts as soon as `REFRESH_S` has passed since the last one."""
     misses: int = 0
+    missing_since_s: float = 0.0
+    """The time of the first of the `misses`."""
     error: SendError | None = None
     final: bool = False
 
@@ -342,12 +357,15 @@ class Routes:
         if frame.code != ResponseCode.TOPIC_NOT_EXIST:
             self._take_body(state, bytes(frame.body or b""), now_s)
             return
+        if not state.misses:
+            state.missing_since_s = now_s
         state.misses += 1
         registered: list[Collection[str]] | None = None
         if state.info is not None and state.misses >= MISSES_MAX:
             answers, now_s = yield Frame(RequestCode.GET_BROKER_CLUSTER_INFO), True
             holders, registered = state.info.queues_by_broker.keys(), _registered(answers)
-            if not registered or any(holders & names for names in registered):
+            is_long = now_s - state.missing_since_s >= PROXY_MISSING_S
+            if any(holders & names for names in registered) or (not registered and is_long):
                 state.drop()
         if state.info is not None:
             self._keep(state, now_s)
@@ -393,7 +411,10 @@ class Routes:
             return
         state.fetching, (frame, of_all) = True, question
         on_end = partial(self._go_on, state, look_up)
-        self._name_servers.ask(frame, on_end, now_s, of_all=of_all)
+        codes = ANSWERS
+        if frame.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            codes |= {ResponseCode.REQUEST_CODE_NOT_SUPPORTED}  # the answer of a proxy
+        self._name_servers.ask(frame, on_end, now_s, of_all=of_all, codes=codes)
 
     def _take_body(self, state: _Topic, body: bytes, now_s: float) -> None:
         try:
@@ -446,7 +467,8 @@ class Routes:
 
 
 def _registered(answers: Answers) -> list[Collection[str]]:
-    """Return the names of the registered brokers, for each server with a readable answer."""
+    """Return the names of the registered brokers, for each server with a readable answer. A proxy
+    gives none."""
     names: list[Collection[str]] = []
     for frame in answers.values():
         with contextlib.suppress(RemoteProtocolError):
