@@ -156,8 +156,10 @@ class Heartbeats:
             channel.peer_version = answer.version
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
-        """Probe unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound)."""
-        topics = {name: topic for name in addresses if (topic := self._routes.topic_on(name))}
+        """Probe unreachable brokers (LatencyFaultToleranceImpl.detectByOneRound). Nobody waits for
+        a broker whose topics are out of use, and it may be gone for good."""
+        in_use = self._routes.topics_in_use(now_s)
+        topics = {name: topic for name, topic in in_use.items() if name in addresses}
         for name in self._brokers.table.due_for_probe(now_s, topics):
             if name in self._probes:
                 continue

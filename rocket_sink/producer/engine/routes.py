@@ -181,6 +181,8 @@ class _Question:
 REFRESH_S: Final = 1.0
 """Shortest time between two look-ups of a topic."""
 MISSES_MAX: Final = 2
+IN_USE_S: Final = 60.0
+"""Shortest time without a look-up after which nobody sends to a topic."""
 PROXY_MISSING_S: Final = 60.0
 """Time for which a proxy must answer "does not exist" until a known route is dropped. The proxy's
 name server may have restarted: brokers register within 30 s, and the proxy asks it each 20 s."""
@@ -318,12 +320,17 @@ class Routes:
             self._addresses = as_of, addresses
         return self._addresses[1]
 
-    def topic_on(self, broker_name: str) -> str | None:
-        """Return a topic that has queues on the broker, for probes."""
-        for topic, state in list(self._topics.items()):
-            if state.info is not None and broker_name in state.info.queues_by_broker:
-                return topic
-        return None
+    def topics_in_use(self, now_s: float) -> dict[str, str]:
+        """Return {broker: a topic on it} for probes, of the topics that somebody sends to. A send
+        looks an old route up again, so a topic without a look-up for a while is not in use. Java
+        looks up the route of each topic it ever sent to, and probes the brokers in these routes."""
+        oldest_s = now_s - max(IN_USE_S, 2 * self._interval_s)
+        return {
+            name: topic
+            for topic, state in list(self._topics.items())
+            if state.info is not None and max(state.asked_s, state.fetched_s) >= oldest_s
+            for name in state.info.queues_by_broker
+        }
 
     def _decoded(self, body: bytes) -> TopicRoute:
         route = decode_route(body)

@@ -10,6 +10,7 @@ from rocket_sink.message import Message
 from rocket_sink.net.identity import new_message_ids
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.routes import IN_USE_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.routing.fault import FAILING
 from rocket_sink.testing import Answer, Drop
@@ -120,6 +121,32 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
     assert is_reachable(table, broker.name) is not dead
     assert ("PROBE_FAILED" in events) is dead
     broker.thaw()
+    engine.close(0.2)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_broker_of_topics_that_nobody_sends_to_is_not_probed(cluster, is_used, monkeypatch):
+    """It was probed every 2 s for ever, also after its topic and itself were deleted."""
+    clock = HandClock()
+    engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server), clock=clock)
+    while not engine.routes.get("orders", clock()):
+        engine.drive(0.01)
+        clock.now_s += 0.01
+    bad = cluster.brokers[0]
+    bad.kill()
+    table = engine.brokers.table
+    table.update(bad.name, 1.0, clock(), rank=FAILING, reachable=False, cause="CONNECT")
+    probed_s = []
+    monkeypatch.setattr(engine.brokers, "probed", lambda *args, **more: probed_s.append(clock()))
+    began_s = clock()
+    while clock() < began_s + 10 * IN_USE_S:
+        if is_used:
+            engine.routes.get("orders", clock())
+        engine.drive(0.0)
+        clock.now_s += 0.5
+    late = [at_s for at_s in probed_s if at_s > began_s + 2 * IN_USE_S]
+    assert len(probed_s) - len(late) >= 10
+    assert bool(late) is is_used
     engine.close(0.2)
 
 
