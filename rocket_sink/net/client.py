@@ -450,6 +450,8 @@ class NetworkClient:
             del self._channels[channel.address]
         if channel.closed:
             return
+        # The next connection needs to know now: a request in flight may keep this one for seconds.
+        channel.transport.note_silence()
         channel.draining = True
         self._draining.add(channel)
         if not channel.connection.in_flight and not channel.unwritten:

@@ -198,9 +198,13 @@ class Transport:
         tls = self._tls
         return tls is not None and self.state is StreamState.OPEN and tls.readable_now
 
-    def close(self) -> None:
+    def note_silence(self) -> None:
+        """Tell the resolver that this address does not work if it has sent nothing."""
         if not self._heard and self.state is not StreamState.CLOSED:
             self._note(works=False)
+
+    def close(self) -> None:
+        self.note_silence()
         self.state = StreamState.CLOSED
         if self._socket is not None:
             with contextlib.suppress(OSError):

@@ -496,6 +496,21 @@ def test_an_address_that_takes_connections_and_says_nothing_comes_last(serve, na
     mute.close()
 
 
+def test_a_request_in_flight_does_not_hide_that_its_address_is_mute(serve, names, client):
+    """A heartbeat kept the connection for 3 s, so each attempt of a send got the same address."""
+    address = named(serve(), "three.example")
+    names.known["three.example"] = "127.0.0.2 127.0.0.3 127.0.0.1"
+    port = address.rpartition(":")[2]
+    mutes = [Mute(port, host) for host in ("127.0.0.2", "127.0.0.3")]
+    for mute in mutes:
+        heartbeat = Asked(client, address, deadline_s=60)
+        assert isinstance(Asked(client, address, deadline_s=0.3).wait(), SendError)
+        assert heartbeat.end is None and mute.taken() == 1
+    assert Asked(client, address, deadline_s=60).wait() == b"hello"
+    for mute in mutes:
+        mute.close()
+
+
 def test_the_second_address_is_tried_when_the_first_ends_no_handshake(authority, serve, names):
     address = named(serve(authority.server("two", x509.DNSName("two.example"))), "two.example")
     names.known["two.example"] = "127.0.0.2 127.0.0.1"
