@@ -22,6 +22,7 @@ from rocket_sink.ledger.append import appender
 from rocket_sink.ledger.append import table as table_module
 from rocket_sink.ledger.append.table import ensure_table, fold_app_id, last_txn_version
 from rocket_sink.ledger.driver import fold as fold_module
+from rocket_sink.ledger.driver import ledger as ledger_module
 from rocket_sink.ledger.driver.fold import fold
 from rocket_sink.ledger.driver.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
@@ -399,6 +400,23 @@ def test_vacuum_deletes_nothing_behind_a_link(spark, tables):
             call()
     assert {path: path.read_bytes() for path in files} == files
     link.unlink()
+
+
+@pytest.mark.parametrize("by_spark_alone", [False, True])
+def test_a_forged_log_ends_a_vacuum_with_an_error_of_ours(
+    spark, tmp_path, monkeypatch, by_spark_alone
+):
+    """Spark's Delta cannot make a path of backslashes, and raised a Py4JJavaError."""
+    ensure_table(spark, resolve_path(tmp_path))
+    if by_spark_alone:
+        monkeypatch.setattr(ledger_module, "open_direct", lambda spark, place: None)
+    add = {"path": r"kind=send\..\..", "partitionValues": {"kind": "send"}, "dataChange": True}
+    log = tmp_path / "_delta_log"
+    line = json.dumps({"add": {**add, "modificationTime": 0, "size": 900}})
+    (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(line)
+    wanted = "cannot read the ledger" if by_spark_alone else "no rocket-sink wrote"
+    with pytest.raises(LedgerError, match=wanted):
+        Ledger(tmp_path).vacuum(spark)
 
 
 @pytest.mark.parametrize("by_spark_alone", [False, True])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import views
 from rocket_sink.ledger.append.appender import begin_append
-from rocket_sink.ledger.append.delta_rs import check_files
+from rocket_sink.ledger.append.delta_rs import check_files, data_files
 from rocket_sink.ledger.append.table import (
     check_table,
     ensure_table,
@@ -19,8 +19,10 @@ from rocket_sink.ledger.append.table import (
     is_table,
     missing,
     no_delta,
+    open_direct,
     open_for_commits,
     read_table,
+    reading,
     table_version,
 )
 from rocket_sink.ledger.driver.fold import FoldSummary, await_ended_queries, fold
@@ -298,14 +300,17 @@ class Ledger:
         that is longer: files of a running write are in no version before its end.
 
         Raises:
-            LedgerError: Delta's safety check refuses so short a time.
+            LedgerError: Delta's safety check refuses so short a time, or Delta cannot read the log,
+                or the log names a file that no rocket-sink wrote.
         """
         listing = min(int(spark.conf.get(_LISTING) or _LISTING_TASKS), _LISTING_TASKS)
         settings = {_LISTING: str(listing), _VACUUM_IGNORES: "false"}
         if open_for_commits(spark, self._place) is not None:
             settings[_VACUUM_COMMITS] = "false"
-        table = self._delta(spark)
-        with _set(spark, settings):
+        with reading(self._place), _set(spark, settings):
+            table = self._delta(spark)
+            if (readable := open_direct(spark, self._place)) is not None:
+                data_files(self._place, readable)  # refuses a forged log before anything is deleted
             try:
                 table.vacuum(_VACUUM_HOURS if retain_hours is None else retain_hours)
             except Exception as error:
