@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,13 +110,20 @@ CAUSES = {
 """{state of a broker: its rank}, from the best to the worst."""
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+def test_the_guide_has_the_ranks_in_their_order():
+    guide = Path(__file__).parents[2] / "docs" / "guarantees" / "brokers.md"
+    ranks = re.findall(r"^\| (\w+) \| .* \|", guide.read_text(), re.MULTILINE)[1:]
+    assert [CAUSES[rank] for rank in ranks] == sorted(CAUSES[rank] for rank in ranks)
+    assert set(ranks) == {cause for cause in CAUSES if "-" not in cause}
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 @pytest.mark.parametrize(("better", "worse"), [*itertools.combinations(CAUSES, 2)])
-def test_the_better_cause_gets_all_messages(better, worse, count, name):
+def test_the_better_cause_gets_all_messages(better, worse, count):
     """The others of 2 to 5 brokers are worse: all for the same cause, or each for another."""
     worse_causes = list(CAUSES.values())[list(CAUSES).index(better) + 1 :]
-    for others in ([CAUSES[worse]] * 4, [CAUSES[worse], *worse_causes, *worse_causes[-1:] * 4]):
+    same, mixed = [CAUSES[worse]] * 4, [CAUSES[worse], *worse_causes, *worse_causes[-1:] * 4]
+    for name, others in itertools.product(SELECTORS, (same, mixed)):
         ranks = dict(zip("bcde"[: count - 1], others, strict=False))
         route = Route(dict.fromkeys("abcde"[:count], 2), name, a=CAUSES[better], **ranks)
         route.loads["a"].in_flight = 2000
